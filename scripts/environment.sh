@@ -1,0 +1,30 @@
+# Sourced by the scripts beside it: `use_environment EXTRAS` puts this checkout, with those extras, into .venv and
+# leaves $venv set. A second call with nothing changed installs nothing.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+venv=$PWD/.venv
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "policylang needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2
+    return 2
+}
+
+use_environment() {
+    local python wanted
+    if [ ! -x "$venv/bin/python" ]; then
+        python=$(find_python) || exit
+        "$python" -m venv "$venv" || exit
+    fi
+    wanted=$(cat pyproject.toml constraints.txt | cksum)
+    if [ "$(cat "$venv/installed.$1" 2>/dev/null)" != "$wanted" ]; then
+        "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --editable ".[$1]" || exit
+        echo "$wanted" > "$venv/installed.$1"
+    fi
+}
