@@ -1,0 +1,51 @@
+"""APL4xx: the graph that came out does not do what the plan said."""
+
+from __future__ import annotations
+
+from policylang.language.codes.declaration import Code
+
+CODES: tuple[Code, ...] = (
+    Code(
+        "APL401",
+        "saved and not planned",
+        "After a graph is split, policylang reads off the two halves what the forward keeps for the backward. This "
+        "value is kept, and the plan says otherwise. Either the graph was changed between planning and splitting, or "
+        "this version of torch splits graphs in a way policylang does not know; a report with the node's name helps.",
+    ),
+    Code(
+        "APL402",
+        "planned to be saved and not saved",
+        "The backward needs this value and the plan says it is saved, but the forward does not keep it: the backward "
+        "computes it again, or computes something else instead.",
+    ),
+    Code(
+        "APL403",
+        "recomputed and not planned",
+        "This forward operator runs again in the backward, and the plan says its value is saved or not needed. It "
+        "costs time that the report does not account for.",
+    ),
+    Code(
+        "APL404",
+        "planned to be recomputed and not recomputed",
+        "The plan says that the backward computes this value again, and the backward does not contain the operator.",
+    ),
+    Code(
+        "APL405",
+        "a value that nobody planned",
+        "The forward keeps something for the backward that is neither a node of the graph that was planned, nor the "
+        "state of a random number generator, or that the backward does not take.",
+    ),
+    Code(
+        "APL406",
+        "an effect that happens twice",
+        "A copy of a forward operator writes to memory that is not the copy's own: a counter would count twice, a "
+        "running mean move twice. Planning refuses such a recomputation, so this is a bug in policylang or another "
+        "pass's work.",
+    ),
+    Code(
+        "APL407",
+        "a recomputation that draws new random numbers",
+        "A copy of a random operator does not start from the state that the forward kept, so its mask is not the one "
+        "of the forward and the gradients would be wrong. This is a bug in policylang or another pass's work.",
+    ),
+)

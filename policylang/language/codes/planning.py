@@ -1,0 +1,106 @@
+"""APL301–APL310: the meeting of a policy with one graph."""
+
+from __future__ import annotations
+
+from policylang.language.codes.declaration import Code
+from policylang.language.diagnostics import Severity
+
+CODES: tuple[Code, ...] = (
+    Code(
+        "APL301",
+        "matches nothing",
+        "A rule, or an expectation about a set of nodes, whose selector matches no node of this graph. A rule that "
+        "silently does nothing is how a policy stops working after a model has changed, so it is an error. The "
+        "message lists what each part of the selector matched on its own: the first part with 0 is the one to look "
+        "at. A rule that may match nothing, because the policy serves several models, is written `optional`.",
+        wrong="save mm in encoder.*",
+        mended="optional save mm in encoder.*",
+    ),
+    Code(
+        "APL302",
+        "no such blocks",
+        "The glob of `blocks` matches no module path of this graph, so there is nothing to count per block. The "
+        "nearest paths are listed; `layers.*` matches `layers.0` and `model.layers.0`, a leading `/` ties the glob "
+        "to the root.",
+        wrong="blocks encoder_layers.*",
+        mended="blocks layers.*",
+    ),
+    Code(
+        "APL303",
+        "decides nothing: overridden",
+        "Later rules take over every node that this rule matches: the last rule that matches a node decides. The "
+        "rule is either left over, or stands in the wrong place: exceptions come after the rule they are "
+        "exceptions to.",
+        wrong="save mm\nrecompute everything",
+        mended="recompute everything\nsave mm",
+        severity=Severity.WARNING,
+    ),
+    Code(
+        "APL304",
+        "cannot be recomputed correctly",
+        "A rule asks for the recomputation of a value that a second run would not give again: it draws random "
+        "numbers that this path cannot replay, reads memory that the graph changes, writes to its arguments, or "
+        "has effects. Only values that the backward needs are looked at. Save them with a later rule; where the "
+        "rule is `optional` they are saved without being asked, and the report says so.",
+        wrong="recompute everything",
+        mended="recompute everything\nsave random",
+    ),
+    Code(
+        "APL305",
+        "expectation failed",
+        "An `expect` line does not hold on this graph. The message gives the figure found; for a figure per block, "
+        "that of the block that fails worst.",
+        wrong="expect saved per block <= 1 B",
+        mended="expect saved per block <= 220 MiB",
+    ),
+    Code(
+        "APL306",
+        "this path cannot do that",
+        "The policy asks for something that the way it is being applied cannot carry out: offloading, a rewrite of "
+        "collectives, or leaving values to PyTorch's partitioner where there is none. It is refused, since a line "
+        "that is ignored would look like one that works.",
+        wrong="offload attention",
+        mended="save attention",
+    ),
+    Code(
+        "APL307",
+        "decides nothing: the user's own checkpoint",
+        "Every node that the rule matches lies in a region of the model's own `checkpoint(...)` and keeps the tag "
+        "it has there. `override` makes a rule change such nodes too.",
+        wrong="save mm",
+        mended="override save mm",
+        severity=Severity.WARNING,
+    ),
+    Code(
+        "APL308",
+        "a discrete choice is saved",
+        "On a flat graph, what decides where values go (topk, argmax, sort or multinomial whose result steers an "
+        "index, a gather or a scatter: the router of a mixture of experts) is saved even where a sweeping rule "
+        "recomputes it. A second run may sum in another order, and the smallest difference then sends a token "
+        "elsewhere in the backward than in the forward. A rule that names the operator itself, as `recompute topk` "
+        "does, is followed.",
+        wrong="recompute everything",
+        mended="recompute everything\nrecompute topk",
+        severity=Severity.NOTE,
+    ),
+    Code(
+        "APL309",
+        "changes nothing: not needed",
+        "A rule decides values of which the backward needs none, so it neither saves nor recomputes anything. The "
+        "usual case is a product that is to be recomputed while a view of it is saved by another line: the saved "
+        "view keeps all of the product's memory. Say the same of the view, with a chain or by recomputing everything "
+        "first. An `optional` rule may have no effect and is not warned about.",
+        wrong="undecided -> save\nrecompute mm",
+        mended="undecided -> save\nrecompute mm, chain after mm",
+        severity=Severity.WARNING,
+    ),
+    Code(
+        "APL310",
+        "a recorded value is lost",
+        "A partition leaves a record on every operator whose value it saved, and `where recorded saved` finds these "
+        "values again when the forward is compiled a second time, even where an operator has been decomposed. Here a "
+        "record is on no forward node, or what came of the operator has no one result, or the first partition saved "
+        "some outputs of an operator and recomputed others, which no decision says. Saving what is left would not be "
+        "the first decision, so it is an error; the details name the values.",
+    ),
+)

@@ -1,0 +1,90 @@
+"""Reading policy files, and finding those that another one includes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.source import Source, Span
+from policylang.language.statements import MAX_FILE
+from policylang.resources import policies_folder
+
+SUFFIX = ".apl"
+_OF_A_TEXT = (" ", "\n", ";")
+_MOST_OF_A_NAME = 200
+
+
+def bundled_names() -> tuple[str, ...]:
+    """The policies of the bundled library, without their suffix."""
+    try:
+        return tuple(sorted(entry.stem for entry in policies_folder().iterdir() if entry.suffix == SUFFIX))
+    except OSError:
+        return ()
+
+
+def bundled_file(name: str) -> Path | None:
+    """The file of a bundled policy, ``llama3_sac`` or ``llama3_sac.apl``; None where the library has none such."""
+    stem = name.removesuffix(SUFFIX)
+    return policies_folder() / f"{stem}{SUFFIX}" if stem in bundled_names() else None
+
+
+def read_source(path: Path, name: str) -> Source | Diagnostic:
+    """The text of a file under the name that reports will give it, or why it cannot be read."""
+    try:
+        if not name:
+            return _missing(path, name)
+        if os.path.isdir(path):
+            return diagnose("APL104", f"`{name}` is a folder", help="name a policy file")
+        if not os.path.exists(path):
+            return _missing(path, name)
+        if not path.is_file():
+            return diagnose("APL104", f"`{name}` is not a regular file", help="name a policy file")
+        with path.open("rb") as stream:
+            content = stream.read(MAX_FILE + 1)
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return diagnose("APL104", f"`{name}` cannot be read: {reason.lower()}")
+    if len(content) > MAX_FILE:
+        message = f"the file holds {size / 1024 / 1024:.1f} MiB, more than the 4 MiB a policy may have"
+        return diagnose("APL002", message, _start(name))
+    try:
+        return Source(name, content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        message = f"the file is not text: byte 0x{content[error.start]:02x} in line {line} is not UTF-8"
+        return diagnose("APL001", message, _start(name), help="a policy is a UTF-8 text file")
+
+
+def find_policy(path: str) -> tuple[Path, str]:
+    """The file that a user means, and its name for reports: his own file, else a bundled policy of that name."""
+    file = Path(path)
+    if os.path.basename(path) == path and not os.path.exists(path):
+        bundled = bundled_file(path)
+        if bundled is not None:
+            return bundled, f"<{bundled.stem}>"
+    return file, path
+
+
+def _missing(path: Path, name: str) -> Diagnostic:
+    try:
+        beside = [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
+    except OSError:
+        beside = []
+    near = nearest(path.name, sorted({*beside, *(f"{each}{SUFFIX}" for each in bundled_names())}))
+    help = did_you_mean(near)
+    if help is None and any(mark in name for mark in _OF_A_TEXT):
+        help = "`policylang.parse` takes the text of a policy"
+    return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
+
+
+def _shortened(name: str) -> str:
+    line = name.partition("\n")[0][:_MOST_OF_A_NAME]
+    return name if line == name else f"{line}…"
+
+
+def _start(name: str) -> Span:
+    return Span(Source(name, ""), 0, 0)

@@ -1,0 +1,161 @@
+"""Whether figures, types and globs fit what they are compared with, and their plain form: the checks of meaning that
+need no names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from attrs import evolve
+
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.dtypes import ALIASES, DTYPES
+from policylang.language.globs import NameGlob, is_magic, name_glob_problem, path_glob_problem
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.source import Span
+from policylang.language.syntax import (
+    And,
+    Compare,
+    CrossesCut,
+    ExpectTotal,
+    Match,
+    Not,
+    Or,
+    Predicate,
+    Quantity,
+    Requires,
+)
+from policylang.language.units import NAMES, Dimension
+
+LANGUAGE_VERSION = (0, 2)
+"""The version of the language that this package reads: what ``requires policylang`` is held against."""
+
+Report = Callable[[Diagnostic], None]
+
+_CUT = "a stage of `crosses cut`"
+_DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
+    "bytes": ("bytes",),
+    _CUT: ("bytes",),
+    "flops": ("flops",),
+    "saved": ("bytes",),
+    "recomputed": ("bytes",),
+    "peak": ("bytes",),
+    "recomputed flops": ("flops", "fraction"),
+}
+_EXAMPLES: dict[Dimension, str] = {"bytes": "`64 MiB`", "flops": "`2 GFLOP`", "fraction": "`20%`", "number": "`16`"}
+
+
+def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
+    """The predicate with plain figures given their dimension and types their full name; misfits are reported."""
+    if isinstance(predicate, Compare):
+        return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
+    if isinstance(predicate, Match):
+        return _fit_match(predicate, report)
+    if isinstance(predicate, CrossesCut):
+        return _fit_cut(predicate, report)
+    if isinstance(predicate, Not):
+        return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
+    if isinstance(predicate, And | Or):
+        return evolve(predicate, parts=tuple(fit_predicate(part, report) for part in predicate.parts))
+    return predicate
+
+
+def _fit_cut(cut: CrossesCut, report: Report) -> CrossesCut:
+    size = fit_quantity(_CUT, cut.size, report)
+    if size.dimension == "bytes" and size.value < 1:
+        message = "a stage of less than a byte holds nothing"
+        report(diagnose("APL210", message, cut.size.span, help="write a size such as `2 GiB`"))
+    return evolve(cut, size=size)
+
+
+def fit_total(expectation: ExpectTotal, report: Report) -> ExpectTotal:
+    return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
+
+
+def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
+    """The figure in the dimension of what it is compared with: a plain number of bytes is bytes."""
+    dimensions = _DIMENSIONS.get(measured, ("number",))
+    if value.dimension in dimensions:
+        return value
+    if value.dimension == "number":
+        return evolve(value, dimension=dimensions[0])
+    wanted = " or ".join(NAMES[dimension] for dimension in dimensions)
+    subject, relation = (_CUT, "is counted in") if measured == _CUT else (f"`{measured}`", "is compared with")
+    message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {NAMES[value.dimension]}"
+    help = f"write a figure such as {' or '.join(_EXAMPLES[dimension] for dimension in dimensions)}"
+    report(diagnose("APL201", message, value.span, help=help))
+    return value
+
+
+def check_path_glob(glob: str, span: Span, report: Report) -> None:
+    """Report a malformed glob; ``span`` is the phrase that ends with it."""
+    problem = path_glob_problem(glob)
+    if problem:
+        report(diagnose("APL112", f"the module path `{glob}` {problem}", _last(glob, span)))
+
+
+def check_version(requires: Requires, report: Report) -> None:
+    """Report a ``requires`` that this language version does not meet."""
+    parts = requires.version.split(".")
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+        message = f"`{requires.version}` is not a version"
+        report(
+            diagnose("APL016", message, _last(requires.version, requires.span), help="a version is written as `0.2`")
+        )
+        return
+    width = max(len(parts), len(LANGUAGE_VERSION))
+    wanted = _padded(tuple(int(part) for part in parts), width)
+    here = _padded(LANGUAGE_VERSION, width)
+    holds = {
+        "==": here == wanted,
+        "!=": here != wanted,
+        "<": here < wanted,
+        "<=": here <= wanted,
+        ">": here > wanted,
+        ">=": here >= wanted,
+    }[requires.op]
+    if not holds:
+        own = ".".join(map(str, LANGUAGE_VERSION))
+        message = f"the policy requires language version {requires.op} {requires.version}, and this is {own}"
+        help = "install a newer policylang" if here < wanted else "adapt the policy, or install an older policylang"
+        report(diagnose("APL204", message, requires.span, help=help))
+
+
+def _fit_match(match: Match, report: Report) -> Match:
+    if match.property == "module":
+        check_path_glob(match.pattern, match.span, report)
+        return match
+    problem = name_glob_problem(match.pattern)
+    if problem:
+        report(diagnose("APL112", f"the name `{match.pattern}` {problem}", _last(match.pattern, match.span)))
+        return match
+    return _fit_dtype(match, report) if match.property == "dtype" else match
+
+
+def _fit_dtype(match: Match, report: Report) -> Match:
+    pattern = match.pattern.removeprefix("torch.")
+    pattern = ALIASES.get(pattern, pattern)
+    if is_magic(pattern):
+        glob = NameGlob(pattern)
+        known = any(glob.matches(dtype) for dtype in DTYPES)
+    else:
+        known = pattern in DTYPES
+    if not known:
+        help = did_you_mean(nearest(pattern, (*DTYPES, *ALIASES)))
+        report(
+            diagnose(
+                "APL115", f"there is no tensor type `{match.pattern}`", _last(match.pattern, match.span), help=help
+            )
+        )
+    return evolve(match, pattern=pattern)
+
+
+def _last(text: str, span: Span) -> Span:
+    """Where a text stands last in a span."""
+    at = span.text.rfind(text)
+    return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))
+
+
+def _padded(version: tuple[int, ...], width: int) -> tuple[int, ...]:
+    return version + (0,) * (width - len(version))

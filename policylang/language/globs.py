@@ -1,0 +1,200 @@
+"""Globs over module paths and over names.
+
+A path glob is matched whole components at a time and, as in ``.gitignore``, anywhere in the path unless it starts
+with ``/``. In a component ``*`` is any run of characters, ``?`` one character, ``{a,b}`` either and ``[0-3]`` one of a
+range; a component ``**`` is any number of components (at the end of a glob at least one). A name glob is one such
+component. Case matters. Matching takes time linear in the path for each component of the glob: no glob, however odd,
+makes it slow.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import product
+
+_PIECE = re.compile(r"\{([^{}]*)\}|\[([^\[\]]*)\]|(\*+)|(\?)|([^*?{}\[\]]+)|(.)", re.DOTALL)
+_RANGE = re.compile(r"!?[\w-]+")
+_MAGIC = frozenset("*?{}[]")
+MAX_ALTERNATIVES = 256
+
+
+class NameGlob:
+    """A glob over one name: ``*attention*``, ``{mm,bmm}``."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._match = _compiled(pattern)
+
+    def matches(self, name: str) -> bool:
+        if self._match is None:
+            return name == self.pattern
+        return self._match.fullmatch(name) is not None
+
+
+class PathGlob:
+    """A glob over dotted module paths: ``layers.*``, ``/model.layers.{0,1}``, ``**.attention``."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._anchored = pattern.startswith("/")
+        parts = split_outside_braces(pattern.removeprefix("/"))
+        self._parts = tuple(None if part == "**" else NameGlob(part) for part in parts)
+        self._end = len(self._parts)
+        self._start = self._closure({0})
+
+    def outermost(self, path: str) -> str | None:
+        """The shortest prefix of the path, in whole components, that the glob matches; None where none does."""
+        components = path.split(".") if path else []
+        states = self._start
+        for index, component in enumerate(components):
+            states = self._step(states, component)
+            if self._end in states:
+                return ".".join(components[: index + 1])
+            if not self._anchored:
+                states = states | self._start
+        return None
+
+    def covers(self, path: str) -> bool:
+        """Whether the path is, or lies in, a module that matches."""
+        return self.outermost(path) is not None
+
+    def matches(self, path: str) -> bool:
+        """Whether the glob matches the path to its end."""
+        states = self._start
+        for component in path.split(".") if path else []:
+            if not self._anchored:
+                states = states | self._start
+            states = self._step(states, component)
+        return self._end in states
+
+    def _step(self, states: frozenset[int], component: str) -> frozenset[int]:
+        reached: set[int] = set()
+        for state in states:
+            if state == self._end:
+                continue
+            part = self._parts[state]
+            if part is None:
+                reached.add(state)
+                if state == self._end - 1:
+                    reached.add(self._end)
+            elif part.matches(component):
+                reached.add(state + 1)
+        return self._closure(reached)
+
+    def _closure(self, states: set[int]) -> frozenset[int]:
+        """With every state that is reached over a ``**`` that stands for no component."""
+        for state in sorted(states):
+            at = state
+            while at < self._end - 1 and self._parts[at] is None:
+                at += 1
+                states.add(at)
+        return frozenset(states)
+
+
+def split_outside_braces(text: str) -> list[str]:
+    """The text split at its dots, those inside ``{}`` and ``[]`` left alone."""
+    parts, start, depth = [], 0, 0
+    for index, character in enumerate(text):
+        if character in "{[":
+            depth += 1
+        elif character in "}]":
+            depth -= 1
+        elif character == "." and depth <= 0:
+            parts.append(text[start:index])
+            start = index + 1
+    parts.append(text[start:])
+    return parts
+
+
+def is_magic(pattern: str) -> bool:
+    """Whether a name glob can match more than the very name it is."""
+    return not _MAGIC.isdisjoint(pattern)
+
+
+def path_glob_problem(pattern: str) -> str | None:
+    """What is wrong with a path glob, as the end of a sentence; None where nothing is."""
+    body = pattern.removeprefix("/")
+    if not body:
+        return "names no module"
+    for part in split_outside_braces(body):
+        if not part:
+            return "has an empty component"
+        if part != "**":
+            problem = name_glob_problem(part)
+            if problem:
+                return problem
+    return None
+
+
+def name_glob_problem(pattern: str) -> str | None:
+    """What is wrong with a name glob, as the end of a sentence; None where nothing is."""
+    alternatives = 1
+    for match in _PIECE.finditer(pattern):
+        braced, ranged, stars, _, literal, stray = match.groups()
+        if stars and len(stars) > 1:
+            return "has a `**` that does not stand alone between dots"
+        if stray:
+            return f"has a `{stray}` without its other half"
+        if literal and ("/" in literal or "," in literal):
+            return f"has a `{'/' if '/' in literal else ','}` inside it"
+        if ranged is not None and _range_problem(ranged):
+            return f"has a range `[{ranged}]` that holds nothing"
+        if braced is not None:
+            if "." in braced or any(character in _MAGIC for character in braced):
+                return "has dots or globs inside its braces"
+            choices = [choice.strip() for choice in braced.split(",")]
+            if not all(choices):
+                return "has an empty choice in its braces"
+            alternatives *= len(choices)
+            if alternatives > MAX_ALTERNATIVES:
+                return f"stands for more than {MAX_ALTERNATIVES} alternatives"
+    return None
+
+
+def _range_problem(body: str) -> bool:
+    if not _RANGE.fullmatch(body):
+        return True
+    try:
+        re.compile(f"[{_range(body)}]")
+    except re.error:
+        return True
+    return False
+
+
+def _range(body: str) -> str:
+    negated = body.startswith("!")
+    escaped = body.removeprefix("!").replace("\\", "")
+    return f"^{escaped}" if negated else escaped
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """The glob as a regular expression that never backtracks; None for a plain name."""
+    if not is_magic(pattern):
+        return None
+    pieces: list[list[str]] = []
+    for match in _PIECE.finditer(pattern):
+        braced, ranged, stars, single, literal, stray = match.groups()
+        if braced is not None:
+            pieces.append([re.escape(choice.strip()) for choice in braced.split(",")])
+        elif ranged is not None:
+            pieces.append(["\\[" + re.escape(ranged) + "\\]" if _range_problem(ranged) else f"[{_range(ranged)}]"])
+        else:
+            pieces.append(["*" if stars else "." if single else re.escape(literal or stray)])
+    return re.compile("|".join(_sequence(choice) for choice in product(*pieces)), re.DOTALL)
+
+
+def _sequence(pieces: tuple[str, ...]) -> str:
+    """One alternative: each star but the last takes the first place where what follows it fits, and keeps it."""
+    runs: list[list[str]] = [[]]
+    for piece in pieces:
+        if piece == "*":
+            runs.append([])
+        else:
+            runs[-1].append(piece)
+    texts = ["".join(run) for run in runs]
+    if len(texts) == 1:
+        return texts[0]
+    middle = "".join(f"(?>.*?{text})" for text in texts[1:-1] if text)
+    return f"{texts[0]}{middle}.*{texts[-1]}"

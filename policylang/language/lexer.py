@@ -1,0 +1,139 @@
+"""Words of a statement: the text of one statement as the terminals of ``grammar/apl.lark``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from attrs import define, field
+from lark import Token
+from lark.lexer import PatternStr, TerminalDef
+
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.source import Source, Span
+from policylang.language.syntax import Scope
+
+# A run of characters that make one word; a brace or bracket belongs to it with all it holds, commas too.
+_RUN = r"(?:[\w.*?/:]|\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\})+"
+_SCAN = re.compile(
+    r"(?P<blank>[^\S\n]+|\n|#[^\n]*)"
+    r'|(?P<string>"[^"\n]*")'
+    r"|(?P<bundled><[A-Za-z0-9_.-]+>)"
+    r"|(?P<comparison>==|!=|<=|>=|<|>)"
+    r"|(?P<arrow>->|→)"
+    r"|(?P<mark>[(),=%])"
+    rf"|(?P<run>{_RUN})"
+)
+_KINDS = {"string": "STRING", "bundled": "BUNDLED", "comparison": "COMPARISON", "arrow": "ARROW"}
+_MARKS = {"(": "LPAR", ")": "RPAR", ",": "COMMA", "=": "EQUAL", "%": "PERCENT"}
+_LOOKALIKES = {
+    "≤": "write `<=`",
+    "≥": "write `>=`",
+    "≠": "write `!=`",
+    "“": 'write `"`',
+    "”": 'write `"`',
+    "'": 'quotes are written `"`',
+    "`": 'quotes are written `"`',
+    "⇒": "write `->`",
+    "&": "write `and`",
+    "|": "write `or`",
+    "+": "write `or`, or a comma",
+    "!": "write `not` or `!=`",
+    "-": "names are written with `_`; a difference is `except`",
+    "[": "a `[` needs its `]` in the same word",
+    "{": "a `{` needs its `}` in the same word",
+}
+
+
+@define(eq=False)
+class Origin:
+    """What the words of one statement share: their source, and what was found wrong while its tree was built."""
+
+    source: Source
+    problems: list[Diagnostic] = field(factory=list)
+    loose: list[tuple[Scope, Span]] = field(factory=list)
+    """Each ``per …`` that no position of its phrase has taken: an expectation may, else it is an error."""
+
+    def report(self, code: str, message: str, span: Span, *, help: str | None = None) -> None:
+        self.problems.append(diagnose(code, message, span, help=help))
+
+
+class Lexeme(Token):
+    """A lark token that knows where it comes from, so that tree building needs no state beside its arguments."""
+
+    __slots__ = ("origin",)
+    origin: Origin
+
+    @classmethod
+    def make(cls, kind: str, text: str, start: int, origin: Origin) -> Lexeme:
+        lexeme: Lexeme = cls(kind, text, start_pos=start, end_pos=start + len(text))
+        lexeme.origin = origin
+        return lexeme
+
+    @property
+    def span(self) -> Span:
+        return Span(self.origin.source, self.start_pos or 0, self.end_pos or 0)
+
+
+class Lexer:
+    """Splits statements into lexemes, by the terminals of a grammar."""
+
+    def __init__(self, terminals: Sequence[TerminalDef]) -> None:
+        self.keywords = {t.pattern.value: t.name for t in terminals if isinstance(t.pattern, PatternStr)}
+        worded = [t for t in terminals if t.priority > 0]
+        self._classes = [(t.name, re.compile(t.pattern.to_regexp())) for t in sorted(worded, key=lambda t: -t.priority)]
+        self._classify = lru_cache(maxsize=8192)(self._classify_uncached)
+
+    def lex(self, source: Source, start: int, end: int) -> tuple[list[Lexeme], Origin]:
+        """The lexemes of ``source.text[start:end]``; what cannot be read is in the problems of the origin."""
+        origin = Origin(source)
+        lexemes: list[Lexeme] = []
+        text = source.text
+        position = start
+        while position < end:
+            match = _SCAN.match(text, position, end)
+            if match is None:
+                _report_character(origin, text, position)
+                break
+            kind = match.lastgroup
+            if kind != "blank":
+                word = match.group()
+                if kind == "run":
+                    name = self._classify(word)
+                elif kind == "mark":
+                    name = _MARKS[word]
+                else:
+                    name = _KINDS[kind or ""]
+                lexeme = Lexeme.make(name, word, position, origin)
+                if name == "ORDINAL" and lexemes and lexemes[-1].type == "EVERY":
+                    first = lexemes.pop()
+                    begin = first.start_pos or 0
+                    lexeme = Lexeme.make("EVERY_NTH", text[begin : match.end()], begin, origin)
+                lexemes.append(lexeme)
+            position = match.end()
+        return lexemes, origin
+
+    def _classify_uncached(self, word: str) -> str:
+        keyword = self.keywords.get(word)
+        if keyword is not None:
+            return keyword
+        for name, pattern in self._classes:
+            if pattern.fullmatch(word):
+                return name
+        return "PATH"
+
+
+def _report_character(origin: Origin, text: str, position: int) -> None:
+    character = text[position]
+    span = Span(origin.source, position, position + 1)
+    if character == '"':
+        line_end = text.find("\n", position)
+        whole = Span(origin.source, position, len(text) if line_end < 0 else line_end)
+        origin.report(
+            "APL006", "this quote is never closed", whole, help='a quoted text ends with `"` on the same line'
+        )
+        return
+    shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
+    origin.report("APL005", f"unexpected character {shown}", span, help=_LOOKALIKES.get(character))

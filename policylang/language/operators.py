@@ -1,0 +1,157 @@
+"""The operators a policy may name: a manifest that travels with the package, and any further source of names.
+
+The manifest (``operators.json``, written by ``scripts/make_operator_manifest.py``) lists namespace, name and overloads
+of the operators of one torch version, so that a policy is checked without importing torch. A source of further names,
+such as the registry of a torch that is loaded, is asked only for what the manifest lacks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from attrs import define, field, frozen
+
+from policylang.language.globs import NameGlob, is_magic, split_outside_braces
+from policylang.language.nearest import nearest
+from policylang.language.source import Span
+from policylang.language.syntax import Operator
+
+Names = Mapping[str, tuple[str, ...]]
+"""Operator name to its overloads, within one namespace."""
+
+_MANIFEST = Path(__file__).with_name("operators.json")
+_FORMAT = 1
+
+PLAIN_FUNCTIONS = "builtin"
+"""The namespace of Python's own functions. A bare name does not reach it where a tensor operator has the name, or
+``add`` would count the additions of sizes in a graph with dynamic shapes."""
+
+
+@frozen
+class Manifest:
+    torch_version: str
+    namespaces: Mapping[str, Names]
+
+
+@cache
+def manifest() -> Manifest:
+    """The bundled manifest."""
+    content = json.loads(_MANIFEST.read_text(encoding="utf-8"))
+    if content["format"] != _FORMAT:
+        raise RuntimeError(f"the operator manifest has format {content['format']}, this policylang reads {_FORMAT}")
+    return Manifest(
+        content["torch"],
+        {
+            namespace: {name: tuple(overloads.split()) for name, overloads in names.items()}
+            for namespace, names in content["operators"].items()
+        },
+    )
+
+
+@define(eq=False)
+class OperatorTable:
+    """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once."""
+
+    namespaces: Mapping[str, Names]
+    more: Callable[[], Iterable[str]] | None = None
+    _extended: dict[str, dict[str, tuple[str, ...]]] | None = field(default=None, init=False)
+
+    @classmethod
+    def bundled(cls, more: Callable[[], Iterable[str]] | None = None) -> OperatorTable:
+        return cls(manifest().namespaces, more)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a namespace that is not here is nowhere: a torch that is loaded has been asked."""
+        return self.more is not None
+
+    def has_namespace(self, pattern: str) -> bool:
+        glob = NameGlob(pattern)
+        return any(glob.matches(namespace) for _, namespaces in self._tables() for namespace in namespaces)
+
+    def matches(self, namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
+        """The full names of the operators that fit the parts, each a glob or None for any; sorted."""
+        for _, namespaces in self._tables():
+            found = _search(namespaces, namespace, name, overload)
+            if found:
+                return found
+        return ()
+
+    def nearest(self, text: str) -> tuple[str, ...]:
+        """The known names closest to a misspelt one, in as many parts as it has."""
+        parts = split_outside_braces(text)
+        *_, (_, namespaces) = self._tables()
+        if len(parts) == 1:
+            return nearest(text, sorted({name for names in namespaces.values() for name in names}))
+        qualified = (f"{namespace}.{name}" for namespace, names in namespaces.items() for name in names)
+        if len(parts) == 2:
+            return nearest(text, qualified)
+        stem, overload = ".".join(parts[:2]), parts[2]
+        overloads = namespaces.get(parts[0], {}).get(parts[1])
+        if overloads:
+            return tuple(f"{stem}.{near}" for near in nearest(overload, overloads) or overloads[:3])
+        return nearest(stem, qualified)
+
+    def _tables(self) -> Iterable[tuple[str, Mapping[str, Names]]]:
+        """The manifest, then, only if the caller is still looking, everything."""
+        yield "manifest", self.namespaces
+        if self.more is not None:
+            if self._extended is None:
+                self._extended = _extend(self.namespaces, self.more())
+            yield "all", self._extended
+
+
+def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operator | None:
+    """The parts of an operator name: ``mm``, ``aten.mm``, ``add.Tensor`` or ``aten.add.Tensor``.
+
+    Two parts are namespace and name if the first is a namespace, else name and overload. None for more than three.
+    """
+    parts = split_outside_braces(text)
+    if len(parts) == 1:
+        return Operator(None, parts[0], None)
+    if len(parts) == 2:
+        if known_namespace(parts[0]):
+            return Operator(parts[0], parts[1], None)
+        return Operator(None, parts[0], parts[1])
+    if len(parts) == 3:
+        return Operator(parts[0], parts[1], parts[2])
+    return None
+
+
+def at(operator: Operator, span: Span) -> Operator:
+    return Operator(operator.namespace, operator.name, operator.overload, span)
+
+
+def _search(namespaces: Mapping[str, Names], namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
+    found: list[str] = []
+    for space, names in namespaces.items():
+        if namespace is not None and not NameGlob(namespace).matches(space):
+            continue
+        chosen = [known for known in names if NameGlob(name).matches(known)] if is_magic(name) else [name]
+        for known in chosen:
+            overloads = names.get(known)
+            if overloads is None:
+                continue
+            if overload is None:
+                found.extend(f"{space}.{known}.{each}" for each in overloads)
+                if not overloads:
+                    found.append(f"{space}.{known}")
+            else:
+                glob = NameGlob(overload)
+                found.extend(f"{space}.{known}.{each}" for each in overloads if glob.matches(each))
+    return tuple(sorted(found))
+
+
+def _extend(base: Mapping[str, Names], more: Iterable[str]) -> dict[str, dict[str, tuple[str, ...]]]:
+    extended = {namespace: dict(names) for namespace, names in base.items()}
+    for full in more:
+        namespace, _, rest = full.partition(".")
+        name, _, overload = rest.partition(".")
+        names = extended.setdefault(namespace, {})
+        overloads = names.setdefault(name, ())
+        if overload and overload not in overloads:
+            names[name] = (*overloads, overload)
+    return extended

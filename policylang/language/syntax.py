@@ -1,0 +1,445 @@
+"""The tree of a policy: plain data with spans, the one thing that every later stage reads.
+
+The parser builds it from text, the resolver replaces each :class:`Word` by a :class:`Reference` or an
+:class:`Operator` and expands includes; planning sees resolved trees only. Spans take no part in equality, so two
+policies that differ in layout alone are equal.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+from attrs import field, frozen
+
+from policylang.language.source import Source, Span
+
+
+class Action(Enum):
+    """What a rule asks for. The value is the name of the torch ``CheckpointPolicy`` member it is written as."""
+
+    SAVE = "MUST_SAVE"
+    PREFER_SAVE = "PREFER_SAVE"
+    RECOMPUTE = "PREFER_RECOMPUTE"
+    MUST_RECOMPUTE = "MUST_RECOMPUTE"
+    OFFLOAD = "MUST_CPU_OFFLOAD"
+    PREFER_OFFLOAD = "PREFER_CPU_OFFLOAD"
+    LEAVE = "LEAVE"
+
+    @property
+    def saves(self) -> bool:
+        return self in (Action.SAVE, Action.PREFER_SAVE)
+
+    @property
+    def recomputes(self) -> bool:
+        return self in (Action.RECOMPUTE, Action.MUST_RECOMPUTE)
+
+    @property
+    def offloads(self) -> bool:
+        return self in (Action.OFFLOAD, Action.PREFER_OFFLOAD)
+
+
+class Scope(Enum):
+    """Over what an ordinal counts afresh."""
+
+    BLOCK = "block"
+    MODULE = "module"
+    GRAPH = "graph"
+
+
+NOWHERE = Span(Source("<policy>", ""), 0, 0)
+"""The span of what was written nowhere: a tree that came from no text."""
+
+
+def _span() -> Span:
+    return field(default=NOWHERE, eq=False, repr=False)
+
+
+# --- selectors -------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Everything:
+    span: Span = _span()
+
+
+@frozen
+class Word:
+    """A word the resolver has not looked up yet: a ``let`` name, a group or an operator."""
+
+    text: str
+    span: Span = _span()
+
+
+@frozen
+class Operator:
+    """Operators by name. Each part is a glob over names; ``None`` stands for "any"."""
+
+    namespace: str | None
+    name: str
+    overload: str | None
+    span: Span = _span()
+
+    @property
+    def text(self) -> str:
+        return ".".join(part for part in (self.namespace, self.name, self.overload) if part is not None)
+
+
+@frozen
+class Reference:
+    """The nodes of a ``let``; ``Policy.lets`` holds what the name stands for."""
+
+    name: str
+    span: Span = _span()
+
+
+@frozen
+class InModule:
+    """``S in GLOB`` and, with ``outside``, ``S outside GLOB``."""
+
+    selector: Selector
+    glob: str
+    outside: bool
+    span: Span = _span()
+
+
+@frozen
+class BlockSet:
+    """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high.
+
+    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``.
+    """
+
+    kind: Literal["any", "every", "first", "last", "range"]
+    n: int = 0
+    start: int = 0
+    low: int = 0
+    high: int = 0
+
+
+@frozen
+class InBlock:
+    """``S in block``, ``S in every 2nd block``, ``S in blocks 0..3``, ``S outside block``."""
+
+    selector: Selector
+    which: BlockSet
+    outside: bool
+    span: Span = _span()
+
+
+@frozen
+class Ordinal:
+    """A choice by position, 1-based and in graph order.
+
+    ``first n`` and ``last n`` take n, ``nth`` the nth alone, ``every`` the nodes ``start``, ``start + n``, … where
+    ``start`` is ``n`` unless ``from`` was written. ``scope`` is None where no ``per`` was written.
+    """
+
+    kind: Literal["first", "last", "nth", "every"]
+    n: int
+    selector: Selector
+    start: int | None = None
+    scope: Scope | None = None
+    span: Span = _span()
+
+
+@frozen
+class Where:
+    selector: Selector
+    predicate: Predicate
+    span: Span = _span()
+
+
+@frozen
+class Union:
+    """``S or T`` and ``S, T``."""
+
+    parts: tuple[Selector, ...]
+    span: Span = _span()
+
+
+@frozen
+class Intersection:
+    left: Selector
+    right: Selector
+    span: Span = _span()
+
+
+@frozen
+class Difference:
+    left: Selector
+    right: Selector
+    span: Span = _span()
+
+
+@frozen
+class Feeding:
+    """``S feeding T``: the nodes of S that a node of T reads. ``S fed by T``: those that read a node of T."""
+
+    left: Selector
+    right: Selector
+    reverse: bool = False
+    span: Span = _span()
+
+
+@frozen
+class Step:
+    """``users of S`` and ``inputs of S``."""
+
+    direction: Literal["users", "inputs"]
+    selector: Selector
+    span: Span = _span()
+
+
+@frozen
+class Chain:
+    """``chain after S``, ``chain before S`` (without S), ``chain through S`` (with S)."""
+
+    direction: Literal["after", "before", "through"]
+    selector: Selector
+    span: Span = _span()
+
+
+@frozen
+class ChainOf:
+    """``S chain``: S and the chain after it; with ``cut``, what lies after (before) the first ``marker`` of the
+    line."""
+
+    selector: Selector
+    cut: Literal["after", "before"] | None = None
+    marker: Selector | None = None
+    span: Span = _span()
+
+
+Selector = (
+    Everything
+    | Word
+    | Operator
+    | Reference
+    | InModule
+    | InBlock
+    | Ordinal
+    | Where
+    | Union
+    | Intersection
+    | Difference
+    | Feeding
+    | Step
+    | Chain
+    | ChainOf
+)
+
+# --- predicates ------------------------------------------------------------------------------------------------
+
+Comparison = Literal["==", "!=", "<", "<=", ">", ">="]
+
+
+@frozen
+class Quantity:
+    """A number with its unit applied: bytes for ``MiB``, operations for ``GFLOP``, a fraction for ``%``."""
+
+    value: float
+    dimension: Literal["number", "bytes", "flops", "fraction"]
+    span: Span = _span()
+
+
+@frozen
+class Compare:
+    """``bytes >= 64 MiB``; ``index`` is set for ``shape[i]`` alone."""
+
+    quantity: Literal["bytes", "numel", "ndim", "shape", "flops", "users", "inputs", "group_size"]
+    op: Comparison
+    value: Quantity
+    index: int | None = None
+    span: Span = _span()
+
+
+@frozen
+class Match:
+    """``dtype == bf16``, ``module != layers.0.*``: a property compared with a name or glob."""
+
+    property: Literal["dtype", "device", "module", "overload"]
+    op: Literal["==", "!="]
+    pattern: str
+    span: Span = _span()
+
+
+@frozen
+class Is:
+    """A predicate without arguments, named as it is written."""
+
+    name: Literal[
+        "from parameter",
+        "crosses block",
+        "feeds backward",
+        "is view",
+        "is random",
+        "is multi_output",
+        "is mutated",
+        "user tagged",
+        "recorded saved",
+    ]
+    span: Span = _span()
+
+
+@frozen
+class CrossesCut:
+    """``crosses cut per 2 GiB``: alive where the forward is cut into stages that make about ``size`` bytes each."""
+
+    size: Quantity
+    span: Span = _span()
+
+
+@frozen
+class Not:
+    predicate: Predicate
+    span: Span = _span()
+
+
+@frozen
+class And:
+    parts: tuple[Predicate, ...]
+    span: Span = _span()
+
+
+@frozen
+class Or:
+    parts: tuple[Predicate, ...]
+    span: Span = _span()
+
+
+Predicate = Compare | Match | Is | CrossesCut | Not | And | Or
+
+# --- statements ------------------------------------------------------------------------------------------------
+
+
+@frozen
+class PolicyName:
+    name: str
+    span: Span = _span()
+
+
+@frozen
+class Requires:
+    op: Comparison
+    version: str
+    span: Span = _span()
+
+
+@frozen
+class Include:
+    """``include "other.apl"``, or ``include <name>`` with ``bundled`` set."""
+
+    target: str
+    bundled: bool
+    span: Span = _span()
+
+
+@frozen
+class Let:
+    name: str
+    selector: Selector
+    span: Span = _span()
+
+
+@frozen
+class Blocks:
+    glob: str
+    span: Span = _span()
+
+
+@frozen
+class Rule:
+    """One sentence: an action on what a selector denotes."""
+
+    action: Action
+    selector: Selector
+    optional: bool = False
+    override: bool = False
+    span: Span = _span()
+
+    @property
+    def source(self) -> str:
+        """``file:line``."""
+        return self.span.location
+
+    @property
+    def text(self) -> str:
+        """The sentence as it stands in the file, on one line."""
+        return " ".join(self.span.text.split())
+
+
+@frozen
+class Undecided:
+    fate: Literal["auto", "save", "recompute"]
+    span: Span = _span()
+
+
+@frozen
+class Fuse:
+    collective: Literal["all_gather", "reduce_scatter"]
+    dims: tuple[str, ...] = ()
+    span: Span = _span()
+
+
+@frozen
+class ExpectTotal:
+    """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect peak <= 40 GiB``."""
+
+    figure: Literal["saved", "recomputed", "recomputed flops", "peak"]
+    op: Comparison
+    limit: Quantity
+    per_block: bool = False
+    span: Span = _span()
+
+
+@frozen
+class ExpectCount:
+    """``expect exactly 7 mm per block``, ``expect at least 1 attention``."""
+
+    bound: Literal["exactly", "at least", "at most"]
+    n: int
+    selector: Selector
+    scope: Scope | None = None
+    span: Span = _span()
+
+
+@frozen
+class ExpectFate:
+    """``expect every S recomputed``, ``expect no S saved``."""
+
+    quantifier: Literal["every", "no"]
+    selector: Selector
+    fate: Literal["saved", "recomputed", "offloaded"]
+    span: Span = _span()
+
+
+Expectation = ExpectTotal | ExpectCount | ExpectFate
+Statement = PolicyName | Requires | Include | Let | Blocks | Rule | Undecided | Fuse | Expectation
+
+
+@frozen
+class File:
+    """What the parser makes of one file: its statements in order, nothing looked up."""
+
+    statements: tuple[Statement, ...]
+    span: Span = _span()
+
+
+@frozen
+class Policy:
+    """A resolved policy: includes expanded, every name looked up, ready to be planned on any graph.
+
+    ``lets`` holds every name that a selector may refer to (the user's and the prelude's), in the order of
+    definition, each referring to earlier ones only. ``rules`` are in order of precedence, lowest first.
+    """
+
+    name: str
+    lets: dict[str, Let]
+    blocks: Blocks | None
+    rules: tuple[Rule, ...]
+    undecided: Undecided | None
+    rewrites: tuple[Fuse, ...]
+    expectations: tuple[Expectation, ...]
+    canonical: str = field(default="", repr=False)
+    """The resolved text in canonical form: what the digest and the caches are keyed by."""

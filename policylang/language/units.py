@@ -1,0 +1,60 @@
+"""Figures with units: ``64 MiB``, ``2 GFLOP``, ``20%``, plain numbers."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from math import inf, nextafter
+from typing import Literal
+
+Dimension = Literal["number", "bytes", "flops", "fraction"]
+
+UNITS: dict[str, tuple[float, Dimension]] = {
+    "B": (1, "bytes"),
+    **{f"{prefix}B": (1000.0**power, "bytes") for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}iB": (1024.0**power, "bytes") for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}FLOP": (1000.0**power, "flops") for power, prefix in enumerate(("", "K", "M", "G", "T", "P"))},
+    **{f"{prefix}FLOPs": (1000.0**power, "flops") for power, prefix in enumerate(("", "K", "M", "G", "T", "P"))},
+    "%": (0.01, "fraction"),
+}
+
+_STEPS: dict[Dimension, tuple[tuple[str, float], ...]] = {
+    "bytes": (("TiB", 1024.0**4), ("GiB", 1024.0**3), ("MiB", 1024.0**2), ("KiB", 1024.0), ("B", 1.0)),
+    "flops": (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("KFLOP", 1e3), ("FLOP", 1.0)),
+    "fraction": (("%", 0.01),),
+    "number": (("", 1.0),),
+}
+
+NAMES: dict[Dimension, str] = {
+    "number": "plain numbers",
+    "bytes": "bytes",
+    "flops": "operations",
+    "fraction": "per cent",
+}
+
+
+def write(value: float, dimension: Dimension) -> str:
+    """The shortest text that reads back as exactly this figure: ``write(67108864, "bytes") == "64 MiB"``."""
+    for unit, scale in _STEPS[dimension]:
+        text = _number(value / scale)
+        if abs(value) >= scale and len(text) <= 6 and float(text) * scale == value:
+            return f"{text}%" if unit == "%" else f"{text} {unit}".strip()
+    unit, scale = _STEPS[dimension][-1]
+    if dimension == "fraction":
+        return f"{_exact_percent(value)}%"
+    return f"{_number(value)} {unit}".strip()
+
+
+def _number(value: float) -> str:
+    """The shortest decimal that is this very number, without an exponent."""
+    text = format(Decimal(repr(value)), "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _exact_percent(value: float) -> str:
+    """Per cent that, divided by a hundred again, is this very fraction (``0.07 * 100`` is not ``7``)."""
+    guess = value * 100
+    rounded = [round(guess, digits) for digits in range(16)]
+    for candidate in (*rounded, guess, nextafter(guess, inf), nextafter(guess, 0)):
+        if candidate * 0.01 == value:
+            return _number(candidate)
+    return _number(guess)
