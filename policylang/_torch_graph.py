@@ -1,0 +1,159 @@
+"""The private names of torch that reading a graph stands on, one function each, and why. See also ``_torch.py``.
+
+Descriptors of graph inputs and outputs (``torch._functorch._aot_autograd.descriptors``) were seen in 2.11 to 2.15. They
+are told apart by class name, so that a version that adds one, or lacks one, needs no change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+# The classes that operators are instances of have no public name; `torch.ops` only hands out their instances.
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+_GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
+_SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
+_BASES = ("base", "base_of")
+
+
+def described_input(desc: Any) -> tuple[str, str, int | None]:
+    """What a graph input's descriptor says: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
+    name of a parameter or buffer, and the position among the traced function's inputs where that is all there is.
+
+    A part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from.
+    """
+    desc = underlying_input(desc)
+    kind = type(desc).__name__
+    if kind in ("ParamAOTInput", "BufferAOTInput"):
+        return ("parameter" if kind == "ParamAOTInput" else "buffer"), desc.target, None
+    if kind == "PlainAOTInput":
+        return "user", "", desc.idx
+    return ("tangent" if kind == "TangentAOTInput" else "other"), "", None
+
+
+def underlying_input(desc: Any) -> Any:
+    """The descriptor of the whole input that a part of a tensor subclass, or the base of a view, belongs to."""
+    while True:
+        inner = next((found for name in _BASES if (found := getattr(desc, name, None)) is not None), None)
+        if inner is None or not type(inner).__name__.endswith("AOTInput"):
+            return desc
+        desc = inner
+
+
+def mutated_input(desc: Any) -> Any:
+    """The descriptor of the input that an output's value is copied into after the graph has run; None for others."""
+    kind = type(desc).__name__
+    if kind in ("SubclassGetAttrAOTOutput", "SubclassSizeAOTOutput", "SubclassStrideAOTOutput"):
+        return mutated_input(desc.base)
+    return desc.mutated_input if kind in ("InputMutationAOTOutput", "MetadataMutationAOTOutput") else None
+
+
+def differentiated_input(desc: Any) -> Any:
+    """The descriptor of the input that an output is the gradient of; None for others."""
+    while type(desc).__name__.startswith("Subclass"):
+        desc = desc.base
+    return desc.grad_of if type(desc).__name__ == "GradAOTOutput" else None
+
+
+def is_backward_output(desc: Any) -> bool:
+    """Whether a joint graph's output belongs to its backward half."""
+    while type(desc).__name__.startswith("Subclass"):
+        desc = desc.base
+    return type(desc).__name__ in _GRADIENTS
+
+
+def is_saved_output(desc: Any) -> bool:
+    """Whether an output of a partition's forward half is there for the backward half alone."""
+    return type(desc).__name__ in _SAVED
+
+
+@cache
+def side_effect_functions() -> frozenset[Any]:
+    """The functions that torch's own dead-code elimination spares; empty where the set has moved."""
+    import torch.fx.node as node
+
+    return frozenset(getattr(node, "_side_effectful_functions", ()))
+
+
+def dynamo_input_names() -> list[tuple[str, bool]]:
+    """Of each tensor that the running Dynamo compilation takes, in order: its source expression, and whether it is a
+    ``Parameter``. Empty outside a compilation.
+
+    AOTAutograd tells a partitioner only the position of an input that Dynamo lifted; the names are in the tracing
+    context alone.
+    """
+    context = torch._guards.TracingContext.try_get()
+    shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    return [
+        (_source_name(tracked.source), isinstance(tracked.fake, torch.nn.Parameter))
+        for tracked in getattr(shape_env, "tracked_fakes", None) or ()
+        if isinstance(tracked.fake, torch.Tensor)
+    ]
+
+
+def placeholder_sources(dynamo: torch.fx.GraphModule) -> list[tuple[str, bool]]:
+    """Of each input of a graph from Dynamo, in order: its source expression, and whether it is a ``Parameter``.
+
+    Private because Dynamo hangs the source on the node itself. Empty for inputs without one.
+    """
+    found = []
+    for node in dynamo.graph.find_nodes(op="placeholder"):
+        source = getattr(node, "_dynamo_source", None)
+        value = node.meta.get("example_value")
+        name = _source_name(source) if source is not None and isinstance(value, torch.Tensor) else ""
+        found.append((name, isinstance(value, torch.nn.Parameter)))
+    return found
+
+
+def dynamo_input_shapes() -> Iterator[torch.Size]:
+    """The shapes that belong to :func:`dynamo_input_names`: what the names are checked against."""
+    context = torch._guards.TracingContext.try_get()
+    shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
+        if isinstance(tracked.fake, torch.Tensor):
+            yield tracked.fake.shape
+
+
+def has_data_symbol(value: Any) -> bool:
+    """Whether a size, or a size of a tensor, is a symbol that stands for data (``item()``) rather than for an input's
+    size. Not private, but undocumented."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if isinstance(value, torch.Tensor | torch.SymInt):
+        return bool(free_unbacked_symbols(value))
+    return False
+
+
+def group_ranks(name: str) -> tuple[int, ...]:
+    """The global ranks of the process group that a collective names; empty where it is not known here.
+
+    Private because functional collectives name a group by a string and there is no public way back.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return ()
+    import torch.distributed.distributed_c10d as c10d
+
+    try:
+        group = c10d._resolve_process_group(name)
+        return tuple(torch.distributed.get_process_group_ranks(group))
+    except (AttributeError, KeyError, RuntimeError, ValueError, LookupError):
+        return ()
+
+
+def compute_operators() -> frozenset[str]:
+    """``namespace.name`` of PyTorch's compute-intensive operators (``get_default_op_list``)."""
+    from torch._functorch.partitioners import get_default_op_list
+
+    return frozenset(str(packet) for packet in get_default_op_list().compute_intensive_ops)
+
+
+def _source_name(source: Any) -> str:
+    """A method up to 2.11, a property since."""
+    name = source.name
+    return str(name() if callable(name) else name)

@@ -1,0 +1,110 @@
+"""Which block each node lies in."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts
+
+OUTSIDE = -1
+
+
+class ModuleMatcher(Protocol):
+    """What a ``blocks`` glob does to a module path."""
+
+    def outermost(self, path: str) -> str | None:
+        """The outermost module on the path that matches, itself a prefix of the path; None where none does."""
+        ...
+
+
+@frozen(eq=False)
+class Blocks:
+    """Blocks are numbered from 0 in the order in which the graph reaches them."""
+
+    block_of: Sequence[int]
+    """Row to block number, -1 outside every block."""
+    names: tuple[str, ...]
+    """The module path of each block; of an activation-checkpoint region, ``region 3``."""
+
+
+def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> Blocks:
+    """The blocks of a graph.
+
+    With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has
+    any, else the numbered children of the largest ``ModuleList``. A node without a module path of its own lies where
+    its owner does.
+    """
+    if matcher is not None:
+        return _by_module(facts, matcher.outermost)
+    if any(region is not None for region in facts.ac_regions):
+        return _by_region(facts)
+    prefix = _largest_list(facts)
+    if prefix is None:
+        return Blocks(array("i", [OUTSIDE]) * len(facts), ())
+    depth = len(prefix)
+    return _by_module(facts, lambda path: _numbered_child(path, prefix, depth))
+
+
+def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> Blocks:
+    numbers: dict[str, int] = {}
+    known: dict[str, int] = {"": OUTSIDE}
+    block_of = array("i", [OUTSIDE]) * len(facts)
+    modules, owners = facts.modules, facts.owners
+    # Forward rows first: a block is numbered by its first forward node, whatever stands around it.
+    for rows in (facts.forward, range(len(facts))):
+        for row in rows:
+            path = modules[row] or modules[owners[row]]
+            number = known.get(path)
+            if number is None:
+                name = block_name(path)
+                number = OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
+                known[path] = number
+            block_of[row] = number
+    return Blocks(block_of, tuple(numbers))
+
+
+def _by_region(facts: Facts) -> Blocks:
+    numbers: dict[int, int] = {}
+    block_of = array("i", [OUTSIDE]) * len(facts)
+    regions, owners = facts.ac_regions, facts.owners
+    for row in facts.forward:
+        region = regions[row]
+        if region is None:
+            region = regions[owners[row]]
+        if region is not None:
+            block_of[row] = numbers.setdefault(region, len(numbers))
+    return Blocks(block_of, tuple(f"region {region}" for region in numbers))
+
+
+def _numbered_child(path: str, prefix: tuple[str, ...], depth: int) -> str | None:
+    parts = path.split(".")
+    if len(parts) > depth and tuple(parts[:depth]) == prefix and parts[depth].isdigit():
+        return ".".join(parts[: depth + 1])
+    return None
+
+
+def _largest_list(facts: Facts) -> tuple[str, ...] | None:
+    """The path whose numbered children hold the most forward nodes.
+
+    The most nodes, not the most children: the experts of one layer may outnumber the layers. Lists of one child give
+    way to any list of two; between lists that hold the same nodes the outer one is meant.
+    """
+    nodes: dict[tuple[str, ...], int] = {}
+    children: dict[tuple[str, ...], set[str]] = {}
+    counts: dict[str, int] = {}
+    for row in facts.forward:
+        path = facts.modules[row]
+        counts[path] = counts.get(path, 0) + 1
+    for path, count in counts.items():
+        parts = path.split(".")
+        for position, part in enumerate(parts):
+            if part.isdigit():
+                prefix = tuple(parts[:position])
+                nodes[prefix] = nodes.get(prefix, 0) + count
+                children.setdefault(prefix, set()).add(part)
+    # dicts keep graph order and max takes the first of equals: no hash order reaches the answer
+    return max(nodes, key=lambda prefix: (len(children[prefix]) > 1, nodes[prefix], -len(prefix)), default=None)

@@ -1,0 +1,191 @@
+"""Straight lines of data flow: what ``chain after``, ``chain before``, ``S chain after T`` and ``from parameter`` mean.
+
+From a node the line goes on to its only forward user, while that user reads no other node; backwards, to the only node
+it reads. Symbolic sizes are not counted among what a node reads: ``view(x, [s0, 8])`` with a dynamic ``s0`` is still
+on the line of ``x``. The fan-out with which FSDP undoes a shard of another dimension than the first,
+``split → getitem* → cat``, is on the line too, its nodes one after the other.
+
+Every node has thus at most one next and one previous node, lines that meet stay together, and each walk may stop at
+the first node that has been visited: all answers for all rows together cost one pass.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from policylang.graph.facts import Facts, Flag, InputKind, Phase
+
+_NOWHERE = -1
+_SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
+_SPLITS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.unbind.int"})
+_JOINS = frozenset({"aten.cat.default"})
+
+
+class Chains:
+    """The lines of one graph. Nothing is computed before it is asked for."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+    def after(self, rows: Iterable[int]) -> list[int]:
+        """What follows any of the rows on its line, in graph order; a row itself only if it follows another."""
+        return self._walk(rows, self.next)
+
+    def before(self, rows: Iterable[int]) -> list[int]:
+        """What precedes any of the rows on its line, up to but not including the graph input, in graph order."""
+        return self._walk(rows, self.previous)
+
+    def after_marker(self, rows: Iterable[int], markers: Iterable[int]) -> list[int]:
+        """``S chain after T``: of the line from each row (itself included), what follows the first marker on it."""
+        first = self._first_marker(markers)
+        return self.after({first[row]: None for row in rows if first[row] != _NOWHERE})
+
+    def before_marker(self, rows: Iterable[int], markers: Iterable[int]) -> list[int]:
+        """``S chain before T``: of the line from each row (itself included), what precedes the first marker on it."""
+        first, following = self._first_marker(markers), self.next
+        seen = bytearray(len(self.facts))
+        for row in rows:
+            if first[row] == _NOWHERE:
+                continue
+            while first[row] != row and not seen[row]:
+                seen[row] = 1
+                row = following[row]
+        return _members(seen)
+
+    def from_parameter(self, row: int) -> bool:
+        """Whether the only ancestors of a node are one graph input that is a parameter, through single-input nodes."""
+        return bool(self.from_parameter_mask[row])
+
+    @cached_property
+    def from_parameter_mask(self) -> bytearray:
+        """:meth:`from_parameter` for every row, one byte each. The line's fan-out counts as a single-input node."""
+        facts = self.facts
+        kinds, phases, joins = facts.input_kinds, facts.phases, self._joins
+        mask = bytearray(len(facts))
+        for row, op in enumerate(facts.ops):
+            if op != "call_function" or phases[row] != Phase.FORWARD:
+                continue
+            source = joins[row] if row in joins else self._only_input(row)
+            if source != _NOWHERE:
+                mask[row] = mask[source] or kinds[source] == InputKind.PARAMETER
+        return mask
+
+    @cached_property
+    def next(self) -> array[int]:
+        """Row to the next on its line, -1 where the line ends."""
+        facts = self.facts
+        users, mask = facts.users, facts.forward_mask
+        following = array("i", [_NOWHERE]) * len(facts)
+        for row in facts.forward:
+            only = _NOWHERE
+            for user in users[row]:
+                if mask[user]:
+                    if only != _NOWHERE:
+                        only = _NOWHERE
+                        break
+                    only = user
+            if only != _NOWHERE and self._only_input(only) == row:
+                following[row] = only
+        for line in self._fan_outs:
+            for here, there in pairwise(line):
+                following[here] = there
+        return following
+
+    @cached_property
+    def previous(self) -> array[int]:
+        """Row to the one before it on its line, -1 where the line begins."""
+        facts = self.facts
+        mask = facts.forward_mask
+        preceding = array("i", [_NOWHERE]) * len(facts)
+        for row in facts.forward:
+            only = self._only_input(row)
+            if only != _NOWHERE and mask[only]:
+                preceding[row] = only
+        for line in self._fan_outs:
+            for here, there in pairwise(line):
+                preceding[there] = here
+        return preceding
+
+    @cached_property
+    def _fan_outs(self) -> list[tuple[int, ...]]:
+        """Each ``split, getitem…, cat`` whose pieces go nowhere else in the forward, in graph order."""
+        facts = self.facts
+        found = []
+        for target in sorted(_SPLITS):
+            for split in facts.by_target.get(target, ()):
+                pieces = self._forward_users(split)
+                joins = {user for piece in pieces for user in self._forward_users(piece)}
+                if len(joins) != 1 or any(facts.targets[piece] != "builtin.getitem" for piece in pieces):
+                    continue
+                (join,) = joins
+                if facts.targets[join] in _JOINS and set(self._inputs(join)) == set(pieces):
+                    found.append((split, *pieces, join))
+        return found
+
+    @cached_property
+    def _joins(self) -> dict[int, int]:
+        """The ``cat`` of a fan-out to its ``split``."""
+        return {line[-1]: line[0] for line in self._fan_outs}
+
+    def _inputs(self, row: int) -> list[int]:
+        flags = self.facts.flags
+        return [other for other in self.facts.inputs[row] if not flags[other] & _SYMBOLIC]
+
+    def _only_input(self, row: int) -> int:
+        inputs = self.facts.inputs[row]
+        if len(inputs) == 1:  # the usual case, without a list
+            return _NOWHERE if self.facts.flags[inputs[0]] & _SYMBOLIC else inputs[0]
+        found = self._inputs(row)
+        return found[0] if len(found) == 1 else _NOWHERE
+
+    def _forward_users(self, row: int) -> list[int]:
+        mask = self.facts.forward_mask
+        return [user for user in self.facts.users[row] if mask[user]]
+
+    def _first_marker(self, markers: Iterable[int]) -> array[int]:
+        """Row to the first marker on the line from it, itself included; -1 where there is none.
+
+        Data flows along graph order, so a pass from the back has the answer for the next row before it is needed.
+        """
+        following = self.next
+        first = array("i", [_NOWHERE]) * len(self.facts)
+        marked = bytearray(len(self.facts))
+        for row in markers:
+            marked[row] = 1
+        for row in reversed(self.facts.forward):
+            if marked[row]:
+                first[row] = row
+            elif following[row] != _NOWHERE:
+                first[row] = first[following[row]]
+        return first
+
+    def _walk(self, rows: Iterable[int], step: Sequence[int]) -> list[int]:
+        seen = bytearray(len(self.facts))
+        for row in rows:
+            row = step[row]
+            while row != _NOWHERE and not seen[row]:
+                seen[row] = 1
+                row = step[row]
+        return _members(seen)
+
+
+def _members(mask: bytearray) -> list[int]:
+    return [row for row, inside in enumerate(mask) if inside]
+
+
+def after(facts: Facts, rows: Iterable[int]) -> list[int]:
+    """See :meth:`Chains.after`."""
+    return Chains(facts).after(rows)
+
+
+def before(facts: Facts, rows: Iterable[int]) -> list[int]:
+    """See :meth:`Chains.before`."""
+    return Chains(facts).before(rows)
+
+
+def from_parameter(facts: Facts) -> bytearray:
+    """See :attr:`Chains.from_parameter_mask`."""
+    return Chains(facts).from_parameter_mask

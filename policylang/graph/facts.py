@@ -1,0 +1,186 @@
+"""What is known of a graph: one row a node, in graph order, as plain columns that need no torch to read.
+
+Filled in one linear pass over an FX graph by :mod:`policylang.graph.collect`, or from a snapshot file. Rows are
+numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a
+graph of a million nodes has to fit beside the graph itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, IntEnum, IntFlag
+from functools import cached_property
+
+from attrs import field, frozen
+
+
+class GraphKind(Enum):
+    JOINT = "joint"
+    """Forward and backward in one, from AOTAutograd, not yet partitioned."""
+    FLAT = "flat"
+    """Forward, loss and backward of a whole step in one."""
+    FORWARD = "forward"
+    """The forward half of a partition, or a graph without any backward."""
+    BACKWARD = "backward"
+    """The backward half of a partition."""
+
+
+class Phase(IntEnum):
+    INPUT = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OUTPUT = 3
+
+
+class InputKind(IntEnum):
+    NOT_AN_INPUT = 0
+    PARAMETER = 1
+    BUFFER = 2
+    USER = 3
+    TANGENT = 4
+    OTHER = 5
+    """Seeds and offsets, effect tokens, opaque objects."""
+
+
+class Flag(IntFlag):
+    """What holds of a node, as bits of ``Facts.flags``."""
+
+    VIEW = 1
+    """Every tensor it returns aliases an input."""
+    RANDOM = 2
+    """It draws random numbers (SDPA with dropout 0 does not, though its operator is tagged so)."""
+    WRITES = 4
+    """It mutates one of its arguments."""
+    MULTI_OUTPUT = 8
+    """It returns a tuple; its ``getitem`` users follow it."""
+    EFFECTFUL = 16
+    """It has an effect beyond its result: an effect token, a print, an assertion, a non-functional collective."""
+    SYMBOLIC = 32
+    """Its value is a symbolic size, bool or float, not a tensor."""
+    READS_MUTATED = 64
+    """It reads memory that the graph writes: a second run would not see what the first one saw."""
+    FEEDS_BACKWARD = 128
+    """A backward node reads it (or, for an operator with followers, reads one of its followers)."""
+    COLLECTIVE = 256
+    RECORDED_SAVED = 512
+    """An earlier partition saved it (see ``policies/replay.apl``)."""
+    COMPUTE = 1024
+    """Its operator is on PyTorch's list of compute-intensive operators."""
+    FORWARD_OUTPUT = 2048
+    """The forward returns it to the caller: it lives on whatever a policy says."""
+    DATA_DEPENDENT = 8192
+    """Of a collective: how much it sends comes from data, so ranks agree about it only as long as the data does."""
+    REPEATABLE = 4096
+    """Of a flat graph: what it writes does not stand in the way of a second run. It is memory of the forward's own that
+    is run again with it, or running statistics that a second run leaves out."""
+    BACKWARD_HOOK = 16384
+    """The user's code waits for its gradient (``has_backward_hook``)."""
+
+
+@frozen
+class Group:
+    """A process group that a collective of the graph names."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Global ranks in group order; empty where they are not known."""
+    size: int
+    dim: str | None = None
+    """The mesh dimension it belongs to, where one is known."""
+
+
+@frozen
+class LostRecord:
+    """A value that an earlier partition saved, and that is not to be found for certain in this graph."""
+
+    name: str
+    """Of its node in the earlier graph, or ``value 7 of 36``."""
+    reason: str
+    """A phrase for people."""
+
+
+@frozen(eq=False, slots=False)
+class Facts:
+    kind: GraphKind
+    names: Sequence[str]
+    ops: Sequence[str]
+    """``placeholder``, ``get_attr``, ``call_function`` or ``output``."""
+    targets: Sequence[str]
+    """The operator in full, ``aten.mm.default``; ``higher_order.flex_attention`` and ``builtin.getitem`` have no
+    overload. Empty unless ``ops`` is ``call_function``."""
+    phases: Sequence[int]
+    modules: Sequence[str]
+    """The normalised module path, ``model.layers.0.self_attn.q_proj``; empty where there is none."""
+    ac_regions: Sequence[int | None]
+    """The user's activation-checkpoint region."""
+    user_tags: Sequence[str | None]
+    """The ``CheckpointPolicy`` member that the user's own ``checkpoint`` wrote; policylang's are not the user's."""
+    flags: Sequence[int]
+    bytes: Sequence[int]
+    """Of all the tensors a node returns; symbolic sizes count with their hint."""
+    numel: Sequence[int]
+    shapes: Sequence[tuple[int, ...] | None]
+    """Of a single tensor; None for tuples and symbolic values."""
+    dtypes: Sequence[str]
+    """``bfloat16``; empty where there is no single tensor."""
+    devices: Sequence[str]
+    """``cuda:0``; empty where there is no single tensor."""
+    flops: Sequence[int]
+    inputs: Sequence[tuple[int, ...]]
+    """The distinct nodes a node reads, in argument order."""
+    users: Sequence[tuple[int, ...]]
+    """The distinct nodes that read it, in graph order."""
+    owners: Sequence[int]
+    """A node whose decision it shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
+    collective, of every other node itself. Followed to the end: an owner owns itself."""
+    input_kinds: Sequence[int]
+    input_names: Sequence[str]
+    """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
+    group_names: Sequence[str]
+    """Of a collective: its process group; empty otherwise."""
+    groups: dict[str, Group] = field(factory=dict)
+    torch_version: str = ""
+    lost_records: tuple[LostRecord, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Node name to row."""
+        return {name: row for row, name in enumerate(self.names)}
+
+    @cached_property
+    def forward(self) -> list[int]:
+        """The rows that rules range over: every forward ``call_function`` node, in graph order."""
+        phases, ops = self.phases, self.ops
+        return [row for row in range(len(self)) if phases[row] == Phase.FORWARD and ops[row] == "call_function"]
+
+    @cached_property
+    def forward_mask(self) -> bytearray:
+        """One byte a row, 1 for the rows of :attr:`forward`: membership without hashing."""
+        mask = bytearray(len(self))
+        for row in self.forward:
+            mask[row] = 1
+        return mask
+
+    @cached_property
+    def by_target(self) -> dict[str, list[int]]:
+        """Operator in full to the forward rows that call it: operators are looked up, never searched."""
+        index: dict[str, list[int]] = {}
+        targets = self.targets
+        for row in self.forward:
+            index.setdefault(targets[row], []).append(row)
+        return index
+
+    @cached_property
+    def followers(self) -> dict[int, list[int]]:
+        """Owner to the rows that share its decision, itself left out."""
+        result: dict[int, list[int]] = {}
+        for row, owner in enumerate(self.owners):
+            if owner != row:
+                result.setdefault(owner, []).append(row)
+        return result
+
+    def has(self, row: int, flag: Flag) -> bool:
+        return bool(self.flags[row] & flag)

@@ -1,0 +1,82 @@
+"""Size, shape and type of what a node returns, read from its fake value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+UNBACKED_HINT = 4096
+"""What a size that is known at run time only counts as, as in PyTorch's own partitioner."""
+
+
+class Value(NamedTuple):
+    bytes: int
+    numel: int
+    shape: tuple[int, ...] | None
+    dtype: str
+    device: str
+    symbolic: bool
+
+
+NOTHING = Value(0, 0, None, "", "", False)
+SYMBOL = Value(0, 0, None, "", "", True)
+
+
+class Values:
+    """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[torch.Size, torch.dtype, torch.device], Value] = {}
+        self._measured: dict[Value, Value] = {}
+
+    def measure(self, value: Any) -> Value:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return SYMBOL
+        if isinstance(value, (tuple, list)):
+            parts = [self.measure(part) for part in value]
+            total = Value(sum(part.bytes for part in parts), sum(part.numel for part in parts), None, "", "", False)
+            return self._measured.setdefault(total, total)
+        return NOTHING
+
+    def _tensor(self, tensor: torch.Tensor) -> Value:
+        size, dtype, device = tensor.shape, tensor.dtype, tensor.device
+        try:
+            known = self._tensors.get((size, dtype, device))
+        except TypeError:  # symbolic sizes have no hash
+            return self._describe(tuple(hint(length) for length in size), dtype, device)
+        if known is None:
+            known = self._tensors[size, dtype, device] = self._describe(tuple(size), dtype, device)
+        return known
+
+    def _describe(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Value:
+        numel = 1
+        for length in shape:
+            numel *= length
+        value = Value(numel * dtype.itemsize, numel, shape, str(dtype).removeprefix("torch."), str(device), False)
+        return self._measured.setdefault(value, value)
+
+
+def value_of(meta: Mapping[str, Any]) -> Any:
+    """The fake value of a node: AOTAutograd's, Dynamo's, or what a shape propagation left."""
+    value = meta.get("val")
+    if value is None:
+        value = meta.get("example_value")
+    if value is None and (recorded := meta.get("tensor_meta")) is not None and hasattr(recorded, "shape"):
+        return torch.empty(recorded.shape, dtype=recorded.dtype, device="meta")
+    return value
+
+
+def hint(length: int | torch.SymInt) -> int:
+    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard."""
+    if isinstance(length, int):
+        return length
+    known = getattr(length.node, "hint", None)
+    return UNBACKED_HINT if known is None else int(known)
+
+
+def hinted_shape(size: torch.Size) -> torch.Size:
+    return torch.Size([hint(length) for length in size])

@@ -1,0 +1,55 @@
+"""For one node, what each rule had to say of it: why it is as it is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Literal
+
+from attrs import frozen
+
+from policylang.language.syntax import Rule
+from policylang.planning.plan import Plan, Why
+
+Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
+
+
+@frozen
+class RuleOnNode:
+    """One rule and one node. ``by`` is the rule that took the node over, where one did."""
+
+    rule: Rule
+    standing: Standing
+    by: Rule | None = None
+
+
+def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
+    """Every rule of the policy, in order, and how it stands to a node.
+
+    A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a
+    decision. Raises ``ValueError`` for a row that no rule can range over: an input, a backward node.
+    """
+    decision = plan.decisions[row]
+    if decision is None:
+        raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
+    owner = plan.facts.owners[row]
+    return tuple(_standing(plan, index, owner, row) for index in range(len(plan.rules)))
+
+
+def _standing(plan: Plan, index: int, owner: int, row: int) -> RuleOnNode:
+    outcome = plan.rules[index]
+    decision = plan.decisions[row]
+    if decision is None or not _holds(outcome.matched, owner):
+        return RuleOnNode(outcome.rule, "no match")
+    if decision.rule == index:
+        return RuleOnNode(outcome.rule, "decided")
+    if decision.why is Why.ALWAYS:
+        return RuleOnNode(outcome.rule, "always saved")
+    if decision.rule is None:
+        return RuleOnNode(outcome.rule, "kept by the user")
+    return RuleOnNode(outcome.rule, "overridden", plan.rules[decision.rule].rule)
+
+
+def _holds(rows: tuple[int, ...], row: int) -> bool:
+    """Whether a sorted tuple has a row."""
+    position = bisect_left(rows, row)
+    return position < len(rows) and rows[position] == row

@@ -1,0 +1,69 @@
+"""Choice by position: ``first 2 S per block``, ``every 2nd S from 1st``; which blocks ``in last 4 blocks`` means."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from policylang.graph.facts import Facts
+from policylang.language.syntax import BlockSet, Ordinal, Scope
+
+
+def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
+    """Without ``per``: per block where the graph has blocks, else per graph."""
+    if scope is not None:
+        return scope
+    return Scope.BLOCK if has_blocks else Scope.GRAPH
+
+
+def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, block_of: Sequence[int]) -> list[Hashable]:
+    """What each row is counted under; None for a node outside every block under ``per block``: it is not counted."""
+    if scope is Scope.GRAPH:
+        return [0] * len(rows)
+    if scope is Scope.MODULE:
+        modules = facts.modules
+        return [modules[row] for row in rows]
+    return [block if block >= 0 else None for block in map(block_of.__getitem__, rows)]
+
+
+def choose(ordinal: Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
+    """The rows at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
+    totals: dict[Hashable, int] = {}
+    if ordinal.kind == "last":
+        for key in keys:
+            totals[key] = totals.get(key, 0) + 1
+    counts: dict[Hashable, int] = {}
+    chosen: list[int] = []
+    for row, key in zip(rows, keys, strict=True):
+        if key is None:
+            continue
+        position = counts.get(key, 0) + 1
+        counts[key] = position
+        if _at(ordinal, position, totals.get(key, 0)):
+            chosen.append(row)
+    return chosen
+
+
+def _at(ordinal: Ordinal, position: int, total: int) -> bool:
+    n = ordinal.n
+    if ordinal.kind == "first":
+        return position <= n
+    if ordinal.kind == "last":
+        return position > total - n
+    if ordinal.kind == "nth":
+        return position == n
+    start = n if ordinal.start is None else ordinal.start
+    return n > 0 and position >= start and (position - start) % n == 0
+
+
+def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
+    """For each of ``count`` blocks, whether the block set holds it."""
+    if which.kind == "any":
+        return [True] * count
+    if which.kind == "first":
+        return [block < which.n for block in range(count)]
+    if which.kind == "last":
+        return [block >= count - which.n for block in range(count)]
+    if which.kind == "range":
+        return [which.low <= block <= which.high for block in range(count)]
+    start = which.start or which.n
+    return [which.n > 0 and position >= start and (position - start) % which.n == 0 for position in range(1, count + 1)]

@@ -1,0 +1,190 @@
+"""What a plan comes to: the values that will be saved and recomputed when the graph is split after it.
+
+A backward walk from what the backward reads: a value decided *save* is saved and ends the walk, a value decided
+*recompute* is recomputed and needs its own inputs. Nothing else is kept, nothing else runs twice. The partitioner
+takes its saved values from here, the expectations their figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attrs import field, frozen
+
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
+from policylang.planning.plan import Decision, Plan
+from policylang.planning.storage import storage_roots
+
+POSSIBLY = 1
+CERTAINLY = 2
+
+# Plain integers: the enumeration's own operators cost ten times as much.
+_SYMBOLIC = int(Flag.SYMBOLIC)
+_VIEW = int(Flag.VIEW)
+
+
+@frozen(eq=False)
+class Needs:
+    """What the backward comes down to on the forward side. Rows, each tuple in graph order."""
+
+    saved: tuple[int, ...] = ()
+    """Values computed by the forward and kept for the backward."""
+    inputs: tuple[int, ...] = ()
+    """Graph inputs and constants that the backward reads: alive anyway."""
+    symbolic: tuple[int, ...] = ()
+    """Sizes, computed or given: kept as numbers."""
+    offloaded: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
+    undecided: tuple[int, ...] = ()
+    """Values left to PyTorch's partitioner that the backward needs, or needs if other such values are recomputed."""
+    contingent: tuple[int, ...] = ()
+    """Decided values that the backward needs only if one of ``undecided`` is recomputed; in none of the above."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to PyTorch's partitioner."""
+        return not self.undecided
+
+
+@frozen(eq=False)
+class Outcome(Needs):
+    """The needs of the backward with their cost. Bytes and FLOPs are of the settled part."""
+
+    saved_bytes: int = 0
+    """Of the distinct memory that ``saved`` keeps alive: two views of one value count once, as what they view."""
+    saved_bytes_by_block: tuple[int, ...] = ()
+    recomputed_bytes: int = 0
+    recomputed_bytes_by_block: tuple[int, ...] = ()
+    recomputed_flops: int = 0
+    recomputed_flops_by_block: tuple[int, ...] = ()
+    forward_flops: int = 0
+    forward_flops_by_block: tuple[int, ...] = field(default=())
+
+
+def saved_and_recomputed(plan: Plan) -> Outcome:
+    """What a save-all partition that follows the plan saves and recomputes, and what that costs."""
+    return with_cost(backward_needs(plan.facts, plan.decisions), plan.facts, plan.block_of, len(plan.block_names))
+
+
+def backward_needs(
+    facts: Facts, decisions: Sequence[Decision | None], on_recompute: Callable[[int], None] | None = None
+) -> Needs:
+    """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
+
+    ``on_recompute`` is called with each row about to be recomputed, before that is settled; it may put another
+    decision in its place, for this row or for earlier ones.
+    """
+    need = _read_by_backward(facts)
+    saved: list[int] = []
+    inputs: list[int] = []
+    symbolic: list[int] = []
+    offloaded: list[int] = []
+    recomputed: list[int] = []
+    undecided: list[int] = []
+    contingent: list[int] = []
+    for row in range(len(facts) - 1, -1, -1):
+        level = need[row]
+        if not level:
+            continue
+        if on_recompute is not None and _recomputes(decisions[row]):
+            on_recompute(row)
+        decision = decisions[row]
+        action = None if decision is None else decision.action
+        if decision is not None and (action is None or action.recomputes):
+            reach = POSSIBLY if action is None else level
+            for source in facts.inputs[row]:
+                if need[source] < reach:
+                    need[source] = reach
+        if decision is not None and action is None:
+            undecided.append(row)
+        elif facts.flags[row] & _SYMBOLIC:
+            symbolic.append(row)
+        elif decision is None or action is None:
+            inputs.append(row)
+        elif level == POSSIBLY:
+            contingent.append(row)
+        elif action.recomputes:
+            recomputed.append(row)
+        elif action.offloads:
+            offloaded.append(row)
+        else:
+            saved.append(row)
+    columns = (saved, inputs, symbolic, offloaded, recomputed, undecided, contingent)
+    return Needs(*(tuple(reversed(column)) for column in columns))
+
+
+def _recomputes(decision: Decision | None) -> bool:
+    return decision is not None and decision.action is not None and decision.action.recomputes
+
+
+def _read_by_backward(facts: Facts) -> bytearray:
+    """``CERTAINLY`` for every forward value and graph input that the backward, or an output of it, reads."""
+    need = bytearray(len(facts))
+    phases = facts.phases
+    for row in range(len(facts)):
+        if phases[row] == Phase.BACKWARD:
+            for source in facts.inputs[row]:
+                if phases[source] == Phase.FORWARD or (
+                    phases[source] == Phase.INPUT and facts.input_kinds[source] != InputKind.TANGENT
+                ):
+                    need[source] = CERTAINLY
+        elif phases[row] == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
+            for source in facts.inputs[row]:
+                if phases[source] == Phase.FORWARD and _is_backward_output(facts, source):
+                    need[source] = CERTAINLY
+    return need
+
+
+def _is_backward_output(facts: Facts, row: int) -> bool:
+    """A returned forward value is a gradient, unless the forward returns it and nothing says that it is both."""
+    return not facts.flags[row] & Flag.FORWARD_OUTPUT or bool(facts.flags[row] & Flag.FEEDS_BACKWARD)
+
+
+def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> Outcome:
+    """Add up bytes and FLOPs, in all and by block."""
+    saved, saved_by_block = _saved_bytes(needs.saved, facts, block_of, blocks)
+    again = needs.recomputed
+    return Outcome(
+        saved=needs.saved,
+        inputs=needs.inputs,
+        symbolic=needs.symbolic,
+        offloaded=needs.offloaded,
+        recomputed=again,
+        undecided=needs.undecided,
+        contingent=needs.contingent,
+        saved_bytes=saved,
+        saved_bytes_by_block=saved_by_block,
+        recomputed_bytes=sum(_own_bytes(facts, row) for row in again),
+        recomputed_bytes_by_block=_by_block(again, [_own_bytes(facts, row) for row in again], block_of, blocks),
+        recomputed_flops=sum(facts.flops[row] for row in again),
+        recomputed_flops_by_block=_by_block(again, [facts.flops[row] for row in again], block_of, blocks),
+        forward_flops=sum(facts.flops[row] for row in facts.forward),
+        forward_flops_by_block=_by_block(facts.forward, [facts.flops[row] for row in facts.forward], block_of, blocks),
+    )
+
+
+def _saved_bytes(
+    saved: Sequence[int], facts: Facts, block_of: Sequence[int], blocks: int
+) -> tuple[int, tuple[int, ...]]:
+    """A saved view keeps the whole memory it looks into; one of a parameter or input costs nothing more."""
+    roots = storage_roots(facts)
+    distinct: dict[int, None] = dict.fromkeys(roots[row] for row in saved)
+    kept = [root for root in distinct if facts.ops[root] == "call_function"]
+    sizes = [facts.bytes[root] for root in kept]
+    return sum(sizes), _by_block(kept, sizes, block_of, blocks)
+
+
+def _own_bytes(facts: Facts, row: int) -> int:
+    """What computing a value again allocates: nothing for a view or for a piece of an operator counted already."""
+    if facts.flags[row] & _VIEW or facts.owners[row] != row:
+        return 0
+    return facts.bytes[row]
+
+
+def _by_block(rows: Sequence[int], amounts: Sequence[int], block_of: Sequence[int], blocks: int) -> tuple[int, ...]:
+    totals = [0] * blocks
+    for row, amount in zip(rows, amounts, strict=True):
+        block = block_of[row] if blocks else -1
+        if block >= 0:
+            totals[block] += amount
+    return tuple(totals)

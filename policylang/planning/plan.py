@@ -1,0 +1,108 @@
+"""The plan: what becomes of every forward value, and which line said so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Literal
+
+from attrs import field, frozen
+
+from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Action, Fuse, Policy, Rule
+
+Fate = Literal["auto", "save", "recompute", "as traced"]
+"""What becomes of forward values that no rule decides."""
+
+
+@frozen
+class Capabilities:
+    """What the path that will carry the plan out can do; a policy that asks for more is refused."""
+
+    name: str
+    """As a diagnostic names it: ``the joint-graph partitioner``."""
+    replays_random: bool = False
+    offloads: bool = False
+    fuses: bool = False
+    undecided_auto: bool = False
+    """Whether ``undecided -> auto`` can be left to PyTorch's min-cut there."""
+    saves_routing: bool = False
+    """Whether discrete choices that steer what follows (which expert, which row) are saved unless a rule names them."""
+    keeps_undecided: bool = False
+    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` keep a value as it was traced: saved.
+    The plan then says ``as traced``, and so does its report."""
+
+
+class Why(Enum):
+    """What decided a node."""
+
+    RULE = "rule"
+    USER = "user"
+    """The user's own ``checkpoint``."""
+    ALWAYS = "always"
+    """One of the things that always hold: a symbolic size is saved."""
+    UNSAFE = "unsafe"
+    """An ``optional`` rule asked for a recomputation that would be wrong: saved."""
+    ROUTING = "routing"
+    """A rule that does not name it asked for the recomputation of a discrete choice that steers what follows: saved."""
+    UNDECIDED = "undecided"
+    """No rule; ``undecided -> …`` applies."""
+
+
+@frozen
+class Decision:
+    """What becomes of one forward value.
+
+    ``action`` is None where PyTorch's partitioner is to decide. ``rule`` indexes ``Policy.rules`` and is None unless
+    a rule matched the node last (it stays set where ``why`` is UNSAFE). ``reason`` is a phrase for people.
+    """
+
+    action: Action | None
+    rule: int | None
+    why: Why
+    reason: str = ""
+
+
+@frozen
+class RuleOutcome:
+    """What one rule came to on one graph. Rows are owners, in graph order."""
+
+    rule: Rule
+    matched: tuple[int, ...]
+    decided: tuple[int, ...]
+    overridden_by: dict[int, int]
+    """Later rule to how many of this rule's nodes it took over."""
+    kept_by_user: int
+    """How many matches kept the tag of the user's own ``checkpoint``."""
+
+
+@frozen
+class ExpectationOutcome:
+    text: str
+    source: str
+    status: Literal["held", "failed", "deferred"]
+    """``deferred``: depends on what ``undecided -> auto`` leaves to the partitioner; checked after partitioning."""
+    found: str
+    """The figure, as printed: ``219.5 MiB in block 3``."""
+
+
+@frozen(eq=False)
+class Plan:
+    """Policy × facts. ``decisions`` has a row for every row of ``facts``; None for nodes no rule can range over."""
+
+    policy: Policy
+    facts: Facts
+    decisions: Sequence[Decision | None]
+    """Decisions are shared objects: there are few distinct ones."""
+    rules: tuple[RuleOutcome, ...]
+    rewrites: tuple[Fuse, ...]
+    expectations: tuple[ExpectationOutcome, ...]
+    diagnostics: tuple[Diagnostic, ...]
+    """Errors and warnings. A caller that acts on the plan raises the errors first."""
+    undecided: Fate
+    digest: str
+    """Hex SHA-256 over policy, node names, operators and decisions: equal plans, equal digests, on every rank."""
+    block_of: Sequence[int] = field(factory=tuple, repr=False)
+    """Row to block number, 0-based, -1 outside every block."""
+    block_names: tuple[str, ...] = field(factory=tuple, repr=False)

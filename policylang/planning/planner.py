@@ -1,0 +1,118 @@
+"""Policy × facts → plan: the rules in order, what always holds, and what is wrong between the two."""
+
+from __future__ import annotations
+
+from policylang.graph.blocks import Blocks, blocks_of
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.globs import PathGlob
+from policylang.language.syntax import Action, Policy
+from policylang.planning import refusals
+from policylang.planning.decide import first_decisions, judge, rule_outcomes
+from policylang.planning.digest import plan_digest
+from policylang.planning.effects import without_effect
+from policylang.planning.expectations import check_expectations
+from policylang.planning.outcome import backward_needs, with_cost
+from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
+from policylang.planning.replaying import records_lost
+from policylang.planning.routing import keep_routing
+from policylang.planning.safety import Safety
+from policylang.planning.selectors import Selections
+from policylang.planning.user_tags import user_decisions
+
+
+def plan(policy: Policy, facts: Facts, capabilities: Capabilities) -> Plan:
+    """Decide what becomes of every forward value of a graph.
+
+    Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
+    edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
+    """
+    blocks = blocks_for(policy, facts)
+    selections = Selections(facts, policy.lets, blocks, Chains(facts))
+    tagged = user_decisions(facts)
+    fate = _fate(policy, capabilities)
+    verdict = judge(policy, facts, selections, tagged)
+    decisions = first_decisions(policy, facts, verdict, tagged, fate, leave_saves=capabilities.keeps_undecided)
+    routing = keep_routing(policy, facts, decisions) if capabilities.saves_routing else ()
+    safety = Safety(policy, facts, capabilities, decisions)
+    needs = backward_needs(facts, decisions, safety.settle)
+    outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
+    rules = rule_outcomes(policy, verdict, tagged)
+    expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
+    return Plan(
+        policy=policy,
+        facts=facts,
+        decisions=decisions,
+        rules=rules,
+        rewrites=policy.rewrites,
+        expectations=expectations,
+        diagnostics=(
+            *_blocks_diagnostics(policy, facts, blocks),
+            *_rule_diagnostics(policy, rules, selections),
+            *without_effect(rules, facts, decisions, needs),
+            *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
+            *records_lost(policy, facts),
+            *safety.diagnostics(),
+            *refusals.routing_kept(routing, decisions, policy, facts),
+            *failures,
+        ),
+        undecided=fate,
+        digest=plan_digest(policy, facts, decisions),
+        block_of=blocks.block_of,
+        block_names=blocks.names,
+    )
+
+
+def blocks_for(policy: Policy, facts: Facts) -> Blocks:
+    """The blocks of a graph as the policy names them."""
+    return blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+
+
+def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
+    fate = policy.undecided.fate if policy.undecided is not None else "auto"
+    return "as traced" if fate == "auto" and capabilities.keeps_undecided else fate
+
+
+def _blocks_diagnostics(policy: Policy, facts: Facts, blocks: Blocks) -> list[Diagnostic]:
+    if policy.blocks is None or blocks.names:
+        return []
+    return [refusals.no_such_blocks(policy.blocks, facts)]
+
+
+def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> list[Diagnostic]:
+    found: list[Diagnostic] = []
+    for outcome in rules:
+        if not outcome.matched:
+            if not outcome.rule.optional:
+                found.append(refusals.matches_nothing(outcome.rule, selections))
+        elif outcome.decided:
+            continue
+        elif outcome.overridden_by:
+            found.append(refusals.overridden(policy, outcome))
+        elif outcome.kept_by_user:
+            found.append(refusals.kept_by_user(outcome))
+    return found
+
+
+def _capability_diagnostics(
+    policy: Policy,
+    facts: Facts,
+    capabilities: Capabilities,
+    decisions: list[Decision | None],
+    open_rows: tuple[int, ...],
+) -> list[Diagnostic]:
+    """Whatever the policy asks for that the path cannot do: refused, never ignored."""
+    found: list[Diagnostic] = []
+    for rule in policy.rules:
+        if rule.action.offloads and not capabilities.offloads:
+            found.append(refusals.cannot_offload(rule, capabilities))
+        if rule.action is Action.LEAVE and not (capabilities.undecided_auto or capabilities.keeps_undecided):
+            found.append(refusals.cannot_leave(rule, capabilities))
+    if not capabilities.fuses:
+        found.extend(refusals.cannot_fuse(fuse, capabilities) for fuse in policy.rewrites)
+    undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
+    asked = policy.undecided is not None and policy.undecided.fate == "auto" and not capabilities.keeps_undecided
+    if (asked or undecided) and not capabilities.undecided_auto:
+        found.append(refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities))
+    return found

@@ -1,0 +1,223 @@
+"""Diagnostics of planning: the one place where their sentences are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policylang.graph.facts import Facts, LostRecord
+from policylang.language.diagnostics import Diagnostic, Related, Severity
+from policylang.language.source import Span
+from policylang.language.syntax import Blocks, Expectation, Fuse, Policy, Rule, Selector, Undecided
+from policylang.planning.matching import nearest_paths, part_counts
+from policylang.planning.plan import Capabilities, Decision, RuleOutcome
+from policylang.planning.selectors import Selections
+
+MATCHES_NOTHING = "APL301"
+NO_SUCH_BLOCKS = "APL302"
+OVERRIDDEN = "APL303"
+UNSAFE = "APL304"
+EXPECTATION_FAILED = "APL305"
+PATH_CANNOT = "APL306"
+KEPT_BY_USER = "APL307"
+ROUTING_KEPT = "APL308"
+NO_EFFECT = "APL309"
+RECORDS_LOST = "APL310"
+
+_MOST_NAMES = 8
+
+
+def matches_nothing(rule: Rule, selections: Selections) -> Diagnostic:
+    return Diagnostic(
+        MATCHES_NOTHING,
+        f"`{rule.text}` matches nothing in this graph",
+        span=rule.selector.span,
+        help=f"if that is as it should be, write `optional {_without_prefix(rule)}`",
+        details=part_counts(rule.selector, selections),
+    )
+
+
+def _without_prefix(rule: Rule) -> str:
+    text = rule.text
+    return text.removeprefix("optional ") if rule.optional else text
+
+
+def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
+    near = nearest_paths(blocks.glob, facts)
+    return Diagnostic(
+        NO_SUCH_BLOCKS,
+        f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
+        span=blocks.span,
+        help=f"nearest module paths: {', '.join(near)}" if near else "no node of the graph has a module path",
+    )
+
+
+def overridden(policy: Policy, outcome: RuleOutcome) -> Diagnostic:
+    """A rule whose every match later rules took over."""
+    takers = [(policy.rules[index], count) for index, count in outcome.overridden_by.items()]
+    return Diagnostic(
+        OVERRIDDEN,
+        f"`{outcome.rule.text}` decides nothing: other rules take over {_all_nodes(len(outcome.matched))} it matches",
+        span=outcome.rule.span,
+        help="remove it, or move it below the rules that take its nodes over",
+        related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
+        severity=Severity.WARNING,
+    )
+
+
+def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
+    return Diagnostic(
+        KEPT_BY_USER,
+        f"`{outcome.rule.text}` decides nothing: the model's own checkpoint has tagged "
+        f"{_all_nodes(len(outcome.matched))} it matches",
+        span=outcome.rule.span,
+        help=f"write `override {outcome.rule.text}` to change them",
+        severity=Severity.WARNING,
+    )
+
+
+def no_effect(outcome: RuleOutcome, facts: Facts, keeper: tuple[int, int] | None) -> Diagnostic:
+    """``keeper``: a value the rule decides and, where there is one, the saved value that is read in its place."""
+    count = len(outcome.decided)
+    if keeper is None:
+        instead, help = "", "remove the rule, or say it of the values that the backward reads"
+    else:
+        value, saved = (facts.names[row] for row in keeper)
+        instead = f": `{saved}`, which reads `{value}`, is saved in its place"
+        help = f"let the values behind it be recomputed as well: `chain after` reaches from `{value}` to `{saved}`"
+    return Diagnostic(
+        NO_EFFECT,
+        f"`{outcome.rule.text}` decides {_values(count)} and changes nothing: the backward reads none of them{instead}",
+        span=outcome.rule.span,
+        help=help,
+        severity=Severity.WARNING,
+    )
+
+
+def unsafe(text: str, span: Span, rows: Sequence[int], reasons: Sequence[str], facts: Facts, help: str) -> Diagnostic:
+    """``rows`` and ``reasons`` in graph order."""
+    more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return Diagnostic(
+        UNSAFE,
+        f"`{text}` cannot recompute `{facts.names[rows[0]]}`{more}: {reasons[0]}",
+        span=span,
+        help=help,
+        details=_listed([f"{_where(facts, row)}: {reason}" for row, reason in zip(rows, reasons, strict=True)]),
+    )
+
+
+def _where(facts: Facts, row: int) -> str:
+    place = f" in {facts.modules[row]}" if facts.modules[row] else ""
+    return f"{facts.names[row]} ({facts.targets[row]}){place}"
+
+
+def routing_kept(
+    owners: Sequence[int], decisions: Sequence[Decision | None], policy: Policy, facts: Facts
+) -> list[Diagnostic]:
+    """One note a rule: discrete choices that it would have recomputed and that are saved."""
+    by_rule: dict[int | None, list[int]] = {}
+    for owner in owners:
+        decision = decisions[owner]
+        by_rule.setdefault(None if decision is None else decision.rule, []).append(owner)
+    return [
+        _routing_kept(None if index is None else policy.rules[index], rows, facts) for index, rows in by_rule.items()
+    ]
+
+
+def _routing_kept(rule: Rule | None, rows: Sequence[int], facts: Facts) -> Diagnostic:
+    text = f"`{rule.text}`" if rule is not None else "`undecided -> recompute`"
+    operator = facts.targets[rows[0]].split(".")[1]
+    return Diagnostic(
+        ROUTING_KEPT,
+        f"{text} leaves {_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
+        "a second run could choose otherwise",
+        span=None if rule is None else rule.span,
+        help=f"write `recompute {operator}` after it if that cannot happen here",
+        details=_listed([_where(facts, row) for row in rows]),
+        severity=Severity.NOTE,
+    )
+
+
+def records_lost(span: Span, lost: Sequence[LostRecord]) -> Diagnostic:
+    which = f"`{lost[0].name}` is" if len(lost) == 1 else f"`{lost[0].name}` and {len(lost) - 1} more are"
+    return Diagnostic(
+        RECORDS_LOST,
+        f"`{span.text}` cannot tell all that the earlier partition saved: {which} lost in this graph",
+        span=span,
+        help="trace the first partition with the decompositions of the second compilation, or compile the second time "
+        'with `inner="aot_eager"`',
+        details=_listed([f"{record.name}: {record.reason}" for record in lost]),
+    )
+
+
+def cannot_offload(rule: Rule, capabilities: Capabilities) -> Diagnostic:
+    return Diagnostic(
+        PATH_CANNOT,
+        f"`{rule.text}` asks for offloading, which {capabilities.name} cannot do",
+        span=rule.span,
+        help="save or recompute these values instead",
+    )
+
+
+def cannot_fuse(fuse: Fuse, capabilities: Capabilities) -> Diagnostic:
+    return Diagnostic(
+        PATH_CANNOT,
+        f"`{' '.join(fuse.span.text.split())}` asks for a rewrite of collectives, which {capabilities.name} cannot do",
+        span=fuse.span,
+    )
+
+
+def cannot_leave(rule: Rule, capabilities: Capabilities) -> Diagnostic:
+    return Diagnostic(
+        PATH_CANNOT,
+        f"`{rule.text}` leaves values to PyTorch's partitioner, and {capabilities.name} has none",
+        span=rule.span,
+        help="save or recompute these values instead",
+    )
+
+
+def cannot_be_auto(
+    undecided: Undecided | None, rows: Sequence[int], facts: Facts, capabilities: Capabilities
+) -> Diagnostic:
+    """``rows``: the values that would be left undecided, in graph order."""
+    names = _listed([_where(facts, row) for row in rows])
+    if undecided is not None:
+        message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
+    else:
+        message = (
+            f"no rule decides {_values(len(rows))} that the backward reads, and {capabilities.name} "
+            "has no partitioner to leave them to"
+        )
+    return Diagnostic(
+        PATH_CANNOT,
+        message,
+        span=None if undecided is None else undecided.span,
+        help="write `undecided -> save` or `undecided -> recompute`",
+        details=names,
+    )
+
+
+def _listed(lines: list[str]) -> tuple[str, ...]:
+    if len(lines) <= _MOST_NAMES:
+        return tuple(lines)
+    return (*lines[: _MOST_NAMES - 1], f"… and {len(lines) - _MOST_NAMES + 1} more")
+
+
+def _all_nodes(count: int) -> str:
+    return "the only node" if count == 1 else f"all {count} nodes"
+
+
+def _values(count: int) -> str:
+    return "1 forward value" if count == 1 else f"{count} forward values"
+
+
+def expects_of_nothing(text: str, selector: Selector, details: tuple[str, ...]) -> Diagnostic:
+    return Diagnostic(
+        MATCHES_NOTHING,
+        f"`{text}` is about nothing: `{' '.join(selector.span.text.split())}` matches nothing in this graph",
+        span=selector.span,
+        details=details,
+    )
+
+
+def expectation_failed(expectation: Expectation, text: str, found: str, details: tuple[str, ...]) -> Diagnostic:
+    return Diagnostic(EXPECTATION_FAILED, f"`{text}` does not hold: {found}", span=expectation.span, details=details)

@@ -1,0 +1,100 @@
+"""Values that cannot be recomputed correctly: rule 3 of "What always holds" in the language reference."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from policylang.graph.facts import Facts, Flag
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Action, Policy
+from policylang.planning import refusals
+from policylang.planning.plan import Capabilities, Decision, Why
+
+# A plain integer: the enumeration's own operators cost ten times as much.
+_SUSPECT = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT)
+
+
+def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | None:
+    """The reason, as a sentence about the value, or None where a second run gives the same value.
+
+    An owner and what follows it are judged together: they are recomputed together.
+    """
+    flags = facts.flags[owner]
+    for follower in facts.followers.get(owner, ()):
+        flags |= facts.flags[follower]
+    if not flags & _SUSPECT:
+        return None
+    if flags & Flag.WRITES and not flags & Flag.REPEATABLE:
+        return "it writes to one of its arguments, and a second run would do so again"
+    if flags & Flag.EFFECTFUL:
+        return "it has an effect beyond its result, and a second run would have it again"
+    if flags & Flag.DATA_DEPENDENT:
+        return "it is a collective whose sizes come from data: ranks that disagree on a second run wait for each other"
+    if flags & Flag.READS_MUTATED:
+        return "it reads memory that the graph changes, and a second run would not read what the first one read"
+    if flags & Flag.RANDOM and not capabilities.replays_random:
+        return f"it draws random numbers, and {capabilities.name} cannot replay them"
+    return None
+
+
+class Safety:
+    """Looks at every value that is about to be recomputed, and saves it or objects where that would be wrong.
+
+    Only values that the backward needs are looked at: a counter that no gradient depends on is never run twice,
+    whatever a policy says of it.
+    """
+
+    def __init__(
+        self, policy: Policy, facts: Facts, capabilities: Capabilities, decisions: list[Decision | None]
+    ) -> None:
+        self._policy = policy
+        self._facts = facts
+        self._capabilities = capabilities
+        self._decisions = decisions
+        self._refused: dict[int, str] = {}  # owner → reason, last in the graph first
+
+    def settle(self, row: int) -> None:
+        """To be called with a row that is about to be recomputed, the last in the graph first.
+
+        What an ``optional`` rule or the user's own checkpoint asked for is saved instead, the whole group of an owner
+        at once; what another rule asked for is kept for :meth:`diagnostics`.
+        """
+        owner = self._facts.owners[row]
+        if owner in self._refused:
+            return
+        reason = why_unsafe(self._facts, owner, self._capabilities)
+        if reason is None:
+            return
+        decision = self._decisions[row]
+        assert decision is not None
+        if decision.why is Why.USER or (decision.rule is not None and self._policy.rules[decision.rule].optional):
+            saved = evolve(decision, action=Action.SAVE, why=Why.UNSAFE, reason=reason)
+            for member in (owner, *self._facts.followers.get(owner, ())):
+                if not self._facts.has(member, Flag.SYMBOLIC):
+                    self._decisions[member] = saved
+        else:
+            self._refused[owner] = reason
+
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """One error a rule, in the order of the rules, with all its values in graph order."""
+        by_rule: dict[int | None, list[int]] = {}
+        for owner in sorted(self._refused):
+            decision = self._decisions[owner]
+            assert decision is not None
+            by_rule.setdefault(decision.rule, []).append(owner)
+        found = [
+            self._diagnostic(rule, by_rule[rule]) for rule in sorted(index for index in by_rule if index is not None)
+        ]
+        return (*found, *([self._diagnostic(None, by_rule[None])] if None in by_rule else []))
+
+    def _diagnostic(self, index: int | None, owners: list[int]) -> Diagnostic:
+        reasons = [self._refused[owner] for owner in owners]
+        if index is not None:
+            rule = self._policy.rules[index]
+            help = f"save these values with a later rule, or write `optional {rule.text}` to have them saved"
+            return refusals.unsafe(rule.text, rule.span, owners, reasons, self._facts, help)
+        undecided = self._policy.undecided
+        assert undecided is not None
+        text = " ".join(undecided.span.text.split())
+        help = "save these values with a rule"
+        return refusals.unsafe(text, undecided.span, owners, reasons, self._facts, help)

@@ -1,0 +1,42 @@
+"""Which values share memory: views are followed to the value that allocated it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from policylang.graph.facts import Facts, Flag
+
+GETITEM = "builtin.getitem"
+_KNOWN = "_storage_roots"  # beside the cached properties of a facts, which go with it
+_REPEATABLE = int(Flag.REPEATABLE)
+_VIEW = int(Flag.VIEW)
+_IN_PLACE = int(Flag.WRITES | Flag.VIEW)
+
+
+def storage_roots(facts: Facts) -> Sequence[int]:
+    """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
+
+    Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split`` does.
+    What a flat graph writes in place shares a decision with all that runs again with it, and memory with what it
+    writes to alone. Worked out once for each facts.
+    """
+    known: Sequence[int] | None = facts.__dict__.get(_KNOWN)
+    if known is None:
+        known = facts.__dict__[_KNOWN] = _storage_roots(facts)
+    return known
+
+
+def _storage_roots(facts: Facts) -> Sequence[int]:
+    roots = array("i", range(len(facts)))
+    flags, inputs, owners, targets = facts.flags, facts.inputs, facts.owners, facts.targets
+    for row in range(len(facts)):
+        if owners[row] != row and flags[row] & _REPEATABLE and targets[row] != GETITEM:
+            if flags[row] & _IN_PLACE and inputs[row]:
+                roots[row] = roots[inputs[row][0]]
+        elif owners[row] != row:
+            if targets[row] != GETITEM or flags[owners[row]] & _VIEW:
+                roots[row] = roots[owners[row]]
+        elif flags[row] & _VIEW and inputs[row]:
+            roots[row] = roots[inputs[row][0]]
+    return roots
