@@ -1,0 +1,98 @@
+"""``policylang.apply`` and ``policylang.partition``: a policy on a graph that is at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from policylang.backends import outcomes, refusals, tags
+from policylang.backends.flat import apply_flat
+from policylang.backends.partitioner import partition_planned, plan_facts, plan_joint
+from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
+from policylang.graph.facts import GraphKind
+from policylang.language.syntax import Policy
+from policylang.loading import load
+from policylang.planning.plan import Plan
+
+PolicyLike = Policy | str | os.PathLike[str]
+NO_BACKWARD = "APL340"
+
+
+def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None) -> fx.GraphModule:
+    """Carry a policy out on a graph, and return the graph.
+
+    A joint graph is tagged: every decided forward node gets its ``recompute`` tag and
+    ``node.meta["custom"]["policylang"]``, the line that decided. ``policylang.partition`` then splits it. On a flat
+    graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged and audited.
+    ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives.
+
+    Raises ``PolicyMatchError`` where policy and graph do not fit, ``PolicyGraphError`` for a graph of a kind that
+    policies cannot be applied to, or to which one was applied already if it is flat. The graph is then as it was.
+    ``PolicyAuditError`` where a flat graph does not do what was planned.
+    """
+    _check_graph(gm, "a policy is applied to a graph module")
+    facts = collect(gm)
+    if facts.kind is GraphKind.FLAT:
+        outcomes.record_flat(gm, apply_flat(gm, _loaded(policy), facts))
+        return gm
+    if facts.kind is not GraphKind.JOINT:
+        raise PolicyGraphError([refusals.no_path(facts.kind)])
+    plan = plan_facts(facts, _loaded(policy))
+    tags.write(gm.graph, plan)
+    outcomes.remember_plan(gm, plan)
+    return gm
+
+
+def partition(
+    gm: fx.GraphModule,
+    joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    policy: PolicyLike | None = None,
+    **options: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
+
+    Follows the plan that ``policylang.apply`` made for this graph, or ``policy``. Other ``options`` of partitioners,
+    such as Inductor's ``compiler``, are accepted.
+
+    Raises ``PolicyGraphError`` for a graph that is not a joint graph or has no policy, ``PolicyMatchError`` where
+    policy and graph do not fit, and ``PolicyAuditError`` where the graphs that came out are not what was planned.
+    """
+    _check_graph(gm, "a partition is of a graph module")
+    plan = outcomes.plan_of(gm)
+    if policy is None and plan is None:
+        raise PolicyGraphError([refusals.no_policy()])
+    if policy is not None or plan is None or not _still_fits(gm, plan):
+        wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
+        try:
+            plan = plan_joint(gm, wanted, static_lifetime_input_indices, num_fwd_outputs=num_fwd_outputs)
+        except PolicyGraphError as error:
+            if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
+                raise
+            raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
+    result = partition_planned(
+        gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static_lifetime_input_indices or ()
+    )
+    return result.forward, result.backward
+
+
+def _check_graph(gm: object, wanted: str) -> None:
+    if not isinstance(gm, fx.GraphModule):
+        raise PolicyGraphError([refusals.not_a_graph(gm, wanted)])
+
+
+def _still_fits(gm: fx.GraphModule, plan: Plan) -> bool:
+    """Whether the graph has the nodes that were planned; another pass may have changed it since."""
+    names = plan.facts.names
+    nodes = gm.graph.nodes
+    return len(nodes) == len(names) and all(node.name == name for node, name in zip(nodes, names, strict=True))
+
+
+def _loaded(policy: PolicyLike) -> Policy:
+    return policy if isinstance(policy, Policy) else load(policy)

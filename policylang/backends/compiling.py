@@ -1,0 +1,87 @@
+"""One graph of Dynamo's through AOTAutograd, with what was decided known even when the compiled graph was cached."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import fx
+
+from policylang import _torch
+from policylang.backends import fingerprint, record
+from policylang.backends.caching import CachedPartitioner, ReportingPartitioner, partitions
+from policylang.backends.findings import Findings, from_json, of_partition, to_json
+from policylang.backends.partitioner import JointPartitioner, Partition
+from policylang.language.syntax import Policy
+
+log = logging.getLogger(__name__)
+
+_WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+
+
+@frozen
+class Outcome:
+    run: Callable[..., Any]
+    """The compiled graph."""
+    findings: tuple[Findings, ...]
+    """Empty where there was nothing to decide."""
+    from_cache: bool = False
+
+
+def with_aot_eager(partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any]) -> Outcome:
+    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
+    with partitions() as done:
+        run = _torch.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
+    return Outcome(run, _findings(done))
+
+
+def with_inductor(
+    partitioner: JointPartitioner, key: str, gm: fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]
+) -> Outcome:
+    """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
+
+    A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
+    assumed to hold.
+    """
+    key = f"{key}:{fingerprint.context_of(gm)}"
+    remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
+    patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
+    wanted = needs_gradients(gm, inputs)
+    hits = _torch.cache_hits()
+    with partitions() as done:
+        run = _torch.compile_with_inductor(gm, inputs, patched)
+    if not wanted:
+        return Outcome(run, ())
+    if not done and _torch.cache_hits() > hits:
+        remembered = _remembered(remembered_as, partitioner.policy)
+        if remembered is not None:
+            return Outcome(run, remembered, from_cache=True)
+        log.info("no record of what was decided for a cached graph: compiling it again")
+        with partitions() as done:
+            run = _torch.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
+    findings = _findings(done)
+    record.write(remembered_as, {"partitions": [to_json(found) for found in findings]})
+    return Outcome(run, findings)
+
+
+def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd will look for a backward."""
+    tensors = [*gm.parameters(), *(value for value in inputs if isinstance(value, torch.Tensor))]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:
+    return tuple(of_partition(partition) for partition in done)
+
+
+def _remembered(key: str, policy: Policy) -> tuple[Findings, ...] | None:
+    content = record.read(key)
+    if content is None:
+        return None
+    try:
+        return tuple(from_json(found, policy) for found in content["partitions"])
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,125 @@
+"""Errors of one graph that are only errors if every graph of the model has them.
+
+A model compiles to as many graphs as it has graph breaks, blocks compiled on their own, and shapes. A rule has to
+match in one of them, not in each, and nobody knows which graph is the last; so such errors wait until it is clear
+that no graph is still to come before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import asdict, frozen
+
+from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.source import Span
+from policylang.language.syntax import Policy
+from policylang.planning import refusals
+
+DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS)
+"""Of the diagnostics that say "nothing here": a rule or a ``blocks`` glob."""
+
+
+@frozen
+class Complaint:
+    """One deferred diagnostic of one graph, as plain data that a record can hold.
+
+    ``statement`` numbers the sentences that planning acts on; ``start`` and ``end`` count from where it starts, so
+    that a record outlives an edit elsewhere in the file.
+    """
+
+    statement: int
+    code: str
+    message: str
+    help: str | None
+    details: tuple[str, ...]
+    start: int
+    end: int
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        return self.statement, self.code
+
+
+def complaints(policy: Policy, diagnostics: Iterable[Diagnostic]) -> tuple[Complaint, ...]:
+    """Those of a plan's diagnostics that other graphs may answer."""
+    spans = _statements(policy)
+    found: list[Complaint] = []
+    for diagnostic in diagnostics:
+        number = _number_of(diagnostic.span, spans) if diagnostic.code in DEFERRED_CODES else None
+        if number is not None and diagnostic.severity is Severity.ERROR:
+            found.append(_complaint(number, spans[number], diagnostic))
+    return tuple(found)
+
+
+def shared_by_all(
+    policy: Policy, graphs: Sequence[tuple[str, Sequence[Complaint]]], *, root: str
+) -> tuple[Diagnostic, ...]:
+    """The diagnostics that every graph has, each with what was found in which. ``graphs``: labels and complaints."""
+    if not graphs:
+        return ()
+    by_graph = [{complaint.identity: complaint for complaint in complaints} for _, complaints in graphs]
+    identities = sorted(set(by_graph[0]).intersection(*by_graph[1:]))
+    spans = _statements(policy)
+    return tuple(
+        _diagnostic(spans, [(label, found[identity]) for (label, _), found in zip(graphs, by_graph, strict=True)], root)
+        for identity in identities
+        if identity[0] < len(spans)
+    )
+
+
+def to_json(complaints: Iterable[Complaint]) -> list[dict[str, Any]]:
+    return [asdict(complaint) for complaint in complaints]
+
+
+def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Complaint, ...]:
+    """Raises ``TypeError`` or ``KeyError`` for data that is not what :func:`to_json` writes."""
+    return tuple(Complaint(**{**entry, "details": tuple(entry["details"])}) for entry in data)
+
+
+def _statements(policy: Policy) -> list[Span]:
+    blocks = [policy.blocks.span] if policy.blocks is not None else []
+    return [*blocks, *(rule.span for rule in policy.rules), *(expected.span for expected in policy.expectations)]
+
+
+def _number_of(span: Span | None, statements: Sequence[Span]) -> int | None:
+    if span is None:
+        return None
+    for number, statement in enumerate(statements):
+        if statement.source == span.source and statement.start <= span.start and span.end <= statement.end:
+            return number
+    return None
+
+
+def _complaint(number: int, statement: Span, diagnostic: Diagnostic) -> Complaint:
+    assert diagnostic.span is not None
+    return Complaint(
+        statement=number,
+        code=diagnostic.code,
+        message=diagnostic.message,
+        help=diagnostic.help,
+        details=diagnostic.details,
+        start=diagnostic.span.start - statement.start,
+        end=diagnostic.span.end - statement.start,
+    )
+
+
+def _diagnostic(statements: Sequence[Span], found: Sequence[tuple[str, Complaint]], root: str) -> Diagnostic:
+    _, first = found[0]
+    statement = statements[first.statement]
+    span = Span(statement.source, statement.start + first.start, min(statement.start + first.end, statement.end))
+    if len(found) == 1:
+        details = first.details
+        message = first.message
+    else:
+        details = tuple(line for label, complaint in found for line in (f"{label}:", *_indented(complaint.details)))
+        message = first.message.replace("this graph", f"any of the {len(found)} graphs of this model")
+    help = first.help
+    if first.code == refusals.NO_SUCH_BLOCKS and not root:
+        help = f'{help}; a block that is compiled on its own needs its path: `root="layers.0"`'
+    return Diagnostic(first.code, message, span, help, details=details)
+
+
+def _indented(lines: Iterable[str]) -> Iterable[str]:
+    return (f"  {line}" for line in lines)

@@ -1,0 +1,51 @@
+"""What a policy came to on one partitioned graph, as plain data that a record beside Inductor's caches can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from policylang.backends import deferred
+from policylang.backends.deferred import Complaint
+from policylang.backends.partitioner import Partition
+from policylang.language.syntax import Policy
+from policylang.report.data import Report, report_from_dict
+from policylang.report.report import partition_report
+
+
+@frozen
+class Findings:
+    complaints: tuple[Complaint, ...]
+    """What this graph lacks and another graph of the model may have."""
+    report: Report
+
+
+def of_partition(partition: Partition) -> Findings:
+    plan = partition.plan
+    return Findings(deferred.complaints(plan.policy, plan.diagnostics), partition_report(plan, partition.audit))
+
+
+def to_json(findings: Findings) -> dict[str, Any]:
+    return {"complaints": deferred.to_json(findings.complaints), "report": findings.report.to_dict()}
+
+
+def from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`to_json` writes.
+
+    The policy may have been laid out differently when the record was written: where its rules stand and how they are
+    spelled is taken from ``policy``.
+    """
+    report = report_from_dict(data["report"])
+    rules = tuple(
+        evolve(account, source=rule.source, text=rule.text)
+        for account, rule in zip(report.rules, policy.rules, strict=True)
+    )
+    moved = {account.source: rule.source for account, rule in zip(report.rules, policy.rules, strict=True)}
+    decisions = {
+        name: evolve(decision, rule=moved.get(decision.rule, decision.rule) if decision.rule else None)
+        for name, decision in report.decisions.items()
+    }
+    report = evolve(report, rules=rules, decisions=decisions, from_cache=True)
+    return Findings(deferred.from_json(data["complaints"]), report)

@@ -1,0 +1,81 @@
+"""A policy on a flat graph: plan, rematerialise, audit."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from torch import fx
+
+from policylang.audit import Audit
+from policylang.audit_flat import audit_flat
+from policylang.backends.remat import FLAT, Rematerialised, rematerialise
+from policylang.backends.stages import timed
+from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError
+from policylang.graph import marks
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Severity
+from policylang.language.syntax import Policy
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan as make_plan
+
+APPLIED_BEFORE = "APL382"
+
+
+@frozen(eq=False)
+class FlatOutcome:
+    """What a policy came to on a flat graph."""
+
+    plan: Plan
+    rematerialised: Rematerialised
+    audit: Audit
+    seconds: dict[str, float] = field(factory=dict)
+    """By stage, in the order they ran."""
+
+
+def plan_flat(facts: Facts, policy: Policy) -> Plan:
+    """Plan a flat graph. Raises ``PolicyMatchError`` with every error between the policy and the graph."""
+    made = make_plan(policy, facts, FLAT)
+    errors = [found for found in made.diagnostics if found.severity is Severity.ERROR]
+    if errors:
+        raise PolicyMatchError(errors)
+    return made
+
+
+def apply_flat(gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> FlatOutcome:
+    """Carry a policy out on a flat graph, in place.
+
+    Raises ``PolicyMatchError`` where policy and graph do not fit, ``PolicyGraphError`` where a policy has been carried
+    out on the graph before (the graph is untouched then), and ``PolicyAuditError`` where what came out is not what was
+    planned.
+    """
+    _refuse_second_time(gm.graph)
+    seconds: dict[str, float] = {}
+    with timed(seconds, "collect"):
+        facts = collect(gm, kind=GraphKind.FLAT) if facts is None else facts
+    with timed(seconds, "plan"):
+        made = plan_flat(facts, policy)
+    with timed(seconds, "rematerialise"):
+        outcome = rematerialise(gm, made)
+    with timed(seconds, "audit"):
+        audit = audit_flat(made, gm.graph)
+    if not audit.agrees:
+        raise PolicyAuditError(audit.differences)
+    return FlatOutcome(made, outcome, audit, seconds)
+
+
+def _refuse_second_time(graph: fx.Graph) -> None:
+    """What was erased and copied under one policy cannot be decided again by another."""
+    copy = next((node for node in graph.nodes if marks.RECOMPUTED in marks.custom(node.meta)), None)
+    if copy is None:
+        return
+    origin = marks.custom(copy.meta)[marks.RECOMPUTED]
+    raise PolicyGraphError(
+        [
+            diagnose(
+                APPLIED_BEFORE,
+                f"a policy was carried out on this graph before: `{copy.name}` recomputes `{origin}`",
+                help="trace the step again, and apply one policy; `include` puts two policies into one",
+            )
+        ]
+    )

@@ -1,0 +1,200 @@
+"""``torch.compile`` under a policy: the backend ``"policylang"``, over Inductor or over AOTAutograd alone.
+
+This is an edge of the package: here diagnostics become exceptions, and what was decided is kept for reports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import fx
+
+from policylang import _torch
+from policylang.backends import compiling, deferred, fingerprint
+from policylang.backends import options as backend_options
+from policylang.backends.graphs import CompiledGraph, described, of_model
+from policylang.backends.options import Inner
+from policylang.backends.partitioner import JointPartitioner
+from policylang.backends.waiting import watched
+from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError, PolicyWarning
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.loading import load
+
+_live: WeakSet[PolicyBackend] = WeakSet()
+_births = count()
+
+
+def backend(policy: str | os.PathLike[str] | Policy, inner: Inner = "inductor", root: str = "") -> PolicyBackend:
+    """A backend for ``torch.compile`` that saves and recomputes what a policy says.
+
+    ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
+    halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
+    module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
+    whole model would have. One backend serves all the graphs of one model; give two models a backend each.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
+    """
+    problems = backend_options.check_own(inner, root)
+    if problems:
+        raise PolicyMeaningError(problems)
+    made = PolicyBackend(_loaded(policy), inner=inner, root=root)
+    _warn_of_recompile_limit(made)
+    return made
+
+
+class PolicyBackend:
+    """What :func:`backend` returns: hand it to ``torch.compile(backend=...)`` or to ``module.compile(backend=...)``."""
+
+    def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "") -> None:
+        self.__name__ = "policylang"  # what Dynamo calls it in its messages
+        self.policy = policy
+        self.inner: Inner = inner
+        self.root = root
+        self._partitioner = JointPartitioner(policy, deferred=deferred.DEFERRED_CODES, root=root)
+        self._key = fingerprint.policy_key(policy, root=root)
+        self._graphs: list[CompiledGraph] = []
+        self._settled = True
+        self._born = next(_births)
+        _live.add(self)
+
+    def __repr__(self) -> str:
+        root = f", root={self.root!r}" if self.root else ""
+        return f"policylang.backend({self.policy.name!r}, inner={self.inner!r}{root})"
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile one graph of Dynamo's. ``mode`` and ``options`` are Inductor's, as in ``torch.compile``.
+
+        Raises ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are.
+        """
+        try:
+            return self._compile(gm, example_inputs, backend_options.settings(self.inner, mode, options))
+        except PolicyError as error:
+            raise _torch.through_dynamo(error, sys._getframe()) from None
+
+    @property
+    def graphs(self) -> tuple[CompiledGraph, ...]:
+        """The graphs compiled so far, in order."""
+        return tuple(self._graphs)
+
+    def check(self) -> None:
+        """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far.
+
+        Called by itself when the first backward starts; call it once the model has run forward to know earlier.
+        """
+        problems = self._unanswered()
+        if problems:
+            raise PolicyMatchError(problems)
+
+    def reset(self) -> None:
+        """Forget the graphs compiled so far; ``torch._dynamo.reset()`` calls it."""
+        self._graphs.clear()
+        self._settled = True
+
+    def _compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        graph = described(gm, number=len(self._graphs), root=self.root)
+        if self.inner == "inductor":
+            outcome = compiling.with_inductor(self._partitioner, self._key, gm, example_inputs, settings)
+        else:
+            outcome = compiling.with_aot_eager(self._partitioner, gm, example_inputs)
+        graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
+        self._graphs.append(graph)
+        self._settled = not self._unanswered()
+        return watched(outcome.run, graph, lambda: self._settled, self.check)
+
+    def _unanswered(self) -> tuple[Diagnostic, ...]:
+        found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
+        return deferred.shared_by_all(self.policy, found, root=self.root)
+
+
+def policylang_backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="policylang", options={"policy": path})``.
+
+    Further options: ``inner`` and ``root``, as in :func:`backend`, and any setting of Inductor. Graphs compiled with
+    the same policy file and options count as one model.
+    """
+    try:
+        chosen = backend_options.parse(options, mode)
+        policy = _loaded(chosen.path)
+    except PolicyError as error:
+        raise _torch.through_dynamo(error, sys._getframe()) from None
+    key = (str(chosen.path.absolute()), chosen.inner, chosen.root)
+    serving = _by_options.get(key)
+    if serving is None or not _same_text(serving.policy, policy):
+        serving = _by_options[key] = PolicyBackend(policy, inner=chosen.inner, root=chosen.root)
+    return serving(gm, example_inputs, mode=mode, options=chosen.settings)
+
+
+def _same_text(left: Policy, right: Policy) -> bool:
+    """Whether two policies also stand in the same lines, which reports name."""
+    return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
+
+
+def _reset() -> None:
+    _by_options.clear()
+
+
+_by_options: dict[tuple[str, Inner, str], PolicyBackend] = {}
+policylang_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() looks for it
+
+
+def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
+    """The graphs compiled for a model, a compiled model or a backend; None for anything else.
+
+    A model's graphs are those that were called with one of its parameters, whatever was handed to ``torch.compile``:
+    the model, its blocks, or a function that calls it. Where it was compiled again, with another backend, they are the
+    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter
+    (FSDP hands graphs parameters of its own making), a compiled model's are those of its backend.
+    """
+    if isinstance(subject, PolicyBackend):
+        return subject.graphs
+    if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
+        return None
+    its_own = _torch.backend_of(subject)
+    if isinstance(its_own, PolicyBackend):
+        return of_model([its_own.graphs], subject) or its_own.graphs
+    return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
+
+
+def _warn_of_recompile_limit(made: PolicyBackend) -> None:
+    """Blocks share their code, and Dynamo compiles one piece of code for so many backends and no more."""
+    if not made.root:
+        return
+    roots = {one.root for one in _live if one.root and one.inner == made.inner and one.policy == made.policy}
+    limit = _torch.recompile_limit()
+    if len(roots) > limit:
+        warnings.warn(
+            f"{len(roots)} backends differ in `root` alone: if their modules share a forward, torch compiles the first "
+            f"{limit} and runs the rest eagerly, without a policy; give one backend to all blocks that are to be "
+            "treated alike, or raise `torch._dynamo.config.recompile_limit`",
+            PolicyWarning,
+            stacklevel=3,
+        )
+
+
+def _loaded(policy: str | os.PathLike[str] | Policy) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    return load(policy)

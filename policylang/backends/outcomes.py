@@ -1,0 +1,44 @@
+"""What became of a graph, kept beside its modules for as long as they live, and never in what is pickled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch import fx
+
+from policylang.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from policylang.backends.flat import FlatOutcome
+    from policylang.backends.partitioner import Partition
+
+_plans: WeakKeyDictionary[fx.GraphModule, Plan] = WeakKeyDictionary()
+_partitions: WeakKeyDictionary[fx.GraphModule, Any] = WeakKeyDictionary()
+
+
+def remember_plan(gm: fx.GraphModule, plan: Plan) -> None:
+    """Keep the plan that was written on a graph."""
+    _plans[gm] = plan
+
+
+def plan_of(gm: fx.GraphModule) -> Plan | None:
+    """The plan that was last applied to a graph."""
+    return _plans.get(gm)
+
+
+def record(gm: fx.GraphModule, partition: Partition) -> None:
+    """Keep how a graph was split, to be asked for by the joint graph or by either half."""
+    outcome = (partition.plan, partition.audit, partition.seconds)
+    for module in (gm, partition.forward, partition.backward):
+        _partitions[module] = outcome
+
+
+def record_flat(gm: fx.GraphModule, outcome: FlatOutcome) -> None:
+    """Keep what became of a flat graph."""
+    _partitions[gm] = (outcome.plan, outcome.audit, outcome.seconds)
+
+
+def outcome_of(gm: fx.GraphModule) -> tuple[Plan, Any, dict[str, float]] | None:
+    """Plan, audit and seconds by stage of the partition that a module took part in."""
+    return _partitions.get(gm)

@@ -1,0 +1,211 @@
+"""The exact partitioner of joint graphs: saves what the plan saves and the backward needs, and nothing else.
+
+The order matters. The plan is made on the user's graph and everything wrong with it is raised before the graph is
+touched; then equal nodes are merged, tags written, values chosen, and the graph is split by PyTorch's own extraction.
+What came out is audited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import field, frozen
+from torch import fx
+
+from policylang import _torch
+from policylang.audit import Audit, audit
+from policylang.backends import cse, refusals, settle, tags
+from policylang.backends.garbage import collector_paused
+from policylang.backends.outcomes import record
+from policylang.backends.split import finish, split
+from policylang.backends.stages import timed
+from policylang.errors import PolicyAuditError, PolicyMatchError
+from policylang.graph import marks
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.syntax import Policy
+from policylang.planning.outcome import Needs, backward_needs
+from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.planner import plan as make_plan
+from policylang.planning.settled import settle_expectations
+
+CAPABILITIES = Capabilities(name="the joint-graph partitioner", replays_random=True, undecided_auto=True)
+
+
+@frozen(eq=False)
+class Partition:
+    """The two halves of a joint graph and how they came about."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    plan: Plan
+    """As made on the user's graph, with every expectation settled."""
+    audit: Audit
+    seconds: dict[str, float] = field(factory=dict)
+    """By stage, in the order they ran."""
+
+
+@frozen
+class JointPartitioner:
+    """A ``partition_fn`` for AOTAutograd that follows a policy. Plain data, since Inductor's cache keys pickle it."""
+
+    policy: Policy
+    deferred: tuple[str, ...] = ()
+    """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
+    root: str = ""
+    """Put before every module path, where a block of the model is compiled on its own."""
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **options: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split ``gm``. ``options`` (such as Inductor's ``compiler``) do not bear on a plan and are accepted.
+
+        Raises ``PolicyMatchError`` before the graph is touched, ``PolicyAuditError`` after.
+        """
+        partition = self.partition(
+            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+        )
+        return partition.forward, partition.backward
+
+    def partition(
+        self,
+        gm: fx.GraphModule,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+    ) -> Partition:
+        """The same with everything that is known of how it came about."""
+        seconds: dict[str, float] = {}
+        static = static_lifetime_input_indices
+        made = plan_joint(
+            gm,
+            self.policy,
+            static,
+            num_fwd_outputs=num_fwd_outputs,
+            root=self.root,
+            deferred=self.deferred,
+            seconds=seconds,
+        )
+        return partition_planned(gm, made, num_fwd_outputs=num_fwd_outputs, static_inputs=static or (), seconds=seconds)
+
+
+def plan_joint(
+    gm: fx.GraphModule,
+    policy: Policy,
+    static_inputs: Sequence[int] | None = None,
+    *,
+    num_fwd_outputs: int,
+    root: str = "",
+    deferred: Sequence[str] = (),
+    seconds: dict[str, float] | None = None,
+) -> Plan:
+    """Plan a joint graph, without touching it. A graph whose outputs are all the forward's has no backward to plan for.
+
+    Raises as :func:`plan_facts` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
+    """
+    seconds = {} if seconds is None else seconds
+    has_backward = len(settle.returned(gm.graph)) > num_fwd_outputs
+    with timed(seconds, "collect"):
+        kind = GraphKind.JOINT if has_backward else GraphKind.FORWARD
+        facts = collect(gm, kind=kind, static_inputs=static_inputs, root=root)
+    with timed(seconds, "plan"):
+        return plan_facts(facts, policy, deferred=deferred)
+
+
+def plan_facts(facts: Facts, policy: Policy, *, deferred: Sequence[str] = ()) -> Plan:
+    """Plan for this path. Raises ``PolicyMatchError`` with every error whose code is not deferred."""
+    made = make_plan(policy, facts, CAPABILITIES)
+    _raise_errors((*made.diagnostics, *refusals.unsaveable(made)), deferred)
+    return made
+
+
+@collector_paused()
+def partition_planned(
+    gm: fx.GraphModule,
+    plan: Plan,
+    *,
+    num_fwd_outputs: int,
+    static_inputs: Sequence[int] = (),
+    seconds: dict[str, float] | None = None,
+) -> Partition:
+    """Split a joint graph after a plan that was made on it as it stands. Changes ``gm``.
+
+    Raises ``PolicyAuditError`` where the graphs that come out do not do what the plan says, and ``PolicyMatchError``
+    where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
+    expectation fails.
+    """
+    seconds = {} if seconds is None else seconds
+    with timed(seconds, "cse"):
+        merged = cse.eliminate(gm.graph, plan) if _torch.cse_enabled() else cse.NOTHING_MERGED
+        merged_plan = settle.merge(plan, merged)
+    with timed(seconds, "tag"):
+        tags.write(gm.graph, merged_plan)
+    with timed(seconds, "choose"):
+        settled, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
+        plan, failures = settle_expectations(plan, settled, needs)
+        _raise_errors(failures)
+    with timed(seconds, "split"):
+        tags.record_saved(gm.graph, _saved_marks(settled.facts, needs))
+        forward, backward = split(gm, settled, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+    with timed(seconds, "audit"):
+        result = audit(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+    if not result.agrees:
+        raise PolicyAuditError(result.differences)
+    with timed(seconds, "finish"):
+        forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+    partition = Partition(forward, backward, plan, result, seconds)
+    record(gm, partition)
+    return partition
+
+
+def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> tuple[Plan, Needs]:
+    """What is saved and recomputed; min-cut is asked only where it has something to decide."""
+    gradients = settle.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
+    settled = settle.fit(plan, gradients)
+    needs = backward_needs(settled.facts, settled.decisions)
+    if not needs.settled:
+        chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
+        settled = settle.fit(plan, gradients, chosen)
+        needs = backward_needs(settled.facts, settled.decisions)
+    _raise_errors(refusals.unsafe_after_all(settled, needs, CAPABILITIES))
+    return settled, needs
+
+
+def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> list[int]:
+    """The rows that PyTorch's min-cut would save, with the decided values as its fixed points."""
+    index = plan.facts.index
+    with tags.lent_to_min_cut(gm.graph, plan):
+        try:
+            saved = _torch.min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+        except RuntimeError as error:
+            raise PolicyMatchError([refusals.no_partition(plan, error)]) from error
+    return [index[node.name] for node in saved or () if node.name in index]
+
+
+def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
+    """The names of the saved values and of the multi-output operators they are pieces of, with what is recorded there.
+
+    Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.
+    """
+    recomputed = frozenset(needs.recomputed)
+    marked: dict[str, bool | str] = {}
+    for row in needs.saved:
+        owner = facts.owners[row]
+        whole = owner == row or owner not in recomputed
+        marked[facts.names[owner]] = True if whole else marks.PARTLY
+        marked[facts.names[row]] = True
+    return marked
+
+
+def _raise_errors(diagnostics: Sequence[Diagnostic], deferred: Sequence[str] = ()) -> None:
+    errors = [found for found in diagnostics if found.severity is Severity.ERROR and found.code not in deferred]
+    if errors:
+        raise PolicyMatchError(errors)

@@ -1,0 +1,151 @@
+"""Decisions written onto nodes: the ``recompute`` tag that PyTorch's partitioners read, and who decided.
+
+Only forward nodes are tagged. Tagging again with the same plan changes nothing; tagging with another one first takes
+off what policylang wrote before, and gives back the user's own tags that an ``override`` rule had replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from policylang.graph import marks
+from policylang.graph.facts import Facts, Flag, Phase
+from policylang.planning.plan import Decision, Plan, Why
+
+_RECOMPUTE = "recompute"
+_REGION = "ac_graph_id"
+
+UNSAFE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
+"""What a second run would get wrong on this path; random numbers it can replay."""
+
+
+def write(graph: fx.Graph, plan: Plan) -> None:
+    """Tag the nodes of ``graph`` with what ``plan`` decided, and untag every node policylang no longer decides.
+
+    What the user's ``checkpoint`` decided keeps its own tag, except where torch's border rule turned it into a save.
+    """
+    index, decisions = plan.facts.index, plan.decisions
+    for node in graph.nodes:
+        remove(node)
+        row = index.get(node.name)
+        decision = None if row is None else decisions[row]
+        if decision is None or (decision.why is Why.UNDECIDED and decision.action is None):
+            continue
+        if decision.why is Why.USER:
+            _keep_user_tag(node, decision)
+        else:
+            _tag(node, decision, provenance(plan, decision))
+
+
+@contextmanager
+def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
+    """Within, every value that may not be recomputed is tagged ``MUST_SAVE``, the one tag that min-cut takes for that.
+
+    Min-cut knows no ``PREFER_SAVE``, and takes values that cannot be recomputed correctly for ordinary ones. The
+    collectives of the backward stay there: min-cut, which recomputes none without a tag, would move those that need no
+    gradient into the forward and save what they gather. What it writes itself is taken off again: no rule said so.
+    """
+    before = {node: node.meta[_RECOMPUTE] for node in graph.nodes if _RECOMPUTE in node.meta}
+    facts = plan.facts
+    communicated = _communicated_in_backward(facts)
+    for node in graph.nodes:
+        row = facts.index.get(node.name)
+        decision = None if row is None else plan.decisions[row]
+        if row in communicated:
+            node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
+        if row is None or decision is None:
+            continue
+        if _is_unsafe(facts, row) if decision.action is None else decision.action.saves:
+            node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+    try:
+        yield
+    finally:
+        for node in graph.nodes:
+            if node in before:
+                node.meta[_RECOMPUTE] = before[node]
+            else:
+                node.meta.pop(_RECOMPUTE, None)
+
+
+def _communicated_in_backward(facts: Facts) -> set[int]:
+    """The collectives of the backward and what it computes to hand them."""
+    found: set[int] = set()
+    for row in range(len(facts) - 1, -1, -1):
+        if facts.phases[row] != Phase.BACKWARD or facts.flags[row] & Flag.EFFECTFUL:
+            continue
+        if facts.flags[facts.owners[row]] & Flag.COLLECTIVE or any(user in found for user in facts.users[row]):
+            found.add(row)
+    return found
+
+
+def _is_unsafe(facts: Facts, row: int) -> bool:
+    return bool((facts.flags[row] | facts.flags[facts.owners[row]]) & UNSAFE)
+
+
+def provenance(plan: Plan, decision: Decision) -> str:
+    """Who decided, as it stands on the node: ``file:line`` of the rule, or of the ``undecided`` line."""
+    if decision.rule is not None:
+        return plan.policy.rules[decision.rule].source
+    if decision.why is Why.UNDECIDED and plan.policy.undecided is not None:
+        return plan.policy.undecided.span.location
+    return decision.why.value
+
+
+def remove(node: fx.Node) -> None:
+    """Take policylang's tag off a node; a user's tag that it stood in for comes back."""
+    meta = node.meta
+    if not marks.is_ours(meta):
+        return
+    annotations = dict(meta["custom"])
+    tag, region = marks.user_tag(meta)
+    for key in (marks.PROVENANCE, marks.USER_TAG):
+        annotations.pop(key, None)
+    _set_custom(meta, annotations)
+    meta.pop(_RECOMPUTE, None)
+    meta.pop(_REGION, None)
+    if tag is not None:
+        meta[_RECOMPUTE] = CheckpointPolicy[tag]
+    if region is not None:
+        meta[_REGION] = region
+
+
+def record_saved(graph: fx.Graph, saved: Mapping[str, bool | str]) -> None:
+    """Leave ``custom["policylang_saved"]`` on the named nodes and no others, for ``where recorded saved``."""
+    for node in graph.nodes:
+        if node.name in saved:
+            node.meta["custom"] = {**marks.custom(node.meta), marks.SAVED: saved[node.name]}
+        elif marks.SAVED in marks.custom(node.meta):
+            _set_custom(node.meta, {key: value for key, value in node.meta["custom"].items() if key != marks.SAVED})
+
+
+def _tag(node: fx.Node, decision: Decision, who: str) -> None:
+    """Write a rule's decision. ``leave`` writes no tag, and takes the user's off where it overrides one."""
+    meta = node.meta
+    if decision.action is None and _RECOMPUTE not in meta:
+        return
+    annotations = {**marks.custom(meta), marks.PROVENANCE: who}
+    if _RECOMPUTE in meta:
+        annotations[marks.USER_TAG] = list(marks.user_tag(meta))
+    meta["custom"] = annotations
+    if decision.action is None:
+        del meta[_RECOMPUTE]
+    else:
+        meta[_RECOMPUTE] = CheckpointPolicy[decision.action.value]
+        meta[_REGION] = marks.AC_GRAPH_ID
+
+
+def _keep_user_tag(node: fx.Node, decision: Decision) -> None:
+    assert decision.action is not None
+    node.meta[_RECOMPUTE] = CheckpointPolicy[decision.action.value]
+
+
+def _set_custom(meta: dict[str, Any], annotations: dict[str, Any]) -> None:
+    if annotations:
+        meta["custom"] = annotations
+    else:
+        meta.pop("custom", None)

@@ -1,0 +1,143 @@
+"""What was decided on a graph, by which line, and what came of it: data first, a table for people second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import asdict, field, frozen
+
+
+@frozen
+class Decision:
+    """What became of one forward value."""
+
+    action: str
+    """``save``, ``recompute``, …, as the language writes it; ``auto`` where PyTorch's partitioner decided."""
+    rule: str | None
+    """``file:line`` of the rule that decided, None where none did."""
+    reason: str = ""
+    """Where something other than a rule decided: why."""
+
+
+@frozen
+class RuleReport:
+    """The account of one rule. Counts are of decisions: an operator and the ``getitem`` nodes that read it are one."""
+
+    source: str
+    """``file:line``."""
+    text: str
+    matched: int
+    decided: int
+    """Of the matched, those that no later rule took over."""
+    overridden: int
+    """Of the matched, those that a later rule took over."""
+    kept_by_user: int = 0
+    """Of the matched, those that kept the tag of the user's own ``checkpoint``."""
+    saved_bytes: int | None = None
+    """What the values saved by this rule keep alive; None before a partition."""
+    recomputed_flops: int | None = None
+    """What it costs to recompute what this rule recomputes; None before a partition."""
+
+
+@frozen
+class Values:
+    """The values that a partition saved, or that it recomputes."""
+
+    names: tuple[str, ...] = field(default=(), repr=False)
+    bytes: int = 0
+    """Of distinct memory: views of one value count once."""
+    flops: int = 0
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@frozen
+class AuditReport:
+    """Whether the graphs that came out do what the plan said."""
+
+    agrees: bool
+    differences: tuple[str, ...] = ()
+
+
+@frozen
+class ExpectationReport:
+    source: str
+    text: str
+    status: str
+    """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
+    found: str
+
+
+@frozen
+class Report:
+    """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
+
+    ``saved``, ``recomputed`` and ``audit`` are what the backend really did; they are None on a graph that is not
+    partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``.
+    """
+
+    policy: str
+    forward_nodes: int = 0
+    """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
+    blocks: int = 0
+    decisions: dict[str, Decision] = field(factory=dict, repr=False)
+    rules: tuple[RuleReport, ...] = ()
+    undecided: int = 0
+    """Decisions that no rule took."""
+    undecided_fate: str = "auto"
+    saved: Values | None = None
+    recomputed: Values | None = None
+    forward_flops: int = 0
+    undecided_saved_bytes: int | None = None
+    """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
+    rewrites: tuple[str, ...] = ()
+    expectations: tuple[ExpectationReport, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was done otherwise than a rule says on its face, and why that is meant."""
+    audit: AuditReport | None = None
+    digest: str = ""
+    from_cache: bool = False
+    """Served from a compile cache: what is said here was found when the graph was compiled, under the same policy."""
+    graphs: tuple[Report, ...] = ()
+
+    def __str__(self) -> str:
+        from policylang.report.text import report_text
+
+        return report_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+
+def report_from_dict(data: Mapping[str, Any]) -> Report:
+    """The inverse of :meth:`Report.to_dict`, for data that has been through JSON.
+
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else.
+    """
+    plain = dict(data)
+    saved, recomputed, audit = plain.pop("saved"), plain.pop("recomputed"), plain.pop("audit")
+    return Report(
+        decisions={name: Decision(**decision) for name, decision in plain.pop("decisions").items()},
+        rules=tuple(RuleReport(**rule) for rule in plain.pop("rules")),
+        saved=_values(saved),
+        recomputed=_values(recomputed),
+        rewrites=tuple(plain.pop("rewrites")),
+        expectations=tuple(ExpectationReport(**expectation) for expectation in plain.pop("expectations")),
+        warnings=tuple(plain.pop("warnings")),
+        notes=tuple(plain.pop("notes")),
+        audit=None if audit is None else AuditReport(audit["agrees"], tuple(audit["differences"])),
+        graphs=tuple(report_from_dict(graph) for graph in plain.pop("graphs")),
+        **plain,
+    )
+
+
+def _values(data: Mapping[str, Any] | None) -> Values | None:
+    return None if data is None else Values(tuple(data["names"]), data["bytes"], data["flops"])

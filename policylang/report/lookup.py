@@ -1,0 +1,38 @@
+"""Which graphs a thing that the user holds stands for, and what is known of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from policylang.backends import refusals
+from policylang.backends.inductor import graphs_of
+from policylang.backends.outcomes import outcome_of, plan_of
+from policylang.errors import PolicyGraphError
+from policylang.report.data import Report
+from policylang.report.report import partition_report, plan_report
+
+
+def reports_for(subject: Any) -> list[Report]:
+    """One report a graph, in order of compilation. Raises as :func:`policylang.report` does."""
+    if isinstance(subject, fx.GraphModule):
+        return [_of_graph(subject)]
+    graphs = graphs_of(subject)
+    if graphs is None:
+        raise PolicyGraphError([refusals.nothing_to_report(subject)])
+    found = [report for graph in graphs for report in graph.reports]
+    if not found:
+        raise PolicyGraphError([refusals.nothing_decided()])
+    return found
+
+
+def _of_graph(gm: fx.GraphModule) -> Report:
+    outcome = outcome_of(gm)
+    if outcome is not None:
+        plan, audit, _ = outcome
+        return partition_report(plan, audit)
+    applied = plan_of(gm)
+    if applied is None:
+        raise PolicyGraphError([refusals.no_policy()])
+    return plan_report(applied)

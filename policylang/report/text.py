@@ -1,0 +1,120 @@
+"""A report as a person reads it in a terminal: one line a rule, then what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policylang.planning.figures import figure
+from policylang.report.data import Report, RuleReport, Values
+
+_HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
+_LABEL = 12
+_LONGEST_RULE = 72
+
+
+def report_text(report: Report) -> str:
+    """Plain text, no colours, no line end at the end."""
+    parts = [_heading(report), _rule_table(report), _figures(report)]
+    if len(report.graphs) > 1:
+        parts.append(_graph_table(report.graphs))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _heading(report: Report) -> str:
+    facts = []
+    if report.forward_nodes:
+        facts.append(_count(report.forward_nodes, "forward value"))
+    if report.blocks:
+        facts.append(_count(report.blocks, "block"))
+    if len(report.graphs) > 1:
+        facts.append(_count(len(report.graphs), "graph"))
+    return f"policy {report.policy}" + (": " + ", ".join(facts) if facts else "")
+
+
+def _rule_table(report: Report) -> str:
+    if not report.rules and not report.undecided:
+        return ""
+    rows = [_HEAD, *(_rule_row(rule) for rule in report.rules)]
+    if report.undecided:
+        kept = _bytes(report.undecided_saved_bytes)
+        count = f"{report.undecided:,}"
+        rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
+    return table(rows, right=range(2, len(_HEAD)))
+
+
+def _rule_row(rule: RuleReport) -> tuple[str, ...]:
+    source = rule.source.replace("\\", "/").rsplit("/", 1)[-1]
+    text = rule.text if len(rule.text) <= _LONGEST_RULE else rule.text[: _LONGEST_RULE - 1] + "…"
+    flops = figure(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
+    return source, text, f"{rule.matched:,}", f"{rule.decided:,}", _bytes(rule.saved_bytes or None), flops
+
+
+def _figures(report: Report) -> str:
+    lines = []
+    if report.saved is not None:
+        lines.append(_line("saved", _values(report.saved)))
+    if report.recomputed is not None:
+        lines.append(_line("recomputed", _values(report.recomputed) + _share(report)))
+    kept = sum(rule.kept_by_user for rule in report.rules)
+    if kept:
+        lines.append(_line("kept", f"{_count(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
+    lines += [_line("rewrite", rewrite) for rewrite in report.rewrites]
+    lines += [_line("expect", f"{e.text.removeprefix('expect ')}: {e.status}, {e.found}") for e in report.expectations]
+    lines += [_line("warning", warning) for warning in report.warnings]
+    lines += [_line("note", note) for note in report.notes]
+    lines += _audit(report)
+    if report.from_cache:
+        lines.append(_line("cache", "served from torch's compile cache; planned and audited when it was compiled"))
+    return "\n".join(lines)
+
+
+def _audit(report: Report) -> list[str]:
+    if report.audit is None:
+        return [_line("audit", "not yet: the graph is planned, and not partitioned")] if report.rules else []
+    if report.audit.agrees:
+        return [_line("audit", "the graphs that came out do what the plan says")]
+    return [_line("audit", difference) for difference in report.audit.differences]
+
+
+def _graph_table(graphs: Sequence[Report]) -> str:
+    rows: list[tuple[str, ...]] = [("graph", "forward values", "blocks", "saved", "recomputed", "")]
+    for number, graph in enumerate(graphs):
+        saved, recomputed = (_bytes(values.bytes) if values else "" for values in (graph.saved, graph.recomputed))
+        cached = "from the compile cache" if graph.from_cache else ""
+        rows.append((str(number), f"{graph.forward_nodes:,}", f"{graph.blocks:,}", saved, recomputed, cached))
+    return table(rows, right=range(1, 5))
+
+
+def table(rows: Sequence[Sequence[str]], right: range) -> str:
+    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _values(values: Values) -> str:
+    text = f"{_bytes(values.bytes)} in {_count(len(values), 'value')}"
+    return f"{text}, {figure(values.flops, 'flops')}" if values.flops else text
+
+
+def _share(report: Report) -> str:
+    if not report.recomputed or not report.recomputed.flops or not report.forward_flops:
+        return ""
+    return f", {report.recomputed.flops / report.forward_flops:.0%} of the forward"
+
+
+def _bytes(amount: int | None) -> str:
+    return "" if amount is None else figure(amount, "bytes")
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

@@ -1,0 +1,81 @@
+"""What a traced graph's nodes are made to carry, for every reader after the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+from torch import fx
+
+from policylang._torch_tracing import input_descriptor, rename_node
+from policylang.graph.facts import InputKind
+from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
+from policylang.graph.seeds import is_seed
+from policylang.tracing.backward_regions import REGION
+from policylang.tracing.module_paths import FORWARD_STACK, STACK
+
+_LEAKS = ("recompute", "ac_graph_id", STACK, FORWARD_STACK)
+"""What a backward node may have of the surroundings of the call that made it, and is not about it."""
+
+
+@frozen
+class GraphInput:
+    """What a graph input is, or is part of."""
+
+    kind: InputKind
+    name: str
+
+
+def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
+    """Drops what nobody reads, says forward or backward of every node, and names the inputs."""
+    gm.graph.eliminate_dead_code()
+    _name_inputs(gm.graph, inputs)
+    stacks: dict[int, Any] = {}
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        annotations = custom(node.meta)
+        if REGION in annotations or _begins_region(node):
+            _finish_backward(node, annotations, stacks)
+        elif annotations.get(PHASE) == EPILOGUE:
+            _forget(node)
+        else:
+            node.meta.pop("autograd_backward", None)
+            node.meta["custom"] = {**annotations, PHASE: FORWARD}
+            _remember_stack(node, stacks)
+    gm.recompile()
+
+
+def _begins_region(node: fx.Node) -> bool:
+    """The gradient of the loss with respect to itself is made just before the engine is called."""
+    return is_seed(node) and any(REGION in custom(user.meta) for user in node.users)
+
+
+def _remember_stack(node: fx.Node, stacks: dict[int, Any]) -> None:
+    """The first forward node with a number is the operator that autograd numbered; those that follow it need none."""
+    number = node.meta.get("seq_nr")
+    if number is not None:
+        stacks.setdefault(number, node.meta.get(STACK))
+
+
+def _finish_backward(node: fx.Node, annotations: dict[str, Any], stacks: dict[int, Any]) -> None:
+    _forget(node)
+    kept = {key: value for key, value in annotations.items() if key != REGION}
+    node.meta["custom"] = {**kept, PHASE: BACKWARD}
+    node.meta["autograd_backward"] = True
+    stack = stacks.get(node.meta.get("seq_nr", -1))
+    if stack:
+        node.meta[FORWARD_STACK] = stack
+
+
+def _forget(node: fx.Node) -> None:
+    for key in _LEAKS:
+        node.meta.pop(key, None)
+
+
+def _name_inputs(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
+    for position, (node, described) in enumerate(zip(graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        prefix = "" if described.kind is InputKind.USER else f"{described.kind.name.lower()}_"
+        rename_node(node, prefix + described.name)
+        node.meta["desc"] = input_descriptor(described.kind, described.name, position)
