@@ -1,0 +1,63 @@
+"""policylang: what a training step keeps, recomputes, offloads and re-gathers, in a file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from policylang.report.data import Report
+
+_PUBLIC = {
+    "apply": "policylang.backends.apply",
+    "backend": "policylang.backends.inductor",
+    "check": "policylang.checking",
+    "load": "policylang.loading",
+    "parse": "policylang.loading",
+    "partition": "policylang.backends.apply",
+    "recompilable": "policylang.backends.replay",
+    "PolicyAuditError": "policylang.errors",
+    "PolicyDivergenceError": "policylang.errors",
+    "PolicyError": "policylang.errors",
+    "PolicyGraphError": "policylang.errors",
+    "PolicyMatchError": "policylang.errors",
+    "PolicyMeaningError": "policylang.errors",
+    "PolicySyntaxError": "policylang.errors",
+    "PolicyWarning": "policylang.errors",
+    "TracedStep": "policylang.tracing",
+    "trace_step": "policylang.tracing",
+}
+"""Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
+
+__all__ = sorted([*_PUBLIC, "report"])
+
+
+# Importing a package binds its name in this one. That happens here, once, so that the function keeps the name.
+import_module("policylang.report")
+
+
+def report(subject: Any) -> Report:
+    """What was decided on a graph or a compiled model, by which line, and what came of it.
+
+    ``subject`` is a graph that a policy was applied to or that a policy partitioned (either half of it, too), a model
+    that was compiled under one, what ``torch.compile`` returned for it, or the backend that ``policylang.backend``
+    returned. A compiled model has a report once it has run.
+
+    Raises ``PolicyGraphError`` for anything else, and where no policy has acted yet.
+    """
+    from policylang.report.report import report_on
+
+    return report_on(subject)
+
+
+def __getattr__(name: str) -> Any:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,78 @@
+"""The command line: ``policylang COMMAND …``.
+
+Exit codes: 0 clean, 1 diagnostics at or above the level that fails, 2 usage or input/output, 101 a bug in policylang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from io import TextIOWrapper
+
+from policylang.commands import Exit, commands
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="policylang", description="Say in a file what a training step saves and recomputes."
+    )
+    top.add_argument("--version", action="version", version=f"policylang {_version()}")
+    subparsers = top.add_subparsers(metavar="COMMAND", required=True)
+    for command in commands():
+        sub = subparsers.add_parser(command.NAME, help=command.SUMMARY, description=command.__doc__)
+        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.arguments(sub)
+        sub.set_defaults(run=command.run)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. ``arguments`` default to those of the process."""
+    _show_what_the_terminal_cannot()
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
+        return int(stop.code or 0)
+    try:
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader has gone (`policylang check … | head`). Python would complain once more on closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print(_BUG, file=sys.stderr)
+        return Exit.BUG
+
+
+_BUG = (
+    "policylang: this is a bug in policylang, not in what you gave it\n"
+    "help: please report it with the traceback above and, if you can, the file that caused it"
+)
+
+
+def _show_what_the_terminal_cannot() -> None:
+    """Escape characters that the terminal's encoding lacks: a policy may hold any, and printing must not fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("policylang")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""``policylang demo``: a small Llama trained twice, without and with a policy, and what differs."""

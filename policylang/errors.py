@@ -1,0 +1,47 @@
+"""The exceptions of the public surface. Each carries the diagnostics it was raised for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policylang.language.diagnostics import Diagnostic
+from policylang.report.diagnostics import render_text
+
+
+class PolicyError(Exception):
+    """The base of everything policylang raises for a mistake in a policy, a graph or their meeting."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__(render_text(self.diagnostics))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.diagnostics,)
+
+
+class PolicySyntaxError(PolicyError):
+    """The text of a policy cannot be read."""
+
+
+class PolicyMeaningError(PolicyError):
+    """The text can be read and means nothing: an unknown name, a unit that does not fit, a missing file."""
+
+
+class PolicyMatchError(PolicyError):
+    """Policy and graph do not fit: a rule matched nothing, an expectation failed, a value cannot be recomputed."""
+
+
+class PolicyGraphError(PolicyError):
+    """The graph is not one that policylang can act on."""
+
+
+class PolicyAuditError(PolicyError):
+    """The graph that came out does not do what the plan said."""
+
+
+class PolicyDivergenceError(PolicyError):
+    """Ranks that share a graph decided differently."""
+
+
+class PolicyWarning(UserWarning):
+    """Something in a policy that is allowed and is probably not meant."""
