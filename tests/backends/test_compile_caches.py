@@ -1,0 +1,101 @@
+"""Inductor's caches under a policy: a second process hits, a changed word misses, and neither goes unchecked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.cache_process import Job, compile_and_train
+
+POLICY = "recompute everything\nsave aten.sin\nsave aten.cos\n"
+SAME_RULES = "# a comment moves every line\n\nrecompute  everything\nsave aten.sin\nsave aten.cos\n"
+ONE_WORD_OTHER = "recompute everything\nsave aten.sin\nsave aten.mm\n"
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder of its own; torch reads the variable at every use."""
+    folder = tmp_path_factory.mktemp("inductor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        yield folder
+        torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def cold(cache: Path) -> dict[str, Any]:
+    return compile_and_train(Job(POLICY))
+
+
+@pytest.fixture(scope="module")
+def warm(cold: dict[str, Any], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """A second process, with another hash seed, on the caches that the first one filled."""
+    jobs = [Job(SAME_RULES), Job(POLICY, whole=False), Job(ONE_WORD_OTHER), Job(POLICY, lose_records=True), Job(POLICY)]
+    return in_another_process(jobs, tmp_path_factory.mktemp("jobs"), cache)
+
+
+def in_another_process(jobs: Sequence[Job], folder: Path, cache: Path) -> list[dict[str, Any]]:
+    files = [folder / f"{number}.json" for number in range(len(jobs))]
+    for file, job in zip(files, jobs, strict=True):
+        file.write_text(json.dumps(job._asdict()), encoding="utf-8")
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONHASHSEED": "4321"}
+    command = [sys.executable, "-m", "tests.support.cache_process", *map(str, files)]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_first_compilation_misses_and_is_recorded(cold: dict[str, Any], cache: Path) -> None:
+    assert (cold["aot hits"], cold["aot misses"]) == (0, 2)
+    assert cold["saved"] == [["sin"], ["cos"]]
+    assert cold["from cache"] == [False, False]
+    assert len(list((cache / "policylang").rglob("*.json"))) == 2
+
+
+def test_the_same_policy_hits_both_caches_in_a_second_process(cold: dict[str, Any], warm: list[dict[str, Any]]) -> None:
+    again = warm[0]
+    assert again["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
+    assert (again["aot hits"], again["aot misses"]) == (2, 0)
+    assert (again["fx hits"], again["fx misses"]) == (cold["fx misses"], 0)
+    assert again["from cache"] == [True, True]
+    assert again["gradient"] == cold["gradient"]
+
+
+def test_what_was_decided_is_reported_from_a_cache(cold: dict[str, Any], warm: list[dict[str, Any]]) -> None:
+    again = warm[0]
+    for figure in ("saved", "bytes", "matched"):
+        assert again[figure] == cold[figure]
+    assert cold["lines"] == ["<policy>:1", "<policy>:2", "<policy>:3"]
+    assert again["lines"] == ["<policy>:3", "<policy>:4", "<policy>:5"]
+
+
+def test_a_rule_that_matches_nothing_is_told_from_a_cache(warm: list[dict[str, Any]]) -> None:
+    half = warm[1]
+    assert half["aot hits"] == 1
+    assert half["from cache"] == [True]
+    assert half["errors"] == ["APL301: `save aten.cos` matches nothing in this graph"]
+    assert half["gradient"] is None
+
+
+def test_one_word_misses(warm: list[dict[str, Any]]) -> None:
+    other = warm[2]
+    assert (other["aot hits"], other["aot misses"]) == (0, 2)
+    assert other["fx hits"] == 0
+
+
+def test_a_lost_record_costs_a_compilation_and_no_check(cold: dict[str, Any], warm: list[dict[str, Any]]) -> None:
+    lost, after = warm[3:]
+    assert lost["aot hits"] == 2
+    assert lost["from cache"] == [False, False]
+    for figure in ("saved", "bytes", "matched", "gradient"):
+        assert lost[figure] == cold[figure]
+    assert after["from cache"] == [True, True]

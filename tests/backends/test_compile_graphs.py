@@ -1,0 +1,325 @@
+"""Models that compile to more or fewer graphs than one: graph breaks, blocks on their own, recompiles, no gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import policylang
+from policylang import PolicyMatchError, PolicyWarning
+from policylang.backends.inductor import PolicyBackend, graphs_of
+from tests.support.compiled import assert_bitwise_equal, fresh_dynamo, train
+from tests.support.models import Example, llama, mlp, square_loss
+
+WITHOUT = "aot_eager_default_partitioner"
+
+
+def backend_for(text: str, root: str = "") -> PolicyBackend:
+    return policylang.backend(policylang.parse(text), inner="aot_eager", root=root)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> object:
+    with fresh_dynamo():
+        yield
+
+
+class Broken(nn.Module):
+    """A product, then a break, then a convolution: what one graph has, the other lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8, bias=False)
+        self.convolve = nn.Conv1d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x).sin()
+        torch._dynamo.graph_break()
+        return self.convolve(x).cos()
+
+
+def broken() -> Example:
+    torch.manual_seed(0)
+    return Example(Broken(), (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), square_loss)
+
+
+def test_a_rule_may_match_in_either_graph_of_a_broken_model() -> None:
+    backend = backend_for("recompute everything; save mm; save aten.convolution")
+    with_policy = train(broken(), lambda model: torch.compile(model, backend=backend), steps=1)
+    without = train(broken(), lambda model: torch.compile(model, backend=WITHOUT), steps=1)
+    assert_bitwise_equal(with_policy, without)
+
+
+def test_the_report_of_a_broken_model_has_both_graphs() -> None:
+    model, inputs, loss_fn = broken()
+    loss_fn(torch.compile(model, backend=backend_for("save mm; save aten.convolution"))(*inputs)).backward()
+    report = policylang.report(model)
+    assert len(report.graphs) == 2
+    assert [[rule.matched for rule in graph.rules] for graph in report.graphs] == [[1, 0], [0, 1]]
+    assert [rule.matched for rule in report.rules] == [1, 1]
+
+
+def test_a_rule_that_matches_in_no_graph_fails_the_first_backward() -> None:
+    model, inputs, loss_fn = broken()
+    backend = backend_for("save mm; save aten.embedding")
+    loss = loss_fn(torch.compile(model, backend=backend)(*inputs))
+    with pytest.raises(PolicyMatchError) as caught:
+        loss.backward()
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL301"
+    assert diagnostic.message == "`save aten.embedding` matches nothing in any of the 2 graphs of this model"
+    assert diagnostic.span is not None
+    assert diagnostic.span.text == "aten.embedding"
+    assert diagnostic.help is not None
+    assert "optional save aten.embedding" in diagnostic.help
+    first, _, second, _ = diagnostic.details
+    assert "graph 0" in first
+    assert "project" in first
+    assert "graph 1" in second
+    assert "convolve" in second
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_check_tells_it_before_the_backward() -> None:
+    model, inputs, _ = broken()
+    backend = backend_for("save aten.embedding")
+    torch.compile(model, backend=backend)(*inputs)
+    with pytest.raises(PolicyMatchError, match="matches nothing in any of the 2 graphs"):
+        backend.check()
+
+
+def test_a_failed_check_fails_every_backward() -> None:
+    model, inputs, loss_fn = broken()
+    compiled = torch.compile(model, backend=backend_for("save aten.embedding"))
+    for _ in range(2):
+        with pytest.raises(PolicyMatchError):
+            loss_fn(compiled(*inputs)).backward()
+
+
+def test_reset_forgets_what_was_seen() -> None:
+    model, inputs, loss_fn = broken()
+    backend = backend_for("save mm; save aten.convolution")
+    compiled = torch.compile(model, backend=backend)
+    loss_fn(compiled(*inputs)).backward()
+    assert len(backend.graphs) == 2
+    torch._dynamo.reset()
+    assert backend.graphs == ()
+
+
+def test_blocks_compiled_on_their_own_are_named_by_root() -> None:
+    text = "blocks layers.*; recompute everything in block; save matmul in block"
+    backend = backend_for(text, root="layers.0")
+
+    def per_block(model: nn.Module) -> nn.Module:
+        for layer in model.layers:  # type: ignore[union-attr]
+            layer.compile(backend=backend)
+        return model
+
+    without = train(mlp(), steps=1)
+    example = mlp()
+    assert_bitwise_equal(train(example, per_block, steps=1), without)
+    report = policylang.report(example.module)
+    assert [graph.blocks for graph in report.graphs] == [1, 1]  # the first block's input needs no gradient
+    assert all(graph.rules[1].matched for graph in report.graphs)
+
+
+def test_blocks_compiled_on_their_own_without_root_are_told_of_it() -> None:
+    model, inputs, loss_fn = mlp()
+    backend = backend_for("blocks layers.*; recompute everything in block")
+    for layer in model.layers:  # type: ignore[union-attr]
+        layer.compile(backend=backend)
+    loss = loss_fn(model(*inputs))
+    with pytest.raises(PolicyMatchError) as caught:
+        loss.backward()
+    blocks, rule = caught.value.diagnostics
+    assert blocks.code == "APL302"
+    assert blocks.help is not None
+    assert 'root="layers.0"' in blocks.help
+    assert rule.code == "APL301"
+
+
+def test_one_backend_per_block_with_its_own_root() -> None:
+    example = mlp(layers=3)
+    text = "blocks layers.*; recompute everything in block; optional save matmul in blocks 0..0"
+
+    def per_block(model: nn.Module) -> nn.Module:
+        for number, layer in enumerate(model.layers):  # type: ignore[arg-type]
+            layer.compile(backend=backend_for(text, root=f"layers.{number}"))
+        return model
+
+    assert_bitwise_equal(train(example, per_block, steps=1), train(mlp(layers=3), steps=1))
+
+
+def test_more_roots_than_dynamo_compiles_are_warned_of() -> None:
+    limit = torch._dynamo.config.recompile_limit
+    text = "save everything in layers.*"
+    backends = [backend_for(text, root=f"layers.{number}") for number in range(limit)]
+    with pytest.warns(PolicyWarning, match=f"{limit + 1} backends differ in `root` alone") as caught:
+        backends.append(backend_for(text, root=f"layers.{limit}"))
+    assert "recompile_limit" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_recompiles_for_other_shapes(dynamic: bool | None) -> None:
+    model, (x,), loss_fn = mlp()
+    backend = backend_for("recompute everything; save matmul")
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic)
+    plain, _, _ = mlp()
+    for rows in (4, 6, 9):
+        batch = x.repeat(3, 1)[:rows]
+        loss_fn(compiled(batch)).backward()
+        loss_fn(plain(batch)).backward()
+    assert len(backend.graphs) == (1 if dynamic else 2)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
+
+
+def test_a_marked_dimension_is_dynamic() -> None:
+    model, (x,), loss_fn = mlp()
+    backend = backend_for("recompute everything; save matmul")
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for rows in (4, 6):
+        batch = x.repeat(2, 1)[:rows].clone()
+        torch._dynamo.mark_dynamic(batch, 0)
+        loss_fn(compiled(batch)).backward()
+    assert len(backend.graphs) == 1
+
+
+def test_inference_decides_nothing() -> None:
+    model, inputs, _ = mlp()
+    backend = backend_for("save aten.embedding")
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(*inputs)
+    backend.check()
+    assert [graph.kind for graph in backend.graphs] == ["inference"]
+    assert backend.graphs[0].reports == ()
+
+
+def test_frozen_parameters_decide_nothing() -> None:
+    model, inputs, _ = mlp()
+    model.requires_grad_(False)
+    backend = backend_for("save aten.embedding")
+    torch.compile(model, backend=backend)(*inputs)
+    assert [graph.kind for graph in backend.graphs] == ["inference"]
+    backend.check()
+
+
+def test_an_output_without_gradient_decides_nothing() -> None:
+    model, inputs, _ = mlp()
+    backend = backend_for("save aten.embedding")
+    torch.compile(lambda x: model(x).argmax(), backend=backend)(*inputs)
+    assert [graph.kind for graph in backend.graphs] == ["inference"]
+
+
+def test_two_models_on_one_backend_are_told_apart_in_reports() -> None:
+    backend = backend_for("recompute everything; save matmul")
+    first, second = mlp(layers=1), mlp(layers=2)
+    for model, inputs, loss_fn in (first, second):
+        loss_fn(torch.compile(model, backend=backend)(*inputs)).backward()
+    assert len(backend.graphs) == 2
+    assert graphs_of(first.module) == backend.graphs[:1]
+    assert graphs_of(second.module) == backend.graphs[1:]
+    assert policylang.report(first.module).rules[1].matched < policylang.report(second.module).rules[1].matched
+
+
+def test_a_model_that_is_compiled_again_is_reported_under_its_later_policy() -> None:
+    module, inputs, loss_fn = mlp(layers=2)
+    earlier, later = backend_for("recompute everything; save matmul"), backend_for("save everything")
+    compiled = [torch.compile(module, backend=backend) for backend in (earlier, later)]
+    for run in compiled:
+        loss_fn(run(*inputs)).backward()
+    assert graphs_of(module) == later.graphs
+    assert graphs_of(compiled[0]) == earlier.graphs
+    assert [len(policylang.report(subject).rules) for subject in (module, *compiled)] == [1, 2, 1]
+
+
+def test_parts_of_a_model_may_follow_different_policies() -> None:
+    module, inputs, loss_fn = mlp(layers=2)
+    texts = ("recompute everything; save matmul", "save everything")
+    backends = [backend_for(text) for text in texts]
+    for layer, backend in zip(module.layers, backends, strict=True):  # type: ignore[arg-type]
+        layer.compile(backend=backend)
+    loss_fn(module(*inputs)).backward()
+    report = policylang.report(module)
+    assert [rule.text for rule in report.rules] == ["recompute everything", "save matmul", "save everything"]
+    assert report.audit is not None
+    assert report.audit.agrees
+
+
+class Sum(nn.Module):
+    """Reads the tensors of another module: its graphs are called with none of its own parameters."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.others = [parameter * 1.0 for parameter in other.parameters()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum() + sum(tensor.sin().sum() for tensor in self.others)
+
+
+def test_a_graph_that_is_called_with_no_parameter_is_found_by_its_backend() -> None:
+    backend = backend_for("save aten.sin")
+    compiled = torch.compile(Sum(nn.Linear(2, 2)), backend=backend)
+    compiled(torch.ones(2)).backward()
+    assert graphs_of(compiled) == backend.graphs
+    assert policylang.report(compiled).rules[0].matched == 2
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(8, 8, bias=False)
+        self.outside = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(lambda y: self.inside(y).sin().cos(), x, use_reentrant=False)
+        return self.outside(x).tanh()
+
+
+def checkpointed() -> Example:
+    torch.manual_seed(0)
+    return Example(Checkpointed(), (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), square_loss)
+
+
+def test_the_users_own_checkpoint_is_kept() -> None:
+    backend = backend_for("save everything")
+    with_policy = train(checkpointed(), lambda model: torch.compile(model, backend=backend), steps=1)
+    without = train(checkpointed(), lambda model: torch.compile(model, backend=WITHOUT), steps=1)
+    assert_bitwise_equal(with_policy, without)
+    model, inputs, loss_fn = checkpointed()
+    backend = backend_for("save everything")
+    loss_fn(torch.compile(model, backend=backend)(*inputs)).backward()
+    report = policylang.report(backend)
+    assert report.rules[0].kept_by_user > 0
+    assert "sin" in report.recomputed.names
+
+
+def test_autocast() -> None:
+    def under_autocast(backend: object) -> object:
+        def compiled(model: nn.Module) -> object:
+            def run(x: Tensor) -> Tensor:
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return model(x)
+
+            return torch.compile(run, backend=backend)
+
+        return compiled
+
+    backend = backend_for("recompute everything; save matmul")
+    with_policy = train(mlp(), under_autocast(backend), steps=1)  # type: ignore[arg-type]
+    without = train(mlp(), under_autocast(WITHOUT), steps=1)  # type: ignore[arg-type]
+    assert_bitwise_equal(with_policy, without)
+
+
+def test_fullgraph_over_a_real_model() -> None:
+    model, inputs, loss_fn = llama()
+    backend = backend_for("blocks layers.*; recompute everything in block; save every 2nd mm per block")
+    loss_fn(torch.compile(model, backend=backend, fullgraph=True)(*inputs)).backward()
+    report = policylang.report(model)
+    assert report.blocks == 2
+    assert report.audit.agrees
+    assert "graph 0 (" in backend.graphs[0].label

@@ -1,0 +1,162 @@
+"""``torch.compile(backend="policylang", options=...)``: what it takes, and what a user reads who gets it wrong."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import policylang
+from policylang import PolicyMatchError, PolicyMeaningError, PolicySyntaxError
+from tests.support.compiled import assert_bitwise_equal, fresh_dynamo, train
+from tests.support.models import counter, mlp
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> object:
+    with fresh_dynamo():
+        yield
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    path = tmp_path / "products.apl"
+    path.write_text("recompute everything\nsave matmul\n", encoding="utf-8")
+    return path
+
+
+def named(**options: Any) -> Callable[[nn.Module], Callable[..., Any]]:
+    return lambda model: torch.compile(model, backend="policylang", options=options or None)
+
+
+def run(**options: Any) -> None:
+    model, inputs, _ = mlp()
+    named(**options)(model)(*inputs)
+
+
+def test_the_backend_is_found_by_name(policy_file: Path) -> None:
+    assert "policylang" in torch._dynamo.list_backends()
+    without = train(mlp())
+    example = mlp()
+    assert_bitwise_equal(train(example, named(policy=str(policy_file), inner="aot_eager")), without)
+    report = policylang.report(example.module)
+    assert [rule.text for rule in report.rules] == ["recompute everything", "save matmul"]
+    assert report.saved.names
+
+
+def test_a_path_object_is_a_path(policy_file: Path) -> None:
+    run(policy=policy_file, inner="aot_eager")
+
+
+def test_a_changed_file_is_read_again(policy_file: Path) -> None:
+    example = mlp()
+    compiled = named(policy=policy_file, inner="aot_eager")
+    example.loss_fn(compiled(example.module)(*example.inputs)).backward()
+    policy_file.write_text("save everything\n", encoding="utf-8")
+    torch._dynamo.reset()
+    example.loss_fn(compiled(example.module)(*example.inputs)).backward()
+    assert [rule.text for rule in policylang.report(example.module).rules] == ["save everything"]
+
+
+def test_without_a_policy() -> None:
+    with pytest.raises(PolicyMeaningError) as caught:
+        run()
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL250"
+    assert diagnostic.message == 'the backend "policylang" needs a policy'
+    assert 'options={"policy": "llama3_sac.apl"}' in str(diagnostic.help)
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PolicyMeaningError) as caught:
+        run(policy=str(tmp_path / "nowhere.apl"))
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL103"
+    assert "nowhere.apl" in diagnostic.message
+
+
+def test_a_file_that_is_not_a_policy(tmp_path: Path) -> None:
+    path = tmp_path / "model.apl"
+    path.write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(PolicySyntaxError) as caught:
+        run(policy=path)
+    assert caught.value.diagnostics[0].code == "APL001"
+
+
+def test_all_the_errors_of_a_policy_reach_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "typos.apl"
+    path.write_text("recompute everythin\nsave mmm\n", encoding="utf-8")
+    with pytest.raises(PolicyMeaningError) as caught:
+        run(policy=path)
+    assert [diagnostic.span.text for diagnostic in caught.value.diagnostics] == ["everythin", "mmm"]
+    text = str(caught.value)
+    assert "did you mean" in text
+    assert "TORCHDYNAMO" not in text
+    assert "BackendCompilerFailed" not in text
+
+
+def test_what_passes_through_dynamo_is_the_same_error(tmp_path: Path) -> None:
+    with pytest.raises(PolicyMeaningError) as caught:
+        run(policy=tmp_path / "nowhere.apl")
+    error = caught.value
+    assert type(error).__name__ == "PolicyMeaningError"
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is PolicyMeaningError
+    assert copy.diagnostics == error.diagnostics
+    assert str(copy) == str(error)
+
+
+def test_an_unknown_option_names_the_nearest(policy_file: Path) -> None:
+    with pytest.raises(PolicyMeaningError) as caught:
+        run(policy=policy_file, iner="aot_eager")
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == "unknown option `iner`"
+    assert diagnostic.help == "did you mean `inner`?"
+
+
+def test_every_wrong_option_is_named_at_once() -> None:
+    with pytest.raises(PolicyMeaningError) as caught:
+        run(policy=3, inner="nvcc", root=0)
+    assert [diagnostic.message for diagnostic in caught.value.diagnostics] == [
+        "the option `policy` is a path, not a int",
+        "unknown inner compiler `nvcc`",
+        "the option `root` is a module path, not a int",
+    ]
+
+
+def test_the_settings_of_inductor_are_none_of_aot_eager(policy_file: Path) -> None:
+    with pytest.raises(PolicyMeaningError, match="unknown option `max_autotune`"):
+        run(policy=policy_file, inner="aot_eager", max_autotune=True)
+
+
+def test_a_mode_that_does_not_exist(policy_file: Path) -> None:
+    model, inputs, _ = mlp()
+    with pytest.raises(PolicyMeaningError, match="warp-speed"):
+        torch.compile(model, backend=policylang.backend(policy_file), mode="warp-speed")(*inputs)
+
+
+def test_a_mode_alone_is_told_where_modes_go() -> None:
+    model, inputs, _ = mlp()
+    with pytest.raises(PolicyMeaningError, match="needs a policy") as caught:
+        torch.compile(model, backend="policylang", mode="reduce-overhead")(*inputs)
+    assert 'backend=policylang.backend("llama3_sac.apl"), mode="reduce-overhead"' in str(caught.value)
+
+
+def test_backend_checks_its_own_arguments(policy_file: Path) -> None:
+    with pytest.raises(PolicyMeaningError, match="unknown inner compiler `nvcc`"):
+        policylang.backend(policy_file, inner="nvcc")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_recomputed_is_raised_at_once() -> None:
+    model, inputs, _ = counter()
+    backend = policylang.backend(policylang.parse("recompute everything"), inner="aot_eager")
+    with pytest.raises(PolicyMatchError) as caught:
+        torch.compile(model, backend=backend)(*inputs)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL304"
+    assert "optional recompute everything" in str(diagnostic.help)

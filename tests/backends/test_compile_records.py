@@ -1,0 +1,188 @@
+"""What is kept beside Inductor's caches, and what the keys of both are made of."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import policylang
+from policylang.backends import deferred, fingerprint, record
+from policylang.backends.caching import CachedPartitioner
+from policylang.backends.partitioner import JointPartitioner
+from policylang.graph import marks
+from policylang.language.diagnostics import Diagnostic
+
+KEY = "ab" * 32
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def the_file(folder: Path) -> Path:
+    (path,) = (folder / "policylang").rglob("*.json")
+    return path
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert record.read(KEY) is None
+    assert record.write(KEY, {"partitions": [1, "ü"]})
+    assert record.read(KEY) == {"partitions": [1, "ü"]}
+
+
+def test_writing_leaves_one_file(folder: Path) -> None:
+    for number in range(3):
+        record.write(KEY, {"partitions": [number]})
+    assert [path.name for path in (folder / "policylang").rglob("*") if path.is_file()] == [f"{KEY}.json"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"format": 0}', b"[" * 100_000])
+def test_a_damaged_record_is_none(folder: Path, damage: bytes) -> None:
+    record.write(KEY, {"partitions": []})
+    the_file(folder).write_bytes(damage)
+    assert record.read(KEY) is None
+
+
+def test_a_record_of_another_graph_is_none(folder: Path) -> None:
+    record.write(KEY, {"partitions": []})
+    path = the_file(folder)
+    path.write_text(path.read_text().replace(KEY, "cd" * 32))
+    assert record.read(KEY) is None
+
+
+def test_a_folder_that_takes_no_files_is_no_error(folder: Path) -> None:
+    (folder / "policylang").write_text("in the way")
+    assert not record.write(KEY, {"partitions": []})
+    assert record.read(KEY) is None
+
+
+def key_of(text: str, root: str = "") -> str:
+    return fingerprint.policy_key(policylang.parse(text), root=root)
+
+
+def test_layout_and_comments_are_not_in_the_key_of_a_policy() -> None:
+    assert key_of("save mm; recompute everything") == key_of("# why\nsave   mm\n\nrecompute everything  # because")
+
+
+@pytest.mark.parametrize("other", ["save bmm", "save mm where bytes > 1 MiB", "prefer_save mm", "optional save mm"])
+def test_a_word_is_in_the_key_of_a_policy(other: str) -> None:
+    assert key_of("save mm") != key_of(other)
+
+
+def test_the_root_is_in_the_key_of_a_policy() -> None:
+    assert key_of("save mm") != key_of("save mm", root="layers.0")
+
+
+def test_the_code_that_acts_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_of("save mm")
+    monkeypatch.setattr(fingerprint, "code_digest", lambda: "another version")
+    assert key_of("save mm") != before
+
+
+def test_the_partitioner_pickles_to_its_key_alone() -> None:
+    policy = policylang.parse("# a comment\nsave mm")
+    partitioner = CachedPartitioner(JointPartitioner(policy), "the key")
+    assert partitioner.uuid() == "the key"
+    assert b"comment" not in pickle.dumps(partitioner)
+    same = CachedPartitioner(JointPartitioner(policylang.parse("save mm")), "the key")
+    assert pickle.dumps(partitioner) == pickle.dumps(same)
+    assert pickle.loads(pickle.dumps(partitioner)).uuid() == "the key"
+
+
+class Activation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
+class Named(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, Activation())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule(self.name)(x)
+
+
+def dynamo_graph(function: Callable[..., object], *inputs: Tensor) -> tuple[fx.GraphModule, list[object]]:
+    seen: list[tuple[fx.GraphModule, list[object]]] = []
+
+    def keep(gm: fx.GraphModule, example_inputs: list[object]) -> fx.GraphModule:
+        seen.append((gm, example_inputs))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=keep)(*inputs)
+    torch._dynamo.reset()
+    return seen[0]
+
+
+def test_module_paths_are_in_the_context_though_not_in_the_code() -> None:
+    """A module without parameters leaves no trace in the code of a graph, and rules may name it."""
+    x = torch.ones(3)
+    (one, inputs), (other, _), (again, _) = (dynamo_graph(Named(name), x) for name in ("attention", "mlp", "mlp"))
+    assert one.code == other.code
+    assert fingerprint.context_of(one) != fingerprint.context_of(other)
+    assert fingerprint.context_of(other) == fingerprint.context_of(again)
+    assert fingerprint.record_key("", one, inputs) == fingerprint.record_key("", other, inputs)
+
+
+def test_records_of_an_earlier_partition_are_in_the_context() -> None:
+    gm, _ = dynamo_graph(torch.sin, torch.ones(3))
+    before = fingerprint.context_of(gm)
+    next(node for node in gm.graph.nodes if node.op == "call_function").meta["custom"] = {marks.SAVED: True}
+    assert fingerprint.context_of(gm) != before
+
+
+def test_a_records_key_tells_inputs_and_surroundings_apart() -> None:
+    gm, inputs = dynamo_graph(torch.sin, torch.ones(3))
+    keys = {fingerprint.record_key("", gm, inputs), fingerprint.record_key("other", gm, inputs)}
+    keys.add(fingerprint.record_key("", gm, [torch.ones(4)]))
+    keys.add(fingerprint.record_key("", gm, [torch.ones(3, dtype=torch.float64)]))
+    keys.add(fingerprint.record_key("", gm, [torch.ones(3, requires_grad=True)]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        keys.add(fingerprint.record_key("", gm, inputs))
+    with torch.no_grad():
+        keys.add(fingerprint.record_key("", gm, inputs))
+    assert len(keys) == 7
+
+
+def test_a_deferred_complaint_survives_json_and_a_moved_rule() -> None:
+    policy = policylang.parse("save mm\nsave aten.convolution where bytes > 1")
+    moved = policylang.parse("# moved\nsave mm\nsave aten.convolution where bytes > 1")
+    span = policy.rules[1].selector.span
+    diagnostic = Diagnostic(
+        "APL301", "`x` matches nothing in this graph", span, "write `optional`", details=("aten.convolution: 0 nodes",)
+    )
+    found = deferred.complaints(policy, [diagnostic])
+    again = deferred.from_json(json.loads(json.dumps(deferred.to_json(found))))
+    assert again == found
+    (shown,) = deferred.shared_by_all(moved, [("graph 0", again)], root="")
+    assert shown.span is not None
+    assert shown.span.text == "aten.convolution where bytes > 1"
+    assert shown.span.line == 3
+    assert shown.details == ("aten.convolution: 0 nodes",)
+
+
+def test_what_one_graph_answers_is_no_complaint() -> None:
+    policy = policylang.parse("save mm\nsave bmm")
+    first, second = (
+        deferred.complaints(
+            policy,
+            [Diagnostic("APL301", "nothing", policy.rules[rule].span) for rule in unmatched],
+        )
+        for unmatched in ((0, 1), (1,))
+    )
+    assert len(deferred.shared_by_all(policy, [("a", first)], root="")) == 2
+    (left,) = deferred.shared_by_all(policy, [("a", first), ("b", second)], root="")
+    assert left.span == policy.rules[1].span
+    assert deferred.shared_by_all(policy, [("a", first), ("b", ())], root="") == ()
+    assert deferred.shared_by_all(policy, [], root="") == ()

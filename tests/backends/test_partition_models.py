@@ -1,0 +1,110 @@
+"""Every model of the zoo under policies that save, recompute and leave: the same step, bit by bit, as planned."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from functorch.compile import default_partition
+
+from policylang.planning.outcome import saved_and_recomputed
+from tests.support.models import ZOO
+from tests.support.run_partition import (
+    Result,
+    Traced,
+    assert_same_result,
+    assert_same_training,
+    run_step,
+    trace,
+)
+
+POLICIES = {
+    "save all": "save everything",
+    "recompute all": "optional recompute everything",
+    "selective": """
+        optional recompute everything
+        optional save attention
+        optional save mm, addmm
+        optional recompute every 2nd mm
+        optional save native_dropout
+        """,
+    "mixed with min-cut": "optional save mm, addmm; optional recompute add, mul, sin; undecided -> auto",
+    "min-cut alone": "undecided -> auto",
+}
+
+
+@cache
+def traced(model: str, dynamic: bool = False) -> Traced:
+    return trace(*ZOO[model](), dynamic=dynamic)
+
+
+@cache
+def unpartitioned(model: str, dynamic: bool = False) -> Result:
+    """The same step, split by PyTorch's default partitioner."""
+    return traced(model, dynamic).run(default_partition)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", ZOO)
+def test_computes_what_it_does_without_a_policy(model: str, policy: str) -> None:
+    result = traced(model).run(POLICIES[policy])
+    assert_same_result(unpartitioned(model), result)
+    audit = result.audit
+    assert audit.agrees
+    if policy == "save all":
+        assert audit.saved
+        assert not audit.recomputed
+    elif policy == "recompute all" and model != "counter":
+        assert not audit.saved
+        assert audit.recomputed
+    elif policy == "min-cut alone":
+        assert audit.saved == audit.auto_saved
+        assert audit.recomputed == audit.auto_recomputed
+
+
+@pytest.mark.parametrize("policy", ["save all", "recompute all", "selective"])
+@pytest.mark.parametrize("model", ["llama", "mixtral", "gpt2", "resnet", "shared_parameters"])
+def test_saves_what_the_plan_foresees(model: str, policy: str) -> None:
+    partition = traced(model).partition(POLICIES[policy])
+    foreseen = saved_and_recomputed(partition.plan)
+    names = partition.plan.facts.names
+    planned = {names[row] for row in foreseen.saved}
+    assert set(partition.audit.saved) <= planned
+    present = {node.name for half in (partition.forward, partition.backward) for node in half.graph.nodes}
+    assert not (planned - set(partition.audit.saved)) & present, "only what was merged away may be missing"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
+    result = traced(model, dynamic=True).run(POLICIES[policy])
+    assert_same_result(unpartitioned(model, dynamic=True), result)
+    assert result.audit.symbolic
+
+
+@pytest.mark.parametrize(
+    ("model", "dynamic"), [("llama", True), ("gpt2", False), ("resnet", False), ("counter", False), ("flex", False)]
+)
+def test_trains_under_the_runtime_of_aot_autograd(model: str, dynamic: bool) -> None:
+    """Version counters, mutated buffers, sizes and generator states: what the graphs alone do not show."""
+    base = run_step(*ZOO[model](), dynamic=dynamic, steps=2)
+    for policy in ("recompute all", "selective"):
+        assert_same_training(base, run_step(*ZOO[model](), POLICIES[policy], dynamic=dynamic, steps=2))
+
+
+def test_dropout_draws_the_same_mask_again_over_several_steps() -> None:
+    base = run_step(*ZOO["dropout"](), steps=3)
+    step = run_step(*ZOO["dropout"](), "recompute everything", steps=3)
+    assert_same_training(base, step)
+    assert step.audit.random_states == 2
+
+
+def test_a_saved_mask_is_not_drawn_again() -> None:
+    result = traced("dropout").run("recompute everything; save native_dropout")
+    assert_same_result(unpartitioned("dropout"), result)
+    assert result.partition is not None
+    assert result.audit.random_states == 0
+    assert not result.partition.backward.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.native_dropout.default
+    )

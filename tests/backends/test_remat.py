@@ -1,0 +1,146 @@
+"""Rematerialisation, case by case: where copies go, what they are called, and what stays."""
+
+from __future__ import annotations
+
+import operator
+
+from policylang.audit_flat import audit_flat
+from policylang.backends.remat import rematerialise
+from policylang.graph import marks
+from policylang.graph.collect import collect
+from tests.support import models
+from tests.support.decided import decided
+from tests.support.flat_graphs import flat_graph
+from tests.support.hand import Hand, apply, aten, c10d, names
+
+
+def test_a_copy_stands_right_before_the_first_node_that_needs_it() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    a = hand.f(aten.sin.default, x)
+    c = hand.f(aten.cos.default, a)
+    loss = hand.f(aten.exp.default, c)
+    first = hand.b(aten.ones_like.default, loss)
+    second = hand.b(aten.mul.Tensor, first, c)
+    third = hand.b(aten.mul.Tensor, second, a)
+    gm = hand.done(loss, third)
+    apply(gm, "recompute sin or cos")
+    assert names(gm) == [
+        "x",
+        "sin_default",
+        "cos_default",
+        "exp_default",
+        "ones_like_default",
+        "sin_default_recomputed",
+        "cos_default_recomputed",
+        "mul_tensor",
+        "mul_tensor_1",
+        "output",
+    ]
+    index = {node.name: node for node in gm.graph.nodes}
+    assert index["cos_default_recomputed"].args == (index["sin_default_recomputed"],)
+    assert index["mul_tensor_1"].args[1] is index["sin_default_recomputed"], "the second reader shares the copy"
+
+
+def test_each_region_gets_its_own_copies_with_names_of_their_own() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    a = hand.f(aten.sin.default, x)
+    loss = hand.f(aten.exp.default, a)
+    one = hand.b(aten.mul.Tensor, loss, a)
+    more = hand.f(aten.cos.default, x)
+    two = hand.b(aten.mul.Tensor, more, a)
+    gm = hand.done(loss, one, more, two)
+    report = apply(gm, "recompute sin")
+    assert [name for name in names(gm) if "recomputed" in name] == [
+        "sin_default_recomputed",
+        "sin_default_recomputed_1",
+    ]
+    assert report.recomputed.names == ("sin_default",)
+
+
+def test_regions_that_need_nothing_get_nothing() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    a = hand.f(aten.sin.default, x)
+    loss = hand.f(aten.exp.default, a)
+    one = hand.b(aten.ones_like.default, loss)
+    more = hand.f(aten.cos.default, x)
+    two = hand.b(aten.mul.Tensor, more, a)
+    gm = hand.done(loss, one, more, two)
+    outcome = rematerialise(gm, decided(collect(gm), lambda row: row == 1))
+    assert [[copy.name for copy in region.copies] for region in outcome.regions] == [[], ["sin_default_recomputed"]]
+
+
+def test_a_value_that_lives_on_in_the_forward_is_read_as_it_is() -> None:
+    """Running it again would save nothing: the forward after the region needs it."""
+    hand = Hand()
+    x = hand.input("x")
+    a = hand.f(aten.sin.default, x)
+    loss = hand.f(aten.exp.default, a)
+    one = hand.b(aten.mul.Tensor, loss, a)
+    more = hand.f(aten.cos.default, a)
+    two = hand.b(aten.mul.Tensor, more, a)
+    gm = hand.done(loss, one, more, two)
+    plan = decided(collect(gm), lambda row: row == 1)
+    outcome = rematerialise(gm, plan)
+    assert [[copy.name for copy in region.copies] for region in outcome.regions] == [[], ["sin_default_recomputed"]]
+    assert outcome.borrowed == ("sin_default",)
+    assert one.args[1] is a
+    assert audit_flat(plan, gm.graph).agrees
+
+
+def test_forward_nodes_that_nothing_reads_any_more_go() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    kept = hand.f(aten.sin.default, x)
+    gone = hand.f(aten.cos.default, kept)
+    also = hand.f(aten.tanh.default, gone)
+    loss = hand.f(aten.exp.default, kept)
+    back = hand.b(aten.mul.Tensor, loss, also)
+    gm = hand.done(loss, back)
+    outcome = rematerialise(gm, decided(collect(gm), lambda row: row in (2, 3)))
+    assert outcome.erased == ("cos_default", "tanh_default")
+    assert "cos_default" not in names(gm)
+    assert outcome.saved == ("sin_default", "exp_default")
+
+
+def test_a_multi_output_operator_runs_again_once_with_the_pieces_that_are_needed() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    both = hand.f(aten.frexp.Tensor, x, val=(hand.value, hand.value))
+    left = hand.f(operator.getitem, both, 0)
+    right = hand.f(operator.getitem, both, 1)
+    loss = hand.f(aten.mul.Tensor, left, right)
+    back = hand.b(aten.mul.Tensor, loss, left)
+    gm = hand.done(loss, back)
+    apply(gm, "recompute frexp")
+    copies = [name for name in names(gm) if "recomputed" in name]
+    assert copies == ["frexp_tensor_recomputed", "getitem_recomputed"]
+
+
+def test_the_gather_and_its_wait_run_again_together() -> None:
+    hand = Hand()
+    w, x = hand.input("w"), hand.input("x")
+    gather = hand.f(c10d.all_gather_into_tensor.default, w, 1, "0")
+    wait = hand.f(c10d.wait_tensor.default, gather)
+    out = hand.f(aten.mm.default, x, wait)
+    loss = hand.f(aten.exp.default, out)
+    back = hand.b(aten.mm.default, loss, wait)
+    gm = hand.done(loss, back)
+    apply(gm, "must_recompute all_gather")
+    order = names(gm)
+    assert order[order.index("mm_default_1") - 2 : order.index("mm_default_1")] == [
+        "all_gather_into_tensor_default_recomputed",
+        "wait_tensor_default_recomputed",
+    ]
+
+
+def test_what_is_saved_is_marked_with_its_operator() -> None:
+    gm = flat_graph(models.llama(layers=1)).gm
+    report = apply(gm, "recompute everything; save attention")
+    marked = {node.name for node in gm.graph.nodes if marks.custom(node.meta).get(marks.SAVED)}
+    attention = {
+        node.name for node in gm.graph.nodes if "scaled_dot_product" in node.name and "backward" not in node.name
+    }
+    assert marked == {*report.saved.names, *(name for name in attention if "recomputed" not in name)}

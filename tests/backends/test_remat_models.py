@@ -1,0 +1,253 @@
+"""Policies on flat graphs of real models: loss, gradients and buffers equal to the last bit, whoever traced them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import policylang
+from policylang.errors import PolicyMatchError
+from policylang.report.data import Report
+from policylang.resources import policies_folder
+from policylang.tracing import TracedStep
+from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph, gradients, trace_flat
+from tests.support.models import ZOO, Example
+from tests.tracing.steps import trace
+
+TRANSFORMERS = ("llama", "qwen3", "mixtral", "gpt2", "flex")
+MODELS = (*TRANSFORMERS, "resnet", "dropout")
+OWN = {
+    "everything": "recompute everything",
+    "all but matmul": "recompute everything\noptional save matmul",
+    "every other": "recompute everything\nsave every 2nd everything per graph",
+    "nothing": "save everything",
+    "undecided": "undecided -> recompute",
+}
+BUNDLED = ("llama3_sac", "torchtitan_full", "torchtitan_op_sac", "every_2nd_layer", "save_all")
+
+
+def example(name: str) -> Example:
+    built = ZOO[name]()
+    if name == "mixtral":  # the grouped matmul takes bfloat16 alone where nothing is really computed
+        built.module.model.set_experts_implementation("batched_mm")
+    return built
+
+
+@pytest.fixture(scope="module")
+def traced() -> Callable[[str], Flat]:
+    known: dict[str, Flat] = {}
+
+    def get(name: str) -> Flat:
+        if name not in known:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                known[name] = flat_graph(example(name))
+        return known[name]
+
+    return get
+
+
+def check(flat: Flat, policy: Any) -> Report:
+    """Apply to a copy, run both twice from the same numbers, and compare everything, buffers included."""
+    before, after = flat.fresh(), flat.fresh()
+    policylang.apply(after.gm, policy)
+    after.gm.graph.lint()
+    for seed in (3, 4):
+        assert_bitwise_equal(before.run(seed), after.run(seed))
+        assert_bitwise_equal(before.inputs, after.inputs)
+    report = policylang.report(after.gm)
+    assert report.audit is not None
+    assert report.audit.agrees
+    return report
+
+
+@pytest.mark.parametrize("policy", OWN)
+@pytest.mark.parametrize("name", [*MODELS, "bart", "mlp", "shared_parameters", "aliased_output"])
+def test_own_policies_on_plain_make_fx(name: str, policy: str, traced: Callable[[str], Flat]) -> None:
+    report = check(traced(name), policylang.parse(OWN[policy]))
+    if policy in ("everything", "undecided"):
+        assert len(report.recomputed) > len(report.saved)
+    if policy == "nothing":
+        assert len(report.recomputed) == 0
+
+
+@pytest.mark.parametrize("policy", BUNDLED)
+@pytest.mark.parametrize("name", MODELS)
+def test_bundled_policies_on_plain_make_fx(name: str, policy: str, traced: Callable[[str], Flat]) -> None:
+    file = policies_folder() / f"{policy}.apl"
+    if policy == "llama3_sac" and name not in TRANSFORMERS:
+        with pytest.raises(PolicyMatchError) as caught:  # it says by name what the model does not have
+            policylang.apply(traced(name).fresh().gm, file)
+        assert {found.code for found in caught.value.diagnostics if found.severity.value == "error"} == {"APL301"}
+        return
+    check(traced(name), file)
+
+
+def train(step: TracedStep, built: Example, policy: str | None) -> tuple[list[object], nn.Module]:
+    """Two steps of SGD with momentum; what came out, and the model after them."""
+    optimizer = torch.optim.SGD(built.module.parameters(), lr=0.1, momentum=0.9)
+    if policy is not None:
+        step.apply(policy)
+    seen: list[object] = []
+    for number in range(2):
+        torch.manual_seed(number)
+        loss, found = step(*built.inputs)
+        seen += [loss, *found.values()]
+        for key, parameter in built.module.named_parameters():
+            parameter.grad = found.get(key)
+        optimizer.step()
+    return seen, built.module
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_traced_steps_with_an_optimizer(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "everything.apl"
+    file.write_text("recompute everything\noptional save every 3rd matmul per graph\n")
+    plain, other = example(name), example(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, left = train(trace(plain), plain, None)
+        found, right = train(trace(other), other, str(file))
+    assert_bitwise_equal(expected, found)
+    assert_bitwise_equal(left.state_dict().values(), right.state_dict().values())
+
+
+def chunked_step(call: Callable[..., Tensor], parameters: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+    """The head's loss and backward chunk by chunk, then the body's backward: a backward in several pieces."""
+    *body, head_weight, head_bias = parameters
+    hidden = call(*batch)
+    leaf = hidden.detach().requires_grad_()
+    total, summed = [], None
+    for chunk in leaf.chunk(3, dim=0):
+        loss = torch.nn.functional.linear(chunk.sin(), head_weight[: chunk.shape[-1], :], head_bias).square().mean()
+        found = gradients(loss, [leaf, head_weight, head_bias])
+        total.append(loss)
+        summed = found if summed is None else [left + right for left, right in zip(summed, found, strict=True)]
+    assert summed is not None
+    with torch.fx.traceback.annotate({"phase": "backward"}):
+        body_gradients = torch.autograd.grad(hidden, body, grad_outputs=summed[0], allow_unused=True)
+    return [sum(total), *summed[1:], *(found for found in body_gradients if found is not None)]  # type: ignore[list-item]
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+        self.head_weight = nn.Parameter(torch.randn(12, 12))
+        self.head_bias = nn.Parameter(torch.randn(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.nn.functional.dropout(layer(x).tanh(), 0.3) + x
+        return x
+
+
+@pytest.fixture(scope="module")
+def chunked() -> Flat:
+    torch.manual_seed(0)
+    module = Body()
+    names = [name for name, _ in module.named_parameters()]
+    order = sorted(range(len(names)), key=lambda at: names[at].startswith("head"))
+
+    def step(call: Callable[..., Tensor], parameters: list[Tensor], batch: list[Tensor]) -> list[Tensor]:
+        return chunked_step(call, [parameters[at] for at in order], batch)
+
+    return trace_flat(module, [torch.randn(6, 12)], step)
+
+
+@pytest.mark.parametrize("policy", OWN)
+def test_a_loss_in_chunks_splits_the_backward(policy: str, chunked: Flat) -> None:
+    """pytorch#182416, torchtitan#3247: two passes of others refuse a second region, or leave it out."""
+    check(chunked, policylang.parse(OWN[policy]))
+
+
+def test_metadata_of_other_passes_stays(traced: Callable[[str], Flat]) -> None:
+    flat = traced("llama").fresh()
+    for node in flat.gm.graph.nodes:
+        node.meta["custom"] = {**node.meta.get("custom", {}), "mine": node.name}
+    before = {node.name: node for node in flat.gm.graph.nodes}
+    policylang.apply(flat.gm, policylang.parse("recompute everything in block\nsave mm", name="mine.apl"))
+    copies = 0
+    for node in flat.gm.graph.nodes:
+        custom = node.meta["custom"]
+        origin = custom.get("policylang_recomputed")
+        if origin is None:
+            assert before[node.name] is node
+            assert custom["mine"] == node.name
+            continue
+        copies += 1
+        assert custom["mine"] == origin
+        assert custom["phase"] == "backward"
+        assert custom["policylang"] == "mine.apl:1"
+        assert node.meta["val"] is before[origin].meta["val"]
+        assert node.meta["seq_nr"] == before[origin].meta["seq_nr"]
+        assert custom["module_fqn"] == before[origin].meta["custom"]["module_fqn"]
+        assert "recompute" not in node.meta
+        assert node.name.startswith(f"{origin}_recomputed")
+    assert copies > 50
+
+
+def test_copies_do_not_share_annotations_with_what_they_copy(traced: Callable[[str], Flat]) -> None:
+    flat = traced("mlp").fresh()
+    policylang.apply(flat.gm, policylang.parse("recompute everything"))
+    customs = [node.meta["custom"] for node in flat.gm.graph.nodes if "custom" in node.meta]
+    written = [custom for custom in customs if "policylang_recomputed" in custom]
+    assert len({id(custom) for custom in written}) == len(written)
+
+
+def test_a_second_policy_is_refused(traced: Callable[[str], Flat]) -> None:
+    flat = traced("mlp").fresh()
+    policylang.apply(flat.gm, policylang.parse("recompute everything"))
+    nodes = [node.name for node in flat.gm.graph.nodes]
+    with pytest.raises(policylang.PolicyGraphError, match="was carried out on this graph before") as caught:
+        policylang.apply(flat.gm, policylang.parse("save everything"))
+    assert caught.value.diagnostics[0].code == "APL382"
+    assert [node.name for node in flat.gm.graph.nodes] == nodes
+
+
+def test_what_no_rule_decides_stays_as_traced_and_the_report_says_so(traced: Callable[[str], Flat]) -> None:
+    flat = traced("mlp").fresh()
+    policylang.apply(flat.gm, policylang.parse("recompute gelu"))
+    report = policylang.report(flat.gm)
+    assert report.undecided_fate == "as traced"
+    assert set(report.recomputed.names) == {name for name in report.decisions if name.startswith("gelu")}
+    assert "undecided -> as traced" in str(report)
+    assert {decision.action for decision in report.decisions.values()} == {"save", "recompute"}
+
+
+def test_the_model_itself_is_not_needed_for_a_copy(traced: Callable[[str], Flat]) -> None:
+    """A rematerialised graph can be copied and run like any other."""
+    flat = traced("gpt2").fresh()
+    policylang.apply(flat.gm, policylang.parse("recompute everything"))
+    again = copy.deepcopy(flat.gm)
+    torch.manual_seed(1)
+    left = flat.gm(*flat.fresh().inputs)
+    torch.manual_seed(1)
+    assert_bitwise_equal(left, again(*flat.fresh().inputs))
+
+
+def test_hooks_run_once_on_the_first_call(traced: Callable[[str], Flat]) -> None:
+    """Code is generated when the graph is first called; that call is an ordinary one."""
+    flat = traced("mlp").fresh()
+    policylang.apply(flat.gm, policylang.parse("recompute everything"))
+    seen: list[str] = []
+    flat.gm.register_forward_pre_hook(lambda _module, _inputs: seen.append("before"))
+    flat.gm.register_forward_hook(lambda _module, _inputs, _outputs: seen.append("after"))
+    flat.run()
+    flat.run()
+    assert seen == ["before", "after"] * 2
+
+
+def test_the_code_that_is_shown_is_that_of_the_changed_graph(traced: Callable[[str], Flat]) -> None:
+    flat = traced("mlp").fresh()
+    assert "_recomputed" not in flat.gm.code
+    policylang.apply(flat.gm, policylang.parse("recompute everything"))
+    assert "_recomputed" in flat.gm.code
+    assert "_recomputed" in str(flat.gm)

@@ -1,0 +1,326 @@
+"""A partition's forward, compiled a second time under ``replay.apl``, is partitioned as it was the first time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._inductor import config as inductor_config
+from torch._inductor.decomposition import select_decomp_table
+
+import policylang
+from policylang import PolicyGraphError, PolicyMatchError
+from policylang.backends.caching import partitions
+from policylang.backends.partitioner import JointPartitioner, Partition, _saved_marks
+from policylang.backends.replay import recompilable
+from policylang.backends.tags import record_saved
+from policylang.graph import marks
+from policylang.graph.facts import Phase
+from policylang.graph.records import COPIES, from_annotation
+from policylang.language.syntax import Policy
+from policylang.planning.outcome import Needs
+from policylang.planning.storage import storage_roots
+from tests.support.compiled import fresh_dynamo
+from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
+
+SAVE_PRODUCTS = "recompute everything; optional save matmul or attention"
+SAVE_ALL = "save everything"
+
+
+def one_layer() -> Example:
+    return llama(layers=1)
+
+
+class First(NamedTuple):
+    """A first step and all that went through the compiled graph."""
+
+    partition: Partition
+    num_fwd_outputs: int
+    arguments: tuple[Any, ...]
+    loss: Tensor
+    gradients: list[Tensor | None]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> object:
+    with fresh_dynamo():
+        yield
+
+
+def first_step(example: Example, policy: str) -> First:
+    partitioner = JointPartitioner(policylang.parse(policy))
+    partitioned: list[tuple[Partition, int]] = []
+    calls: list[tuple[Any, ...]] = []
+
+    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        static = options.get("static_lifetime_input_indices")
+        done = partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static)
+        partitioned.append((done, num_fwd_outputs))
+        return done.forward, done.backward
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = aot_eager(gm, inputs, partition)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(arguments)
+            return compiled(*arguments)
+
+        return call
+
+    module, inputs, loss_fn = example
+    torch.manual_seed(3)
+    loss = loss_fn(torch.compile(module, backend=backend, fullgraph=True)(*inputs))
+    loss.backward()
+    ((done, num_fwd_outputs),) = partitioned
+    gradients = taken_gradients(example)
+    torch._dynamo.reset()
+    return First(done, num_fwd_outputs, calls[0], loss.detach(), gradients)
+
+
+def aot_eager(
+    gm: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Any], decompositions: Any = None
+) -> Callable[..., Any]:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    compilers = {"fw_compiler": boxed_nop, "bw_compiler": boxed_nop}
+    return aot_autograd(**compilers, partition_fn=partition, decompositions=decompositions)(gm, inputs)
+
+
+def taken_gradients(example: Example) -> list[Tensor | None]:
+    gradients = [parameter.grad for parameter in example.module.parameters()]
+    example.module.zero_grad(set_to_none=True)
+    return gradients
+
+
+def second_step(example: Example, first: First, backend: Any) -> tuple[Tensor, list[Tensor | None]]:
+    """The same step through the recompiled forward."""
+    module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+    torch.manual_seed(3)
+    (output,) = torch.compile(module, backend=backend, fullgraph=True)(*first.arguments)
+    loss = example.loss_fn(output)
+    loss.backward()
+    return loss.detach(), taken_gradients(example)
+
+
+def saved_values(partition: Partition) -> list[tuple[str, str, Any]]:
+    facts = partition.plan.facts
+    rows = [facts.index[name] for name in partition.audit.saved]
+    return [(facts.targets[row], facts.modules[row], facts.shapes[row]) for row in rows]
+
+
+def saved_memory(partition: Partition) -> Counter[tuple[str, int, str]]:
+    """What is kept alive, by module, bytes and type: the same whatever the operators and views are called.
+
+    A copy that autograd kept counts as the value it is of: a ``clone`` of what was then written to in the model's code
+    is not made in a forward that writes to nothing.
+    """
+    facts = partition.plan.facts
+    roots = storage_roots(facts)
+    kept: set[int] = set()
+    for name in partition.audit.saved:
+        row = roots[facts.index[name]]
+        if facts.targets[row] in COPIES and all(facts.phases[user] == Phase.BACKWARD for user in facts.users[row]):
+            row = roots[facts.inputs[row][0]]
+        if facts.ops[row] == "call_function":
+            kept.add(row)
+    return Counter((facts.modules[row], facts.bytes[row], facts.dtypes[row]) for row in kept)
+
+
+def replay() -> Policy:
+    return policylang.load("replay")
+
+
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [
+        (llama, SAVE_PRODUCTS),
+        (llama, SAVE_ALL),
+        (gpt2, SAVE_PRODUCTS),
+        pytest.param(gpt2, SAVE_ALL, marks=pytest.mark.slow),
+        pytest.param(mixtral, SAVE_PRODUCTS, marks=pytest.mark.slow),
+        pytest.param(ZOO["qwen3"], SAVE_ALL, marks=pytest.mark.slow),
+        (ZOO["mlp"], SAVE_ALL),
+        (ZOO["shared_parameters"], SAVE_PRODUCTS),
+    ],
+)
+def test_the_second_partition_is_the_first(model: Callable[[], Example], policy: str) -> None:
+    example = model()
+    first = first_step(example, policy)
+    with partitions() as done:
+        loss, gradients = second_step(example, first, policylang.backend(replay(), inner="aot_eager"))
+    (second,) = done
+    assert saved_values(second) == saved_values(first.partition)
+    assert second.audit.saved_bytes == first.partition.audit.saved_bytes
+    assert torch.equal(loss, first.loss)
+    for again, before in zip(gradients, first.gradients, strict=True):
+        assert (again is None) == (before is None)
+        assert again is None or torch.equal(again, before)
+
+
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [(one_layer, SAVE_ALL), (one_layer, SAVE_PRODUCTS), (gpt2, SAVE_ALL), (ZOO["dropout"], SAVE_PRODUCTS)],
+)
+def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(
+    model: Callable[[], Example], policy: str
+) -> None:
+    example = model()
+    first = first_step(example, policy)
+    partitioner = JointPartitioner(replay())
+    done: list[Partition] = []
+
+    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        done.append(partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs))
+        return done[-1].forward, done[-1].backward
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return aot_eager(gm, inputs, partition, select_decomp_table())
+
+    second_step(example, first, backend)
+    assert set(done[0].plan.facts.targets) != set(first.partition.plan.facts.targets)
+    assert saved_memory(done[0]) == saved_memory(first.partition)
+    assert done[0].audit.saved_bytes == first.partition.audit.saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "policy", "inner"),
+    [
+        pytest.param(mixtral, SAVE_ALL, "aot_eager", marks=pytest.mark.slow),
+        (ZOO["mlp"], SAVE_ALL, "inductor"),
+        pytest.param(one_layer, SAVE_ALL, "inductor", marks=pytest.mark.slow),
+        pytest.param(gpt2, SAVE_ALL, "inductor", marks=pytest.mark.slow),
+        pytest.param(mixtral, SAVE_ALL, "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_memory_is_saved_where_operators_are_decomposed(
+    model: Callable[[], Example], policy: str, inner: Any
+) -> None:
+    """Inductor decomposes SiLU, GELU, softmax and layer norms, and drops views that change nothing."""
+    example = model()
+    first = first_step(example, policy)
+    with partitions() as done, inductor_config.patch(force_disable_caches=True, fallback_random=True):
+        loss, gradients = second_step(example, first, policylang.backend(replay(), inner=inner))
+    (second,) = done
+    assert saved_memory(second) == saved_memory(first.partition)
+    assert second.audit.saved_bytes == first.partition.audit.saved_bytes
+    torch.testing.assert_close((loss, gradients), (first.loss, first.gradients))
+
+
+def test_a_module_called_twice_in_one_graph_saves_twice() -> None:
+    """Both calls carry the same records."""
+    first = first_step(ZOO["mlp"](), "recompute everything; save addmm")
+    module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+
+    def twice(*arguments: Any) -> Tensor:
+        others = [value if isinstance(value, nn.Parameter) else value.cos() for value in arguments]
+        return module(*arguments)[0].sum() + module(*others)[0].sum()
+
+    with partitions() as done:
+        torch.compile(twice, backend=policylang.backend(replay(), inner="aot_eager"), fullgraph=True)(*first.arguments)
+    once = Counter(saved_values(first.partition))
+    assert once
+    assert Counter(saved_values(done[0])) == once + once
+
+
+def test_a_record_that_is_lost_is_an_error_and_not_a_smaller_partition() -> None:
+    example = one_layer()
+    first = first_step(example, SAVE_ALL)
+    module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+    (victim,) = (node for node in module.graph.nodes if node.target is torch.ops.aten.silu.default)
+    del victim.meta["custom"]
+    with pytest.raises(PolicyMatchError) as caught:
+        torch.compile(module, backend=policylang.backend(replay(), inner="aot_eager"))(*first.arguments)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL310"
+    assert diagnostic.span is not None
+    assert diagnostic.span.text == "everything where recorded saved"
+    assert "`silu` is lost" in diagnostic.message
+    assert diagnostic.details == ("silu: no forward node of this graph comes of it",)
+
+
+def test_a_tuple_saved_in_part_is_an_error() -> None:
+    """Min-cut may save one piece of an operator and run it again for another."""
+    example = one_layer()
+    first = first_step(example, SAVE_PRODUCTS)
+    facts = first.partition.plan.facts
+    piece, *_ = (facts.index[name] for name in first.partition.audit.saved if name.startswith("getitem"))
+    needs = Needs(saved=(piece,), recomputed=(facts.owners[piece],))
+    record_saved(first.partition.forward.graph, _saved_marks(facts, needs))
+    module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+    with pytest.raises(PolicyMatchError, match="scaled_dot_product_flash_attention_for_cpu` is lost") as caught:
+        torch.compile(module, backend=policylang.backend(replay(), inner="aot_eager"))(*first.arguments)
+    (line,) = next(found for found in caught.value.diagnostics if found.code == "APL310").details
+    assert "some of its values were saved and others recomputed" in line
+
+
+@pytest.mark.slow
+def test_autograd_sums_in_its_own_order_the_second_time() -> None:
+    """BART reads its embedding in three places. The second differentiation adds the three gradients in another order,
+    with any partitioner; the replayed partition is then compared with one that saves what autograd saves."""
+    example = ZOO["bart"]()
+    first = first_step(example, SAVE_PRODUCTS)
+    with partitions() as done:
+        _, gradients = second_step(example, first, policylang.backend(replay(), inner="aot_eager"))
+    torch._dynamo.reset()
+    _, plain = second_step(example, first, "aot_eager_default_partitioner")
+    assert saved_values(done[0]) == saved_values(first.partition)
+    for again, other in zip(gradients, plain, strict=True):
+        assert again is None or torch.equal(again, other)  # type: ignore[arg-type]
+
+
+def test_dropout_draws_for_itself_again() -> None:
+    """The first forward keeps generator states; the recompiled one draws where they were drawn."""
+    example = dropout()
+    first = first_step(example, SAVE_PRODUCTS)
+    assert first.partition.audit.random_states == 2
+    module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+    targets = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    assert "run_and_save_rng_state" not in targets
+    loss, gradients = second_step(example, first, policylang.backend(replay(), inner="aot_eager"))
+    assert torch.equal(loss, first.loss)
+    for again, before in zip(gradients, first.gradients, strict=True):
+        assert torch.equal(again, before)  # type: ignore[arg-type]
+
+
+def test_the_record_lies_on_the_operator_of_a_tuple() -> None:
+    first = first_step(one_layer(), SAVE_PRODUCTS)
+    module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+    (attention,) = (node for node in module.graph.nodes if "scaled_dot_product" in node.name)
+    record = from_annotation(marks.custom(attention.meta)[marks.SAVED])
+    assert record is not None
+    assert (record.name, record.value, record.several, record.partly) == (attention.name, True, True, False)
+    assert not any(marks.SAVED in marks.custom(piece.meta) for piece in attention.users)
+
+
+def test_the_forward_is_left_as_it_was() -> None:
+    example = llama(layers=1)
+    first = first_step(example, SAVE_PRODUCTS)
+    forward = first.partition.forward
+    before = [(node.name, dict(marks.custom(node.meta))) for node in forward.graph.nodes]
+    module = recompilable(forward, num_fwd_outputs=first.num_fwd_outputs)
+    assert [(node.name, dict(marks.custom(node.meta))) for node in forward.graph.nodes] == before
+    assert not any(marks.is_ours(node.meta) or "recompute" in node.meta for node in module.graph.nodes)
+
+
+def test_nothing_recorded_is_an_error_and_not_full_recomputation() -> None:
+    module, inputs, loss_fn = ZOO["mlp"]()
+    loss = loss_fn(torch.compile(module, backend=policylang.backend(replay(), inner="aot_eager"))(*inputs))
+    with pytest.raises(PolicyMatchError) as caught:
+        loss.backward()
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL301"
+    assert "where recorded saved" in diagnostic.message
+
+
+def test_a_forward_that_updates_a_buffer_is_refused() -> None:
+    first = first_step(resnet(), "optional recompute everything; optional save aten.convolution")
+    with pytest.raises(PolicyGraphError) as caught:
+        recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL326"
+    assert "aten._native_batch_norm_legit_functional.default" in diagnostic.message

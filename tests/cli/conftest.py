@@ -1,0 +1,46 @@
+"""The command line as a user has it: in this process where the output is what matters, in one of its own where the
+process is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from policylang.cli import main
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def policylang(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    def run(*arguments: str) -> Outcome:
+        code = main(list(arguments))
+        captured = capsys.readouterr()
+        return Outcome(int(code), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def process() -> Callable[..., Outcome]:
+    def run(*arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> Outcome:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run

@@ -1,0 +1,142 @@
+"""`policylang check`: what it prints, in which format, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from policylang.resources import policies_folder
+
+GOOD = "save mm\n"
+WARNING = "let unused = mm\nsave bmm\n"
+BAD = "save mmm\nrecompute every 2nd mm per blok\n"
+
+
+def write(folder: Path, name: str, text: str | bytes) -> str:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_a_clean_file(policylang, tmp_path):
+    outcome = policylang("check", write(tmp_path, "good.apl", GOOD))
+    assert outcome == (0, "checked 1 file: clean\n", "")
+
+
+def test_all_errors_of_a_file_in_one_run(policylang, tmp_path):
+    outcome = policylang("check", write(tmp_path, "bad.apl", BAD))
+    assert outcome.code == 1
+    assert "bad.apl:1:6" in outcome.out
+    assert "bad.apl:2:" in outcome.out
+    assert "`mmm`" in outcome.out
+    assert outcome.out.endswith("checked 1 file: 2 errors, 0 warnings\n")
+
+
+def test_a_warning_fails_only_when_warnings_are_denied(policylang, tmp_path):
+    path = write(tmp_path, "warning.apl", WARNING)
+    allowed, denied = policylang("check", path), policylang("check", path, "--deny", "warnings")
+    assert (allowed.code, denied.code) == (0, 1)
+    assert allowed.out == denied.out
+    assert "`unused`" in allowed.out
+    assert "checked 1 file: 0 errors, 1 warning" in allowed.out
+
+
+def test_a_folder_stands_for_every_policy_below_it(policylang, tmp_path):
+    (tmp_path / "deeper").mkdir()
+    write(tmp_path, "b.apl", GOOD)
+    write(tmp_path / "deeper", "a.apl", BAD)
+    write(tmp_path, "notes.txt", "not a policy")
+    outcome = policylang("check", str(tmp_path))
+    assert outcome.code == 1
+    assert "checked 2 files: 2 errors" in outcome.out
+
+
+def test_a_bundled_policy_by_its_bare_name(policylang):
+    assert policylang("check", "llama3_sac").out == "checked 1 file: clean\n"
+
+
+@pytest.mark.parametrize("format", ["text", "concise", "json", "github"])
+@pytest.mark.parametrize("case", ["missing", "empty folder", "syntax", "binary"])
+def test_what_cannot_be_read_comes_out_in_every_format(policylang, tmp_path, format, case):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    path, code = {
+        "missing": (str(tmp_path / "nowhere.apl"), 2),
+        "empty folder": (str(empty), 2),
+        "syntax": (write(tmp_path, "syntax.apl", "save mm or\n"), 1),
+        "binary": (write(tmp_path, "binary.apl", bytes(range(256))), 1),
+    }[case]
+    outcome = policylang("check", path, "--output-format", format)
+    assert outcome.code == code
+    assert outcome.err == ""
+    assert Path(path).name in outcome.out
+    assert "APL" in outcome.out
+    if format == "json":
+        assert len(json.loads(outcome.out)["diagnostics"]) == 1
+    if format == "github":
+        assert all(line.startswith("::error") for line in outcome.out.splitlines())
+
+
+def test_a_missing_include_is_an_error_of_the_file(policylang, tmp_path):
+    outcome = policylang("check", write(tmp_path, "includes.apl", 'include "other.apl"\nsave mm\n'))
+    assert outcome.code == 1
+    assert "other.apl" in outcome.out
+
+
+def test_an_unreadable_file_among_good_ones(policylang, tmp_path):
+    outcome = policylang("check", write(tmp_path, "good.apl", GOOD), str(tmp_path / "nowhere.apl"))
+    assert outcome.code == 2
+    assert "nowhere.apl" in outcome.out
+    assert "checked 2 files: 1 error" in outcome.out
+
+
+def test_json_is_one_document_and_nothing_else(policylang, tmp_path):
+    outcome = policylang("check", write(tmp_path, "bad.apl", BAD), "--output-format", "json")
+    assert [d["code"] for d in json.loads(outcome.out)["diagnostics"]] == ["APL101", "APL010"]
+
+
+@pytest.mark.parametrize("format", ["concise", "json", "github"])
+def test_a_clean_file_in_the_formats_for_machines(policylang, tmp_path, format):
+    outcome = policylang("check", write(tmp_path, "good.apl", GOOD), "--output-format", format)
+    assert outcome.code == 0
+    if format == "json":
+        assert json.loads(outcome.out)["diagnostics"] == []
+    else:
+        assert outcome.out == ""
+
+
+def test_checking_needs_no_torch(process, tmp_path):
+    path = write(tmp_path, "good.apl", "save matmul, attention\nrecompute every 2nd mm per block\n")
+    script = (
+        "import sys; from policylang.cli import main; code = main(['check', sys.argv[1]]); "
+        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
+    )
+    assert process("-c", script, path) == (0, "checked 1 file: clean\n", "")
+
+
+def test_torch_knows_operators_that_the_manifest_does_not(process, tmp_path):
+    path = write(tmp_path, "custom.apl", "save quantized.linear\n")
+    without, with_torch = (process("-m", "policylang", "check", path, *more) for more in ([], ["--torch"]))
+    assert (without.code, with_torch.code) == (0, 0)
+    assert "`quantized`" in without.out
+    assert with_torch.out == "checked 1 file: clean\n"
+
+
+def test_the_bundled_policies_are_clean(policylang):
+    outcome = policylang("check", str(policies_folder()), "--deny", "warnings")
+    assert outcome.code == 0, outcome.out
+
+
+def test_a_reader_that_goes_away_is_not_an_error_message(tmp_path):
+    path = write(tmp_path, "bad.apl", "save mmm\n" * 5000)
+    check = subprocess.Popen(
+        [sys.executable, "-m", "policylang", "check", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    check.stdout.close()
+    assert check.stderr.read() == b""
+    check.stderr.close()
+    assert check.wait(timeout=120) != 101

@@ -1,0 +1,60 @@
+"""The measured bytes are those of the tensors, no more and no fewer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from policylang.demo.memory import step_memory
+
+KIB = 1024
+CPU = torch.device("cpu")
+
+
+class KeepsTwo(torch.autograd.Function):
+    """Keeps two results of 4 KiB for its backward, and needs 8 KiB more for a moment."""
+
+    @staticmethod
+    def forward(ctx, x):
+        kept = x + 1, x + 2
+        ctx.save_for_backward(*kept)
+        torch.cat(kept)
+        return kept[0].sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        one, two = ctx.saved_tensors
+        return gradient * (one + two)
+
+
+def test_saved_and_peak_to_the_byte():
+    x = torch.ones(KIB, requires_grad=True)
+    memory = step_memory(lambda: KeepsTwo.apply(x), [x], CPU)
+    assert memory.saved == 2 * 4 * KIB
+    # in the backward: both kept values, the loss and its gradient, the sum of the two, and the product
+    assert memory.peak == 2 * 4 * KIB + 4 + 4 + 4 * KIB + 4 * KIB
+
+
+def test_what_was_there_before_is_not_counted():
+    layer = nn.Linear(64, 64, bias=False)
+    batch = torch.ones(16, 64)
+    seen = step_memory(lambda: layer(batch).sum(), [*layer.parameters(), batch], CPU)
+    assert seen.saved == 0
+
+
+def test_compiled_code_runs_compiled_while_it_is_measured():
+    """Under a dispatch mode torch would fall back to eager; then the figures would be those of another program."""
+    calls = []
+
+    def backend(gm, inputs):
+        def run(*arguments):
+            calls.append(torch.compiler.is_compiling())
+            return gm(*arguments)
+
+        return run
+
+    x = torch.ones(KIB, requires_grad=True)
+    step = torch.compile(lambda value: (value * 2).sum(), backend=backend)
+    step(x)
+    step_memory(lambda: step(x), [x], CPU)
+    assert len(calls) == 2

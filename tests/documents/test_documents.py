@@ -1,0 +1,71 @@
+"""The documents say what is so: their policies are the bundled ones, their outputs are printed, their links lead on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import policylang
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+
+
+def fenced(page: Path, kind: str) -> list[str]:
+    """The fenced blocks of a page whose fence names ``kind``; with "", those that name nothing."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [text for named, text in blocks if named == kind]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_the_policy_of_the_readme_is_the_bundled_one():
+    file = (ROOT / "policies" / "llama3_sac.apl").read_text()
+    assert fenced(ROOT / "README.md", "apl") == [file[file.index("policy llama3_sac") :]]
+
+
+def test_the_report_of_the_readme_has_the_rules_of_the_policy_on_their_lines():
+    report = fenced(ROOT / "README.md", "")[0]
+    for rule in policylang.load("llama3_sac").rules:
+        assert re.search(rf"^{re.escape(rule.source)} +{re.escape(rule.text)} ", report, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["scripts/demo", "scripts/test", ".ci/run"])
+def test_the_commands_are_there(command):
+    assert os.access(ROOT / command, os.X_OK)
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    assert "./scripts/test " in (ROOT / "README.md").read_text()
+    assert 'exec "$(dirname "${BASH_SOURCE[0]}")/../scripts/test" "$@"' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_mistake_of_the_tutorial(tmp_path):
+    """The output that the tutorial shows is the one that a reader gets, in a process that has no torch."""
+    text = (ROOT / "examples" / "mine.apl").read_text()
+    (tmp_path / "mine.apl").write_text(text.replace("save attention", "save attenton"))
+    command = [sys.executable, "-m", "policylang", "check", "mine.apl"]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout
+    assert printed in (ROOT / "docs" / "tutorial.md").read_text()
+    assert "`attenton`" in printed
+
+
+def test_the_policy_that_the_tutorial_arrives_at_is_clean():
+    assert policylang.check(ROOT / "examples" / "mine.apl").diagnostics == ()
+
+
+def test_every_policy_of_the_tutorial_loads():
+    for text in fenced(ROOT / "docs" / "tutorial.md", "apl"):
+        policylang.parse(text)

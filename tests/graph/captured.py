@@ -1,0 +1,53 @@
+"""Joint graphs of the zoo, captured once for all tests of this folder, and their facts."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts
+from policylang.graph.values import hint
+from tests.support.joint import Joint, capture_joint
+from tests.support.models import ZOO
+
+
+@cache
+def joint_of(name: str, dynamic: bool = False) -> Joint:
+    """Not to be changed: tests share it."""
+    module, inputs, loss_fn = ZOO[name]()
+    return capture_joint(module, inputs, loss_fn, dynamic=dynamic)
+
+
+@cache
+def facts_of_model(name: str, dynamic: bool = False) -> Facts:
+    joint = joint_of(name, dynamic)
+    return collect(joint.gm, static_inputs=joint.static_lifetime_input_indices)
+
+
+def executed(gm: fx.GraphModule) -> dict[fx.Node, Any]:
+    """What every node returned when the graph was run on real tensors of the traced sizes."""
+    results: dict[fx.Node, Any] = {}
+
+    class Recorder(fx.Interpreter):
+        def run_node(self, node: fx.Node) -> Any:
+            results[node] = super().run_node(node)
+            return results[node]
+
+    torch.manual_seed(0)
+    inputs = [_real(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")]
+    with torch.no_grad():
+        Recorder(gm, garbage_collect_values=False).run(*inputs)
+    return results
+
+
+def _real(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return hint(value)
+    shape = [hint(size) for size in value.shape]
+    if value.dtype.is_floating_point:
+        return torch.rand(shape, dtype=value.dtype)
+    return torch.zeros(shape, dtype=value.dtype)

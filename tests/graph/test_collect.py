@@ -1,0 +1,263 @@
+"""Facts of real models against what running the graph, or PyTorch itself, says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._functorch.partitioners import classify_nodes
+from torch.utils.flop_counter import FlopCounterMode
+
+from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
+from policylang.graph.facts import Flag, GraphKind, Phase
+from policylang.graph.flops import count, formula_for
+from tests.graph.captured import executed, facts_of_model, joint_of
+from tests.support.models import ZOO
+
+MODELS = sorted(ZOO)
+DYNAMIC = ("llama", "gpt2", "mlp")
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, (tuple, list)) else []
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [(name, False) for name in MODELS] + [(name, True) for name in DYNAMIC])
+def test_sizes_are_those_of_the_tensors_that_a_run_produces(name: str, dynamic: bool) -> None:
+    joint, facts = joint_of(name, dynamic), facts_of_model(name, dynamic)
+    ran = executed(joint.gm)
+    checked = 0
+    for node, value in ran.items():
+        if node.op == "output":
+            continue
+        row = facts.index[node.name]
+        tensors = tensors_in(value)
+        assert facts.bytes[row] == sum(tensor.numel() * tensor.element_size() for tensor in tensors), node.name
+        assert facts.numel[row] == sum(tensor.numel() for tensor in tensors), node.name
+        if isinstance(value, Tensor):
+            assert facts.shapes[row] == tuple(value.shape)
+            assert facts.dtypes[row] == str(value.dtype).removeprefix("torch.")
+            assert facts.devices[row] == "cpu"
+            checked += 1
+        else:
+            assert facts.shapes[row] is None
+    assert checked > 15
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_phases_agree_with_what_pytorch_needs_forward_and_backward(name: str) -> None:
+    joint, facts = joint_of(name), facts_of_model(name)
+    info = classify_nodes(joint.gm, joint.static_lifetime_input_indices or [], joint.num_fwd_outputs)
+    forward = {facts.names[row] for row in facts.forward}
+    needed = {node.name for node in info.required_fw_nodes if node.op == "call_function"}
+    late = {node.name for node in info.required_bw_nodes if node.op == "call_function"}
+    assert needed <= forward
+    assert not late & forward
+    tagged = {node.name for node in joint.gm.graph.nodes if node.meta.get("partitioner_tag") == "is_forward"}
+    assert forward <= tagged | needed
+    assert facts.kind is GraphKind.JOINT
+
+
+def attention_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[-2] * (width + value[-1])
+
+
+def attention_backward_flops(_grad: Any, query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any):
+    """The products with key and value again, and one for the gradient of each of the four that are multiplied."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[-2] * (3 * width + 2 * value[-1])
+
+
+def grouped_flops(left: Any, right: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[-1]
+
+
+NOT_COUNTED_BY_EVERY_TORCH = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+    torch.ops.aten._grouped_mm: grouped_flops,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "flex"])
+def test_flops_add_up_to_what_pytorch_counts_in_a_run(name: str) -> None:
+    joint, facts = joint_of(name), facts_of_model(name)
+    counter = FlopCounterMode(display=False, custom_mapping=NOT_COUNTED_BY_EVERY_TORCH)
+    with counter:
+        executed(joint.gm)
+    assert sum(facts.flops) == counter.get_total_flops() > 0
+
+
+def test_flops_of_flex_attention_are_those_of_its_matrix_products() -> None:
+    facts = facts_of_model("flex")
+    (row, *_) = facts.by_target["higher_order.flex_attention"]
+    batch, heads, length, head = 2, 2, 16, 16
+    assert facts.flops[row] == 2 * (2 * batch * heads * length * length * head)
+
+
+def test_flops_of_attention_on_the_cpu_are_those_of_the_other_kernels() -> None:
+    facts = facts_of_model("llama")
+    attention = facts.by_target["aten._scaled_dot_product_flash_attention_for_cpu.default"]
+    batch, heads, length, head = facts.shapes[attention[0] + 1] or ()
+    assert [facts.flops[row] for row in attention] == [2 * (2 * batch * heads * length * length * head)] * 2
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "flops"),
+    [
+        ((16, 4), (3, 4, 8), 2 * 16 * 4 * 8),  # tokens cut by expert
+        ((3, 16, 4), (3, 4, 8), 3 * 2 * 16 * 4 * 8),
+        ((4, 16), (16, 8), 2 * 4 * 16 * 8),  # a gradient of the weights
+        ((3, 16, 4), (4, 8), 2 * 16 * 4 * 8),
+    ],
+)
+def test_flops_of_grouped_products_are_those_of_their_groups(left: Any, right: Any, flops: int) -> None:
+    formula = formula_for(torch.ops.aten._grouped_mm.default)
+    assert formula is not None
+    graph = fx.Graph()
+    inputs = [graph.placeholder(name) for name in ("left", "right")]
+    for node, shape in zip(inputs, (left, right), strict=True):
+        node.meta["val"] = torch.empty(shape, device="meta")
+    product = graph.call_function(torch.ops.aten._grouped_mm.default, tuple(inputs))
+    product.meta["val"] = torch.empty(1, device="meta")
+    assert count(formula, product) == flops
+
+
+def test_flops_of_symbolic_shapes_are_those_of_the_traced_sizes() -> None:
+    still, moving = facts_of_model("llama"), facts_of_model("llama", True)
+    assert sum(moving.flops) == sum(still.flops) > 0
+
+
+def test_collecting_adds_no_guard() -> None:
+    joint = joint_of("llama", True)
+    sizes = [node.meta["val"] for node in joint.gm.graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+    env = sizes[0].node.shape_env
+    before = len(env.guards)
+    collect(joint.gm)
+    assert len(env.guards) == before
+
+
+def test_symbolic_sizes_are_marked() -> None:
+    joint, facts = joint_of("llama", True), facts_of_model("llama", True)
+    symbolic = {node.name for node in joint.gm.graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)}
+    assert symbolic == {facts.names[row] for row in range(len(facts)) if facts.has(row, Flag.SYMBOLIC)}
+    assert symbolic
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_edges_are_those_of_the_graph(name: str) -> None:
+    joint, facts = joint_of(name), facts_of_model(name)
+    for row, node in enumerate(joint.gm.graph.nodes):
+        assert facts.names[row] == node.name
+        assert [facts.names[read] for read in facts.inputs[row]] == [read.name for read in node.all_input_nodes]
+        assert sorted(facts.names[user] for user in facts.users[row]) == sorted(user.name for user in node.users)
+        assert list(facts.users[row]) == sorted(facts.users[row])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_backward_reads_is_what_a_backward_node_has_among_its_arguments(name: str) -> None:
+    facts = facts_of_model(name)
+    for row in range(len(facts)):
+        if facts.phases[row] == Phase.BACKWARD:
+            continue
+        group = [row, *facts.followers.get(row, ())]
+        read = any(facts.phases[user] == Phase.BACKWARD for member in group for user in facts.users[member])
+        assert facts.has(row, Flag.FEEDS_BACKWARD) == read, facts.names[row]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_outputs_are_what_the_forward_returns(name: str) -> None:
+    joint, facts = joint_of(name), facts_of_model(name)
+    output = next(iter(reversed(joint.gm.graph.nodes)))
+    returned = output.args[0][: joint.num_fwd_outputs]
+    expected = {node.name for node in returned if isinstance(node, fx.Node) and node.op == "call_function"}
+    assert expected == {facts.names[row] for row in range(len(facts)) if facts.has(row, Flag.FORWARD_OUTPUT)}
+
+
+def test_getitem_is_owned_by_the_operator_whose_result_it_takes() -> None:
+    facts = facts_of_model("gpt2")
+    pieces = [row for row in facts.forward if facts.targets[row] == "builtin.getitem"]
+    assert pieces
+    for row in pieces:
+        assert facts.owners[row] == facts.inputs[row][0]
+        assert facts.has(facts.owners[row], Flag.MULTI_OUTPUT)
+
+
+def test_dropout_draws_and_attention_without_dropout_does_not() -> None:
+    gpt2, bart = facts_of_model("gpt2"), facts_of_model("bart")
+    assert {gpt2.targets[row] for row in gpt2.forward if gpt2.has(row, Flag.RANDOM)} == {"aten.native_dropout.default"}
+    attention = [row for row in bart.forward if "scaled_dot_product" in bart.targets[row]]
+    assert attention
+    assert not any(bart.has(row, Flag.RANDOM) for row in attention)
+
+
+def test_subgraphs_of_higher_order_operators_are_constants_without_size() -> None:
+    facts = facts_of_model("flex")
+    subgraphs = [row for row in range(len(facts)) if facts.ops[row] == "get_attr"]
+    assert subgraphs
+    assert {facts.phases[row] for row in subgraphs} == {Phase.INPUT}
+    assert sum(facts.bytes[row] for row in subgraphs) == 0
+
+
+def test_views_share_memory_and_others_do_not() -> None:
+    facts = facts_of_model("llama")
+    views = {facts.targets[row] for row in facts.forward if facts.has(row, Flag.VIEW)}
+    assert {"aten.t.default", "aten.view.default", "aten.transpose.int"} <= views
+    assert not views & {"aten.mm.default", "aten.clone.default", "aten.mul.Tensor", "aten._unsafe_view.default"}
+
+
+def test_compute_is_pytorchs_list() -> None:
+    facts = facts_of_model("llama")
+    compute = {facts.targets[row] for row in facts.forward if facts.has(row, Flag.COMPUTE)}
+    assert compute <= {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
+    assert "aten.mm.default" in compute
+
+
+def test_user_tags_are_the_users_and_ours_are_not() -> None:
+    joint = joint_of("mlp")
+    graph = fx.Graph()
+    graph.graph_copy(joint.gm.graph, {})
+    first, second = [node for node in graph.nodes if node.op == "call_function"][:2]
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in (first, second):
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        node.meta["ac_graph_id"] = 3
+    second.meta["custom"] = {"policylang": "a.apl:1"}
+    facts = collect(graph)
+    assert facts.user_tags[facts.index[first.name]] == "MUST_SAVE"
+    assert facts.ac_regions[facts.index[first.name]] == 3
+    assert facts.user_tags[facts.index[second.name]] is None
+    assert facts.ac_regions[facts.index[second.name]] is None
+
+
+def test_a_graph_of_modules_is_refused_with_the_node_named() -> None:
+    with pytest.raises(PolicyGraphError, match="`fc` calls the module `fc`") as caught:
+        collect(fx.symbolic_trace(_Holder()))
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "APL341"
+    assert diagnostic.help is not None
+    assert "policylang.backend" in diagnostic.help
+
+
+class _Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+def test_an_empty_graph_has_facts() -> None:
+    graph = fx.Graph()
+    graph.output(())
+    facts = collect(graph)
+    assert len(facts) == 1
+    assert facts.kind is GraphKind.FORWARD

@@ -1,0 +1,140 @@
+"""Trees that the language can write, for hypothesis."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from policylang.language.predicate_tree import FLAGS
+from policylang.language.source import Span
+from policylang.language.syntax import (
+    NOWHERE,
+    And,
+    BlockSet,
+    Chain,
+    ChainOf,
+    Compare,
+    CrossesCut,
+    Difference,
+    Everything,
+    ExpectCount,
+    ExpectFate,
+    ExpectTotal,
+    Feeding,
+    InBlock,
+    InModule,
+    Intersection,
+    Is,
+    Match,
+    Not,
+    Operator,
+    Or,
+    Ordinal,
+    Quantity,
+    Reference,
+    Scope,
+    Step,
+    Where,
+)
+from policylang.language.tree import union_of
+
+NOTHING: Span = NOWHERE
+
+globs = st.sampled_from(
+    ["layers.*", "/model.**.wo", "block", "0", "h.{0,1}", "layers.[0-3]", "a b", "save", "3rd", "first"]
+)
+signs = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
+numbers = st.integers(1, 40)
+scopes = st.none() | st.sampled_from(Scope)
+
+quantities = st.one_of(
+    st.builds(
+        Quantity, st.integers(0, 2**50).map(float) | st.sampled_from([6.4 * 2**30, 0.5, 1e15 + 3]), st.just("bytes")
+    ),
+    st.builds(Quantity, st.floats(0.001, 1e18), st.just("flops")),
+)
+_counts = st.builds(Quantity, st.integers(0, 10**12).map(float) | st.floats(0.001, 1e9), st.just("number"))
+
+tests = st.one_of(
+    st.builds(
+        lambda op, value: Compare("bytes", op, Quantity(value, "bytes")), signs, st.integers(0, 2**50).map(float)
+    ),
+    st.builds(lambda op, value: Compare("flops", op, Quantity(value, "flops")), signs, st.floats(0.001, 1e18)),
+    st.builds(Compare, st.sampled_from(["numel", "ndim", "users", "inputs", "group_size"]), signs, _counts),
+    st.builds(lambda op, value, index: Compare("shape", op, value, index), signs, _counts, st.integers(-3, 3)),
+    st.builds(Match, st.just("dtype"), st.sampled_from(["==", "!="]), st.sampled_from(["bfloat16", "float8*"])),
+    st.builds(Match, st.just("device"), st.sampled_from(["==", "!="]), st.sampled_from(["cuda", "cuda:0", "3", "is"])),
+    st.builds(Match, st.just("module"), st.sampled_from(["==", "!="]), globs),
+    st.builds(Is, st.sampled_from(FLAGS)),
+    st.builds(lambda size: CrossesCut(Quantity(size, "bytes")), st.integers(1, 2**50).map(float)),
+)
+predicates = st.recursive(
+    tests,
+    lambda inner: st.one_of(
+        st.builds(Not, inner),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: And(tuple(parts))),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: Or(tuple(parts))),
+    ),
+    max_leaves=5,
+)
+
+block_sets = st.one_of(
+    st.just(BlockSet("any")),
+    st.builds(lambda n, start: BlockSet("every", n=n, start=start), numbers, numbers),
+    st.builds(lambda kind, n: BlockSet(kind, n=n), st.sampled_from(["first", "last"]), numbers),
+    st.builds(lambda low, more: BlockSet("range", low=low, high=low + more), st.integers(0, 9), st.integers(0, 9)),
+)
+
+atoms = st.sampled_from(
+    [
+        Everything(),
+        Operator(None, "mm", None),
+        Operator("aten", "add", "Tensor"),
+        Operator("aten", "*attention*", None),
+        Operator("aten", "where", None),
+        Reference("matmul"),
+        Reference("wait"),
+    ]
+)
+
+
+def _around(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.one_of(
+        st.builds(InModule, inner, globs, st.booleans()),
+        st.builds(InBlock, inner, block_sets, st.booleans()),
+        st.builds(Where, inner, predicates),
+        st.builds(Ordinal, st.sampled_from(["first", "last", "nth"]), numbers, inner, st.none(), scopes),
+        st.builds(Ordinal, st.just("every"), numbers, inner, st.none() | numbers, scopes),
+        st.builds(Step, st.sampled_from(["users", "inputs"]), inner),
+        st.builds(Chain, st.sampled_from(["after", "before", "through"]), inner),
+        st.builds(lambda each: ChainOf(each), inner),
+        st.builds(ChainOf, inner, st.sampled_from(["after", "before"]), inner),
+        st.builds(Intersection, inner, inner),
+        st.builds(Difference, inner, inner),
+        st.builds(Feeding, inner, inner, st.booleans()),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: union_of(tuple(parts), NOTHING)),
+    )
+
+
+selectors = st.recursive(atoms, _around, max_leaves=6)
+
+expectations = st.one_of(
+    st.builds(
+        lambda figure, op, value, per: ExpectTotal(figure, op, Quantity(value, "bytes"), per),
+        st.sampled_from(["saved", "recomputed"]),
+        signs,
+        st.integers(0, 2**50).map(float),
+        st.booleans(),
+    ),
+    st.builds(
+        lambda op, percent: ExpectTotal("recomputed flops", op, Quantity(percent * 0.01, "fraction")),
+        signs,
+        st.integers(0, 100) | st.floats(0.001, 100),
+    ),
+    st.builds(ExpectCount, st.sampled_from(["exactly", "at least", "at most"]), st.integers(0, 99), selectors, scopes),
+    st.builds(
+        ExpectFate,
+        st.sampled_from(["every", "no"]),
+        selectors,
+        st.sampled_from(["saved", "recomputed", "offloaded"]),
+    ),
+)

@@ -1,0 +1,345 @@
+"""Every form of the language, as it is shown where the language is described, and the tree it makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from policylang.language.syntax import (
+    Action,
+    And,
+    BlockSet,
+    Chain,
+    ChainOf,
+    Compare,
+    CrossesCut,
+    Difference,
+    Everything,
+    ExpectCount,
+    ExpectFate,
+    ExpectTotal,
+    Feeding,
+    Fuse,
+    InBlock,
+    InModule,
+    Intersection,
+    Is,
+    Match,
+    Not,
+    Operator,
+    Or,
+    Ordinal,
+    Quantity,
+    Reference,
+    Rule,
+    Scope,
+    Step,
+    Union,
+    Where,
+)
+from tests.language.told import policy, rule, selector
+
+MM = Operator(None, "mm", None)
+ADD = Operator(None, "add", None)
+BMM = Operator(None, "bmm", None)
+RELU = Operator(None, "relu", None)
+GATHER = Reference("all_gather")
+ANY_BLOCK = BlockSet("any")
+FROM_PARAMETER = Is("from parameter")
+
+LLAMA3 = """\
+# policies/llama3_sac.apl: op-level selective checkpointing, as TorchTitan does it
+policy llama3_sac
+
+blocks layers.*                         # one block per transformer layer
+
+recompute everything in block           # the ground rule
+save attention in block
+save matmul in block
+recompute every 2nd mm per block        # the exception to the line above
+save first add per block                # the attention residual
+save everything in block where crosses block
+
+must_recompute chain through all_gather where from parameter      # FSDP: reshard after forward
+
+expect saved per block <= 220 MiB
+expect every (all_gather where from parameter) recomputed
+"""
+
+
+def test_a_whole_policy() -> None:
+    found = policy(LLAMA3)
+    assert found.name == "llama3_sac"
+    assert found.blocks is not None
+    assert found.blocks.glob == "layers.*"
+    assert found.undecided is None
+    assert found.rules == (
+        Rule(Action.RECOMPUTE, InBlock(Everything(), ANY_BLOCK, False)),
+        Rule(Action.SAVE, InBlock(Reference("attention"), ANY_BLOCK, False)),
+        Rule(Action.SAVE, InBlock(Reference("matmul"), ANY_BLOCK, False)),
+        Rule(Action.RECOMPUTE, Ordinal("every", 2, MM, scope=Scope.BLOCK)),
+        Rule(Action.SAVE, Ordinal("first", 1, ADD, scope=Scope.BLOCK)),
+        Rule(Action.SAVE, Where(InBlock(Everything(), ANY_BLOCK, False), Is("crosses block"))),
+        Rule(Action.MUST_RECOMPUTE, Chain("through", Where(GATHER, FROM_PARAMETER))),
+    )
+    assert found.expectations == (
+        ExpectTotal("saved", "<=", Quantity(220 * 1024**2, "bytes"), per_block=True),
+        ExpectFate("every", Where(GATHER, FROM_PARAMETER), "recomputed"),
+    )
+    assert found.rules[3].source == "<policy>:9"
+    assert found.rules[3].text == "recompute every 2nd mm per block"
+
+
+def test_the_sentences_people_say_aloud() -> None:
+    found = policy("save first add per block; recompute every 2nd mm; allgather chain after wait → must_recompute")
+    assert found.rules == (
+        Rule(Action.SAVE, Ordinal("first", 1, ADD, scope=Scope.BLOCK)),
+        Rule(Action.RECOMPUTE, Ordinal("every", 2, MM)),
+        Rule(Action.MUST_RECOMPUTE, ChainOf(Reference("allgather"), "after", Reference("wait"))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "action"),
+    [
+        ("save", Action.SAVE),
+        ("must_save", Action.SAVE),
+        ("prefer_save", Action.PREFER_SAVE),
+        ("recompute", Action.RECOMPUTE),
+        ("prefer_recompute", Action.RECOMPUTE),
+        ("must_recompute", Action.MUST_RECOMPUTE),
+        ("offload", Action.OFFLOAD),
+        ("prefer_offload", Action.PREFER_OFFLOAD),
+        ("leave", Action.LEAVE),
+    ],
+)
+def test_an_action_stands_before_or_behind(word: str, action: Action) -> None:
+    assert rule(f"{word} mm") == Rule(action, MM)
+    assert rule(f"mm -> {word}") == Rule(action, MM)
+    assert rule(f"mm → {word}") == Rule(action, MM)
+
+
+@pytest.mark.parametrize(
+    ("text", "optional", "override"),
+    [
+        ("optional save mm", True, False),
+        ("override save mm", False, True),
+        ("optional override save mm", True, True),
+        ("override optional mm -> save", True, True),
+    ],
+)
+def test_modifiers(text: str, optional: bool, override: bool) -> None:
+    assert rule(text) == Rule(Action.SAVE, MM, optional, override)
+
+
+SELECTORS = [
+    ("everything", Everything()),
+    ("mm", MM),
+    ("aten.mm", Operator("aten", "mm", None)),
+    ("aten.mm.default", Operator("aten", "mm", "default")),
+    ("add.Tensor", Operator(None, "add", "Tensor")),
+    ("aten.*attention*", Operator("aten", "*attention*", None)),
+    ("aten.{mm,bmm}", Operator("aten", "{mm,bmm}", None)),
+    ("higher_order.flex_attention", Operator("higher_order", "flex_attention", None)),
+    ("builtin.getitem", Operator("builtin", "getitem", None)),
+    ("getitem", Operator("builtin", "getitem", None)),
+    ("aten.view", Operator("aten", "view", None)),
+    ("aten.where", Operator("aten", "where", None)),
+    ("torch.sym_max", Operator("torch", "sym_max", None)),
+    ("mm in layers.*.attention", InModule(MM, "layers.*.attention", False)),
+    ("mm in layers.{0, 1, 31}", InModule(MM, "layers.{0, 1, 31}", False)),
+    ("mm in layers.[0-3]", InModule(MM, "layers.[0-3]", False)),
+    ("mm in /model.**.wo", InModule(MM, "/model.**.wo", False)),
+    ('mm in "block"', InModule(MM, "block", False)),
+    ("mm in 0.1", InModule(MM, "0.1", False)),
+    ("mm outside encoder.*", InModule(MM, "encoder.*", True)),
+    ("mm in block", InBlock(MM, ANY_BLOCK, False)),
+    ("mm outside block", InBlock(MM, ANY_BLOCK, True)),
+    ("mm in every 2nd block", InBlock(MM, BlockSet("every", n=2, start=2), False)),
+    ("mm in every 2nd block from 1st", InBlock(MM, BlockSet("every", n=2, start=1), False)),
+    ("mm in first 4 blocks", InBlock(MM, BlockSet("first", n=4), False)),
+    ("mm in last block", InBlock(MM, BlockSet("last", n=1), False)),
+    ("mm in blocks 0..3", InBlock(MM, BlockSet("range", low=0, high=3), False)),
+    ("mm in block 3", InBlock(MM, BlockSet("range", low=3, high=3), False)),
+    ("mm in 3rd block", InBlock(MM, BlockSet("range", low=2, high=2), False)),
+    ("first mm", Ordinal("first", 1, MM)),
+    ("last mm", Ordinal("last", 1, MM)),
+    ("3rd mm", Ordinal("nth", 3, MM)),
+    ("first 2 mm", Ordinal("first", 2, MM)),
+    ("every 2nd mm", Ordinal("every", 2, MM)),
+    ("every 2nd mm from 1st", Ordinal("every", 2, MM, start=1)),
+    ("every 2nd mm from 1st per block", Ordinal("every", 2, MM, start=1, scope=Scope.BLOCK)),
+    ("every 2nd mm per block from 1st", Ordinal("every", 2, MM, start=1, scope=Scope.BLOCK)),
+    ("every 2nd mm per module", Ordinal("every", 2, MM, scope=Scope.MODULE)),
+    ("every 2nd mm per graph", Ordinal("every", 2, MM, scope=Scope.GRAPH)),
+    ("mm where bytes >= 64 MiB", Where(MM, Compare("bytes", ">=", Quantity(64 * 1024**2, "bytes")))),
+    ("mm or bmm", Union((MM, BMM))),
+    ("mm, bmm", Union((MM, BMM))),
+    ("mm, bmm or add, relu", Union((MM, BMM, ADD, RELU))),
+    ("mm and bmm", Intersection(MM, BMM)),
+    ("mm except bmm", Difference(MM, BMM)),
+    ("mm or bmm and add", Intersection(Union((MM, BMM)), ADD)),
+    ("mm, bmm and add", Union((MM, Intersection(BMM, ADD)))),
+    ("mm except bmm or add", Union((Difference(MM, BMM), ADD))),
+    ("mm except (bmm or add)", Difference(MM, Union((BMM, ADD)))),
+    ("(mm)", MM),
+    ("users of mm", Step("users", MM)),
+    ("inputs of mm", Step("inputs", MM)),
+    ("mm feeding add", Feeding(MM, ADD)),
+    ("mm fed by add", Feeding(MM, ADD, reverse=True)),
+    ("chain after mm", Chain("after", MM)),
+    ("chain before mm", Chain("before", MM)),
+    ("chain through mm", Chain("through", MM)),
+    ("all_gather chain", ChainOf(GATHER)),
+    ("all_gather chain after wait", ChainOf(GATHER, "after", Reference("wait"))),
+    ("all_gather chain before (mm or bmm)", ChainOf(GATHER, "before", Union((MM, BMM)))),
+]
+
+
+@pytest.mark.parametrize(("text", "tree"), SELECTORS, ids=[text for text, _ in SELECTORS])
+def test_selectors(text: str, tree: object) -> None:
+    assert selector(text) == tree
+
+
+BINDING = [
+    # the filters narrow the atom first, then the nearest prefix applies, then the next one out
+    ("first add in layers.0 per block", Ordinal("first", 1, InModule(ADD, "layers.0", False), scope=Scope.BLOCK)),
+    ("chain through all_gather where from parameter", Chain("through", Where(GATHER, FROM_PARAMETER))),
+    ("first users of mm in block", Ordinal("first", 1, Step("users", InBlock(MM, ANY_BLOCK, False)))),
+    # filters and `chain` go left to right
+    ("mm where is view in block chain", ChainOf(InBlock(Where(MM, Is("is view")), ANY_BLOCK, False))),
+    ("mm chain in block", InBlock(ChainOf(MM), ANY_BLOCK, False)),
+    # `per` goes to the innermost position that has none
+    ("first 2 every 3rd mm per block", Ordinal("first", 2, Ordinal("every", 3, MM, scope=Scope.BLOCK))),
+    (
+        "first 2 every 3rd mm per block per graph",
+        Ordinal("first", 2, Ordinal("every", 3, MM, scope=Scope.BLOCK), scope=Scope.GRAPH),
+    ),
+    ("first (every 3rd mm) per block", Ordinal("first", 1, Ordinal("every", 3, MM), scope=Scope.BLOCK)),
+    ("first chain after mm per block", Ordinal("first", 1, Chain("after", MM), scope=Scope.BLOCK)),
+    (
+        "every 2nd mm in every 3rd block from 1st",
+        Ordinal("every", 2, InBlock(MM, BlockSet("every", n=3, start=1), False)),
+    ),
+    (
+        "first mm where crosses cut per 2 GiB per block",
+        Ordinal("first", 1, Where(MM, CrossesCut(Quantity(2 * 1024**3, "bytes"))), scope=Scope.BLOCK),
+    ),
+    # `or` and its like join whole phrases
+    (
+        "first mm per block or bmm in block",
+        Union((Ordinal("first", 1, MM, scope=Scope.BLOCK), InBlock(BMM, ANY_BLOCK, False))),
+    ),
+    # inside `where`, `and` and `or` belong to the predicate
+    ("mm where is view or is random", Where(MM, Or((Is("is view"), Is("is random"))))),
+    ("(mm where is view) or bmm", Union((Where(MM, Is("is view")), BMM))),
+    ("mm where is view, bmm", Union((Where(MM, Is("is view")), BMM))),
+]
+
+
+@pytest.mark.parametrize(("text", "tree"), BINDING, ids=[text for text, _ in BINDING])
+def test_binding(text: str, tree: object) -> None:
+    assert selector(text) == tree
+
+
+PREDICATES = [
+    *((f"{name} {sign} 3", Compare(name, sign, Quantity(3, "number")))  # type: ignore[arg-type]
+      for name in ("numel", "ndim", "users", "inputs", "group_size")
+      for sign in ("==", "!=", "<", "<=", ">", ">=")),
+    ("bytes > 64 MiB", Compare("bytes", ">", Quantity(64 * 1024**2, "bytes"))),
+    ("bytes > 64MiB", Compare("bytes", ">", Quantity(64 * 1024**2, "bytes"))),
+    ("bytes > 1000", Compare("bytes", ">", Quantity(1000, "bytes"))),
+    ("flops >= 2 GFLOP", Compare("flops", ">=", Quantity(2e9, "flops"))),
+    ("flops >= 1.5 TFLOPs", Compare("flops", ">=", Quantity(1.5e12, "flops"))),
+    ("numel >= 1_000_000", Compare("numel", ">=", Quantity(1e6, "number"))),
+    ("shape[0] == 8192", Compare("shape", "==", Quantity(8192, "number"), index=0)),
+    ("shape[-1] == 4096", Compare("shape", "==", Quantity(4096, "number"), index=-1)),
+    ("dtype == bf16", Match("dtype", "==", "bfloat16")),
+    ("dtype != torch.float32", Match("dtype", "!=", "float32")),
+    ("dtype == float8*", Match("dtype", "==", "float8*")),
+    ("device == cuda", Match("device", "==", "cuda")),
+    ("device == cuda:0", Match("device", "==", "cuda:0")),
+    ("module == layers.0.*", Match("module", "==", "layers.0.*")),
+    ("overload == Tensor", Match("overload", "==", "Tensor")),
+    *((name, Is(name))  # type: ignore[arg-type]
+      for name in ("from parameter", "crosses block", "feeds backward", "is view", "is random", "is multi_output",
+                   "is mutated", "user tagged", "recorded saved")),
+    ("crosses cut per 2 GiB", CrossesCut(Quantity(2 * 1024**3, "bytes"))),
+    ("crosses cut per 1_000 and is not view",
+     And((CrossesCut(Quantity(1000, "bytes")), Not(Is("is view"))))),
+    ("not is view", Not(Is("is view"))),
+    ("is not view", Not(Is("is view"))),
+    ("is view and not is random or users > 1",
+     Or((And((Is("is view"), Not(Is("is random")))), Compare("users", ">", Quantity(1, "number"))))),
+    ("is view and (is random or is mutated)", And((Is("is view"), Or((Is("is random"), Is("is mutated")))))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "tree"), PREDICATES, ids=[text for text, _ in PREDICATES])
+def test_predicates(text: str, tree: object) -> None:
+    assert selector(f"mm where {text}") == Where(MM, tree)  # type: ignore[arg-type]
+
+
+MIB = 1024**2
+EXPECTATIONS = [
+    ("saved <= 6.4 GiB", ExpectTotal("saved", "<=", Quantity(6.4 * 1024 * MIB, "bytes"))),
+    ("saved per block <= 220 MiB", ExpectTotal("saved", "<=", Quantity(220 * MIB, "bytes"), per_block=True)),
+    ("recomputed flops <= 20%", ExpectTotal("recomputed flops", "<=", Quantity(0.2, "fraction"))),
+    ("recomputed flops <= 5 TFLOP", ExpectTotal("recomputed flops", "<=", Quantity(5e12, "flops"))),
+    ("recomputed <= 1 GiB", ExpectTotal("recomputed", "<=", Quantity(1024 * MIB, "bytes"))),
+    ("peak <= 40 GiB", ExpectTotal("peak", "<=", Quantity(40 * 1024 * MIB, "bytes"))),
+    ("exactly 7 mm per block", ExpectCount("exactly", 7, MM, Scope.BLOCK)),
+    ("exactly 7 (mm or bmm) per block", ExpectCount("exactly", 7, Union((MM, BMM)), Scope.BLOCK)),
+    ("exactly 1 (first mm) per block", ExpectCount("exactly", 1, Ordinal("first", 1, MM), Scope.BLOCK)),
+    ("exactly 1 first mm per block", ExpectCount("exactly", 1, Ordinal("first", 1, MM, scope=Scope.BLOCK))),
+    ("at least 1 attention", ExpectCount("at least", 1, Reference("attention"))),
+    ("at most 3 mm", ExpectCount("at most", 3, MM)),
+    ("no mm saved", ExpectFate("no", MM, "saved")),
+    ("every mm saved", ExpectFate("every", MM, "saved")),
+    ("every mm recomputed", ExpectFate("every", MM, "recomputed")),
+    ("every mm offloaded", ExpectFate("every", MM, "offloaded")),
+    ("every 2nd mm saved", ExpectFate("every", Ordinal("every", 2, MM), "saved")),
+    ("no mm where recorded saved saved", ExpectFate("no", Where(MM, Is("recorded saved")), "saved")),
+]
+
+
+@pytest.mark.parametrize(("text", "tree"), EXPECTATIONS, ids=[text for text, _ in EXPECTATIONS])
+def test_expectations(text: str, tree: object) -> None:
+    assert policy(f"expect {text}").expectations == (tree,)
+
+
+@pytest.mark.parametrize("fate", ["auto", "save", "recompute"])
+def test_undecided(fate: str) -> None:
+    undecided = policy(f"undecided -> {fate}").undecided
+    assert undecided is not None
+    assert undecided.fate == fate
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("fuse all_gather chains", Fuse("all_gather")),
+        ("fuse all_gather chains over dp, tp", Fuse("all_gather", ("dp", "tp"))),
+        ("fuse reduce_scatter chains over tp", Fuse("reduce_scatter", ("tp",))),
+    ],
+)
+def test_rewrites(text: str, tree: Fuse) -> None:
+    assert policy(text).rewrites == (tree,)
+
+
+def test_requires_an_older_language_is_met() -> None:
+    assert policy("requires policylang >= 0.2\nsave mm").rules == (Rule(Action.SAVE, MM),)
+
+
+@pytest.mark.parametrize("glob", ["layers.*", "model.layers.*", "transformer.h.*"])
+def test_blocks(glob: str) -> None:
+    blocks = policy(f"blocks {glob}\nsave mm in block").blocks
+    assert blocks is not None
+    assert blocks.glob == glob
+
+
+def test_a_statement_goes_on_inside_parentheses() -> None:
+    assert rule("save (mm,  # the products\n      bmm\n) in block; ") == rule("save (mm, bmm) in block")
+
+
+def test_line_ends_of_every_system() -> None:
+    assert policy("save mm\r\n\r\nsave bmm\r\n").rules == policy("save mm\nsave bmm").rules

@@ -1,0 +1,252 @@
+"""Random graphs and policies, for the comparison of the planner with the reference.
+
+Small graphs with everything a planner can trip over: multi-output operators, collectives and their waits, the FSDP
+fan-out, sizes, views, random and mutating operators, checkpoint regions, backward nodes among the forward ones.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.language import syntax as s
+from policylang.language.syntax import Action
+from tests.support.textgraph import GraphBuilder
+from tests.support.trees import span
+
+SPAN = span("any")
+MODULES = ("", "head", "layers.0", "layers.0.attn", "layers.1.attn", "layers.1.mlp.up", "layers.2.attn")
+PLAIN = (
+    ("aten.mm.default", Flag(0)),
+    ("aten.mm.default", Flag.COMPUTE),
+    ("aten.add.Tensor", Flag(0)),
+    ("aten.add.Scalar", Flag.RECORDED_SAVED),
+    ("prims.convert_element_type.default", Flag(0)),
+    ("aten.view.default", Flag.VIEW),
+    ("aten.bernoulli.p", Flag.RANDOM),
+    ("aten.mean.dim", Flag.READS_MUTATED),
+    ("aten.copy_.default", Flag.WRITES),
+    ("aten.bernoulli_.float", Flag.WRITES | Flag.REPEATABLE),
+    ("aten.sym_size.int", Flag.SYMBOLIC),
+    ("aten._print.default", Flag.EFFECTFUL),
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Facts:
+    builder = GraphBuilder()
+    for number, kind in enumerate(draw(st.lists(st.sampled_from(["parameter", "input"]), min_size=1, max_size=4))):
+        builder.add(f"in_{number}", kind, ())
+    builder.add("size", "input", (), flags=Flag.SYMBOLIC)
+    builder.add("tangent", "tangent", ())
+    for _ in range(draw(st.integers(1, 14))):
+        draw(st.sampled_from([_plain, _plain, _plain, _backward, _fan_out, _multi_output, _collective]))(draw, builder)
+    builder.add("output", "output", tuple(draw(_some_rows(builder, 0, 2))))
+    return builder.facts(GraphKind.JOINT)
+
+
+def _some_rows(builder: GraphBuilder, low: int, high: int) -> st.SearchStrategy[list[int]]:
+    """Rows to read: mostly recent ones, so that chains grow."""
+    last = len(builder.rows) - 1
+    recent = st.integers(max(0, last - 2), last)
+    row = st.one_of(recent, recent, st.integers(0, last)).filter(lambda row: builder.rows[row]["op"] != "output")
+    return st.lists(row, min_size=low, max_size=high, unique=True)
+
+
+def _forward_rows(builder: GraphBuilder, low: int, high: int) -> st.SearchStrategy[list[int]]:
+    """Rows that a forward node may read."""
+    rows = [row for row, node in enumerate(builder.rows) if node["phase"] != 2 and node["input_kind"] != 4]
+    return st.lists(st.sampled_from([*rows, *rows[-2:], *rows[-2:]]), min_size=low, max_size=high, unique=True)
+
+
+def _add(draw: st.DrawFn, builder: GraphBuilder, target: str, inputs: list[int], flags: Flag, **more) -> int:
+    tagged = draw(st.sampled_from([True, False, False, False, False]))
+    return builder.add(
+        f"n_{len(builder.rows)}",
+        target,
+        tuple(inputs),
+        flags=flags,
+        module=draw(st.sampled_from(MODULES)),
+        bytes=draw(st.sampled_from([0, 8, 64])),
+        numel=draw(st.sampled_from([1, 4])),
+        flops=draw(st.sampled_from([0, 100])),
+        shape=draw(st.sampled_from(["", "4", "2x4", "2x2x2"])),
+        dtype=draw(st.sampled_from(["", "bfloat16", "float32"])),
+        device=draw(st.sampled_from(["", "cpu", "cuda:0"])),
+        region=draw(st.sampled_from(["0", "1"])) if tagged else None,
+        tag=draw(st.sampled_from(["PREFER_RECOMPUTE", "MUST_SAVE", "MUST_RECOMPUTE"])) if tagged else None,
+        **more,
+    )
+
+
+def _plain(draw: st.DrawFn, builder: GraphBuilder) -> None:
+    target, flags = draw(st.sampled_from(PLAIN))
+    _add(draw, builder, target, draw(_forward_rows(builder, 1, 2)), flags)
+
+
+def _backward(draw: st.DrawFn, builder: GraphBuilder) -> None:
+    builder.add(f"n_{len(builder.rows)}", "aten.mul.Tensor", tuple(draw(_some_rows(builder, 1, 3))), backward=True)
+
+
+def _multi_output(draw: st.DrawFn, builder: GraphBuilder) -> None:
+    target = draw(st.sampled_from(["aten.native_layer_norm.default", "higher_order.flex_attention"]))
+    flags = Flag.MULTI_OUTPUT | draw(st.sampled_from([Flag(0), Flag(0), Flag.RANDOM]))
+    owner = _add(draw, builder, target, draw(_forward_rows(builder, 1, 2)), flags)
+    for _ in range(draw(st.integers(0, 3))):
+        _add(draw, builder, "builtin.getitem", [owner], draw(st.sampled_from([Flag(0), Flag(0), Flag.SYMBOLIC])))
+
+
+def _fan_out(draw: st.DrawFn, builder: GraphBuilder) -> None:
+    """``split → getitem* → cat``, at times with a piece missing or a reader too many."""
+    split = _add(draw, builder, "aten.split.Tensor", draw(_forward_rows(builder, 1, 1)), Flag.MULTI_OUTPUT | Flag.VIEW)
+    count = draw(st.integers(1, 3))
+    pieces = [_add(draw, builder, "builtin.getitem", [split], Flag(0)) for _ in range(count)]
+    if draw(st.sampled_from([True, False, False])):
+        _plain(draw, builder)
+    read = pieces[draw(st.sampled_from([0, 0, 0, 1])) :] or pieces
+    _add(draw, builder, "aten.cat.default", read, Flag(0))
+
+
+def _collective(draw: st.DrawFn, builder: GraphBuilder) -> None:
+    gather = "_c10d_functional.all_gather_into_tensor.default"
+    group = draw(st.sampled_from(["dp:4", "tp:8"]))
+    row = _add(draw, builder, gather, draw(_forward_rows(builder, 1, 1)), Flag.COLLECTIVE, group=group)
+    if draw(st.booleans()):
+        _add(draw, builder, "_c10d_functional.wait_tensor.default", [row], Flag(0))
+
+
+# --- policies ------------------------------------------------------------------------------------------------------
+
+GLOBS = (
+    "layers.*",
+    "/layers.*",
+    "layers.{0,2}",
+    "layers.[0-1].attn",
+    "attn",
+    "**.attn",
+    "layers.**",
+    "/layers.**.up",
+    "l*.1",
+    "none.*",
+)
+NAMES = ("mm", "add", "*", "*e*", "getitem", "wait_tensor", "split", "cat", "view", "all_gather*", "{mm,add}", "none")
+
+PROPERTIES = (
+    "from parameter",
+    "crosses block",
+    "feeds backward",
+    "is view",
+    "is random",
+    "is multi_output",
+    "is mutated",
+    "user tagged",
+    "recorded saved",
+)
+
+operators = st.builds(
+    s.Operator,
+    namespace=st.sampled_from([None, None, None, "aten", "*d*"]),
+    name=st.sampled_from(NAMES),
+    overload=st.sampled_from([None, None, "default", "T*"]),
+    span=st.just(SPAN),
+)
+block_sets = st.one_of(
+    st.just(s.BlockSet("any")),
+    st.builds(s.BlockSet, st.just("every"), n=st.integers(1, 3), start=st.integers(1, 3)),
+    st.builds(s.BlockSet, st.sampled_from(["first", "last"]), n=st.integers(1, 2)),
+    st.builds(s.BlockSet, st.just("range"), low=st.integers(0, 1), high=st.integers(0, 2)),
+)
+
+
+def _quantity(value: float) -> s.Quantity:
+    return s.Quantity(value, "number", SPAN)
+
+
+_numbers = st.sampled_from([0, 1, 2, 4, 8, 64, 100]).map(_quantity)
+cut_sizes = st.sampled_from([1, 8, 16, 64, 100, 128, 200, 1000]).map(_quantity)
+_comparisons = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
+_plain_quantities = st.sampled_from(["bytes", "numel", "ndim", "flops", "users", "inputs", "group_size"])
+_leaf_predicates = st.one_of(
+    st.builds(s.Compare, _plain_quantities, _comparisons, _numbers, span=st.just(SPAN)),
+    st.builds(s.Compare, st.just("shape"), _comparisons, _numbers, st.integers(0, 2), st.just(SPAN)),
+    st.one_of(
+        *(
+            st.builds(s.Match, st.just(name), st.sampled_from(["==", "!="]), st.sampled_from(patterns), st.just(SPAN))
+            for name, patterns in {
+                "dtype": ["bfloat16", "float*"],
+                "device": ["cpu", "cuda", "cuda:*"],
+                "module": GLOBS,
+                "overload": ["default", "T*"],
+            }.items()
+        )
+    ),
+    st.builds(
+        s.Is,
+        st.sampled_from(PROPERTIES),
+        st.just(SPAN),
+    ),
+    st.builds(s.CrossesCut, cut_sizes, st.just(SPAN)),
+)
+predicates = st.recursive(
+    _leaf_predicates,
+    lambda inner: st.one_of(
+        st.builds(s.Not, inner, st.just(SPAN)),
+        st.builds(s.And, st.tuples(inner, inner), st.just(SPAN)),
+        st.builds(s.Or, st.tuples(inner, inner), st.just(SPAN)),
+    ),
+    max_leaves=4,
+)
+
+
+def selectors(lets: tuple[str, ...]) -> st.SearchStrategy[s.Selector]:
+    leaves = [operators, operators, st.just(s.Everything(SPAN))]
+    if lets:
+        leaves.append(st.sampled_from(lets).map(lambda name: s.Reference(name, SPAN)))
+    return st.recursive(st.one_of(leaves), _grown, max_leaves=5)
+
+
+def _grown(inner: st.SearchStrategy[s.Selector]) -> st.SearchStrategy[s.Selector]:
+    here = st.just(SPAN)
+    counts = st.integers(1, 3)
+    scopes = st.sampled_from([None, *s.Scope])
+    return st.one_of(
+        st.builds(s.InModule, inner, st.sampled_from(GLOBS), st.booleans(), here),
+        st.builds(s.InBlock, inner, block_sets, st.booleans(), here),
+        st.builds(s.Ordinal, st.sampled_from(["first", "last", "nth"]), counts, inner, st.none(), scopes, span=here),
+        st.builds(s.Ordinal, st.just("every"), counts, inner, st.one_of(st.none(), counts), scopes, span=here),
+        st.builds(s.Where, inner, predicates, here),
+        st.builds(s.Union, st.lists(inner, min_size=2, max_size=3).map(tuple), here),
+        st.builds(s.Intersection, inner, inner, here),
+        st.builds(s.Difference, inner, inner, here),
+        st.builds(s.Feeding, inner, inner, st.booleans(), here),
+        st.builds(s.Step, st.sampled_from(["users", "inputs"]), inner, here),
+        st.builds(s.Chain, st.sampled_from(["after", "before", "through"]), inner, here),
+        st.builds(s.ChainOf, inner, st.none(), st.none(), here),
+        st.builds(s.ChainOf, inner, st.sampled_from(["after", "before"]), inner, here),
+    )
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> s.Policy:
+    lets: dict[str, s.Let] = {}
+    for name in ("a", "b")[: draw(st.integers(0, 2))]:
+        lets[name] = s.Let(name, draw(selectors(tuple(lets))), SPAN)
+    rules = st.builds(
+        s.Rule,
+        st.sampled_from([Action.SAVE, Action.RECOMPUTE, Action.RECOMPUTE, Action.MUST_RECOMPUTE, Action.LEAVE]),
+        selectors(tuple(lets)),
+        optional=st.booleans(),
+        override=st.booleans(),
+        span=st.just(SPAN),
+    )
+    blocks = draw(st.sampled_from([None, None, "layers.*", "/layers.*", "layers.{0,2}", "layers.[0-1].attn", "none.*"]))
+    fate = draw(st.sampled_from([None, "auto", "save", "recompute"]))
+    return s.Policy(
+        name="random",
+        lets=lets,
+        blocks=None if blocks is None else s.Blocks(blocks, SPAN),
+        rules=tuple(draw(st.lists(rules, max_size=4))),
+        undecided=None if fate is None else s.Undecided(fate, SPAN),
+        rewrites=(),
+        expectations=(),
+    )

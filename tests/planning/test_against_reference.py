@@ -1,0 +1,103 @@
+"""The planner and the reference say the same of any graph and any policy."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policylang.graph.blocks import blocks_of
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts
+from policylang.language.syntax import CrossesCut, Everything, Is, Policy, Where
+from policylang.planning.cuts import Cuts
+from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.plan import Capabilities
+from policylang.planning.planner import plan
+from policylang.planning.selectors import Selections
+from tests.planning.reference import Reference
+from tests.planning.strategies import PROPERTIES, cut_sizes, graphs, policies, predicates, selectors
+from tests.support.trees import policy_of, span
+
+
+def the_planner(replays_random: bool) -> Capabilities:
+    return Capabilities("the test", replays_random=replays_random, undecided_auto=True)
+
+
+def one_selector(facts: Facts, selector) -> list[int]:
+    return Selections(facts, {}, blocks_of(facts), Chains(facts)).rows(selector)
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(), selectors(()))
+def test_a_selector_denotes_what_its_sentence_says(facts, selector):
+    assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs(), predicates)
+def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
+    selector = Where(Everything(span("everything")), predicate, span("everything where …"))
+    assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs())
+def test_every_property_of_a_node_is_what_its_name_says(facts):
+    reference = Reference(policy_of(), facts)
+    for name in PROPERTIES:
+        selector = Where(Everything(span("everything")), Is(name, span(name)), span(f"everything where {name}"))
+        assert (name, one_selector(facts, selector)) == (name, sorted(reference.nodes(selector)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(), cut_sizes)
+def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
+    reference = Reference(policy_of(), facts)
+    cuts = Cuts(facts, Chains(facts))
+    assert list(cuts.positions(size.value)) == reference.cuts(size.value)
+    selector = Where(Everything(span("everything")), CrossesCut(size, span("…")), span("everything where …"))
+    assert one_selector(facts, selector) == sorted(reference.nodes(selector))
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs(), policies(), st.booleans())
+def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
+    made = plan(policy, facts, the_planner(replays_random))
+    reference = Reference(policy, facts)
+    expected = reference.decisions(replays_random)
+    assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(made.decisions) if d is not None} == expected
+    for rule, outcome in zip(policy.rules, made.rules, strict=True):
+        assert outcome.matched == tuple(sorted(reference.matched(rule)))
+    nothing = {outcome.rule.span for outcome in made.rules if not outcome.matched and not outcome.rule.optional}
+    assert bool(nothing) == any(found.code == "APL301" for found in made.diagnostics)
+    assert bool(reference.refused(expected, replays_random)) == any(d.code == "APL304" for d in made.diagnostics)
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs(), policies())
+def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
+    made = plan(policy, facts, the_planner(True))
+    outcome = saved_and_recomputed(made)
+    reference = Reference(policy, facts)
+    decided = {row: (d.action, d.rule, d.why.value) for row, d in enumerate(made.decisions) if d is not None}
+    certain, possible = reference.needed(decided)
+    open_rows = {row for row in certain | possible if row in decided and decided[row][0] is None}
+    assert set(outcome.undecided) == open_rows
+    recomputed = {row for row in certain - open_rows if reference.recomputes(decided, row)}
+    assert set(outcome.recomputed) == recomputed
+    kept = set(outcome.saved) | set(outcome.inputs) | set(outcome.symbolic)
+    assert certain - open_rows - recomputed <= kept <= (certain | possible) - open_rows - recomputed
+    assert set(outcome.contingent) == {row for row in possible - open_rows if row in decided} - kept
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs(), policies())
+def test_every_match_is_accounted_for(facts: Facts, policy: Policy):
+    """Decided, taken over by another rule, kept by the user, or a size that no rule decides."""
+    made = plan(policy, facts, the_planner(True))
+    for index, outcome in enumerate(made.rules):
+        sizes = sum(made.decisions[row].why.value == "always" for row in outcome.matched)
+        taken = sum(outcome.overridden_by.values())
+        assert len(outcome.matched) == len(outcome.decided) + taken + outcome.kept_by_user + sizes
+        assert index not in outcome.overridden_by
+        assert all(made.decisions[row].rule == index for row in outcome.decided)

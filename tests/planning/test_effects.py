@@ -1,0 +1,54 @@
+"""A rule that decides values and changes nothing is told of: a tag nobody consumes."""
+
+from __future__ import annotations
+
+from policylang.language.diagnostics import Severity
+from tests.planning.sentences import everything, op, planned, recompute, save
+from tests.support.textgraph import facts_of
+
+SAVED_VIEW = """
+    %x = input bytes=32
+    %w = parameter bytes=64
+    %mm = aten.mm.default(%x, %w) layers.0 bytes=128 flops=1024
+    %view = aten.view.default(%mm) layers.0 bytes=128 view
+    %sin = aten.sin.default(%view) layers.0 bytes=128
+    %add = aten.add.Tensor(%sin, %x) layers.0 bytes=128
+    ---
+    %t = tangent
+    %cos = aten.mul.Tensor(%t, %view)
+    %mul = aten.mul.Tensor(%cos, %sin)
+    output(%add, %mul)
+"""
+
+
+def effects(*rules):
+    return [found for found in planned(facts_of(SAVED_VIEW), *rules).diagnostics if found.code == "APL309"]
+
+
+def test_a_product_whose_view_is_saved_is_not_recomputed_and_the_rule_is_named():
+    (found,) = effects(save(everything), recompute(op("mm")))
+    assert found.severity is Severity.WARNING
+    assert found.message.endswith(
+        "decides 1 forward value and changes nothing: the backward reads none of them: "
+        "`view`, which reads `mm`, is saved in its place"
+    )
+    assert found.help is not None
+    assert "from `mm` to `view`" in found.help
+
+
+def test_recomputing_the_view_as_well_gives_the_rule_its_effect():
+    assert effects(save(everything), recompute(op("mm")), recompute(op("view"))) == []
+
+
+def test_a_save_that_the_backward_does_not_read_is_named_without_a_keeper():
+    (found,) = effects(recompute(everything), save(op("add")))
+    assert "decides 1 forward value and changes nothing: the backward reads none of them" in found.message
+    assert found.help == "remove the rule, or say it of the values that the backward reads"
+
+
+def test_an_optional_rule_may_have_no_effect():
+    assert effects(save(everything), recompute(op("mm"), optional=True)) == []
+
+
+def test_values_that_min_cut_may_still_call_for_are_not_judged():
+    assert effects(recompute(op("mm"))) == []

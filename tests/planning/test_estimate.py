@@ -1,0 +1,79 @@
+"""The simulated peak, worked out by hand."""
+
+from __future__ import annotations
+
+from policylang.planning.estimate import estimate_peak
+from tests.support.textgraph import facts_of
+
+CHAIN = """
+    %x = input bytes=10
+    %a = aten.sin.default(%x) bytes=100
+    %b = aten.sin.default(%a) bytes=100
+    %c = aten.sin.default(%b) bytes=100
+    %loss = aten.sum.default(%c) bytes=1
+    ---
+    %t = tangent bytes=1
+    %dc = aten.mul.Tensor(%t, %c) bytes=100
+    %db = aten.mul.Tensor(%dc, %b) bytes=100
+    %da = aten.mul.Tensor(%db, %a) bytes=100
+    output(%loss, %da)
+"""
+
+
+def rows(facts, *names: str) -> tuple[int, ...]:
+    return tuple(facts.index[name] for name in names)
+
+
+def test_saved_values_live_until_the_backward_has_read_them():
+    peak = estimate_peak(facts_of(CHAIN), ())
+    # the inputs (11), a, b, c and the loss; then dc and db beside a and b, when c is gone
+    assert peak.forward == 11 + 300 + 1
+    assert peak.backward == 11 + 1 + 200 + 200
+    assert (peak.bytes, peak.at) == (412, "dc")
+
+
+def test_recomputed_values_are_there_only_when_they_are_needed():
+    facts = facts_of(CHAIN)
+    peak = estimate_peak(facts, rows(facts, "a", "b"))
+    # forward: c with b before it is freed; backward: c and dc, then dc, a and b again
+    assert peak.forward == 11 + 200
+    assert peak.backward == 11 + 1 + 100 + 200 + 100
+    assert peak.at == "db"
+
+
+def test_views_share_the_memory_of_what_they_view():
+    text = """
+        %x = input bytes=10
+        %a = aten.sin.default(%x) bytes=100
+        %v = aten.view.default(%a) view bytes=100
+        %b = aten.sin.default(%v) bytes=100
+        output(%b)
+    """
+    assert estimate_peak(facts_of(text), ()).forward == 10 + 200
+
+
+def test_pieces_of_an_operator_are_counted_once():
+    text = """
+        %x = input bytes=10
+        %norm = aten.native_layer_norm.default(%x) multi_output bytes=110
+        %out = builtin.getitem(%norm) bytes=100
+        %mean = builtin.getitem(%norm) bytes=10
+        output(%out, %mean)
+    """
+    assert estimate_peak(facts_of(text), ()).forward == 10 + 110
+
+
+def test_what_a_recomputation_reads_stays_until_then():
+    text = """
+        %x = input bytes=10
+        %a = aten.sin.default(%x) bytes=100
+        %b = aten.sin.default(%a) bytes=50
+        %loss = aten.sum.default(%b) bytes=1
+        ---
+        %t = tangent bytes=1
+        %g = aten.mul.Tensor(%t) bytes=500
+        %h = aten.mul.Tensor(%g, %b) bytes=5
+        output(%loss, %h)
+    """
+    facts = facts_of(text)
+    assert estimate_peak(facts, rows(facts, "b")).backward == 11 + 1 + 100 + 500 + 50

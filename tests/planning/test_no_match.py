@@ -1,0 +1,138 @@
+"""A rule that matches nothing, and what is said of it."""
+
+from __future__ import annotations
+
+from policylang.language import syntax as s
+from policylang.language.diagnostics import Severity
+from policylang.language.formatter import nth
+from policylang.language.loader import parse_policy
+from policylang.language.syntax import BlockSet, Scope
+from policylang.planning.matching import nearest_paths
+from policylang.planning.planner import plan
+from tests.planning.sentences import JOINT, compare, everything, in_module, only, op, planned, recompute, save, where
+from tests.support.textgraph import facts_of
+from tests.support.trees import span
+
+LAYERS = facts_of(
+    """
+    %x = input
+    %embed = aten.embedding.default(%x) model.embed_tokens
+    """
+    + "\n".join(
+        f"""
+        %mm_{i} = aten.mm.default({"%embed" if i == 0 else f"%add_{i - 1}"}) model.layers.{i}.self_attn.q_proj bytes=128
+        %add_{i} = aten.add.Tensor(%mm_{i}) model.layers.{i} bytes=64
+        """
+        for i in range(3)
+    )
+)
+
+
+def details(selector: s.Selector) -> tuple[str, ...]:
+    found = only(planned(LAYERS, recompute(everything), save(selector)).diagnostics, "APL301")
+    return found.details
+
+
+def test_the_message_names_the_rule_and_the_mend():
+    selector = in_module(op("mm"), "encoder.*")
+    found = only(planned(LAYERS, recompute(everything), save(selector, line=7)).diagnostics, "APL301")
+    assert found.severity is Severity.ERROR
+    assert found.message == "`save mm in encoder.*` matches nothing in this graph"
+    assert found.help == "if that is as it should be, write `optional save mm in encoder.*`"
+    assert found.span == selector.span
+
+
+def test_each_part_is_counted_on_its_own():
+    assert details(in_module(op("mm"), "encoder.*")) == (
+        "mm: 3 nodes",
+        "in encoder.*: 0 of them; nearest module paths: model.layers.0, model.layers, model.embed_tokens",
+    )
+
+
+def test_a_misspelt_path_finds_its_neighbour_first():
+    assert nearest_paths("layer.*", LAYERS)[0] == "model.layers.0"
+    assert nearest_paths("layers.*.attn", LAYERS)[0] == "model.layers.0.self_attn"
+    assert nearest_paths("/model.layers.7.self_attn.qproj", LAYERS)[0] == "model.layers.0.self_attn.q_proj"
+
+
+def test_filters_positions_and_joins_are_told_apart():
+    big = compare("bytes", ">=", 4096, "bytes >= 4 KiB")
+    second = s.Ordinal("every", 2, where(op("mm"), big), None, Scope.BLOCK, span("every 2nd mm where … per block"))
+    assert details(second) == ("mm: 3 nodes", "where bytes >= 4 KiB: 0 of them", "every 2nd per block: 0 of them")
+    none = s.Feeding(op("add"), op("embedding"), False, span("add feeding embedding"))
+    assert details(none) == ("add: 3 nodes", "embedding: 1 node", "feeding: 0 nodes")
+
+
+def test_blocks_that_are_not_there_are_said_to_be_missing():
+    last = s.InBlock(op("mm"), BlockSet("range", low=5, high=7), False, span("mm in blocks 5..7"))
+    assert details(last) == ("mm: 3 nodes", "in blocks 5..7: 0 of them; the graph has 3 blocks")
+    bare = facts_of("%x = input\n%mm = aten.mm.default(%x)")
+    first = s.Ordinal("first", 1, op("mm"), None, Scope.BLOCK, span("first mm per block"))
+    found = only(planned(bare, recompute(everything), save(first)).diagnostics, "APL301")
+    assert found.details == ("mm: 1 node", "first per block: 0 of them; the graph has no blocks")
+
+
+def unmatched(definition: s.Selector, text: str) -> tuple[str, ...]:
+    lets = {"projection": s.Let("projection", definition, span(f"let projection = {text}"))}
+    reference = s.Reference("projection", span("projection"))
+    either = s.Union((s.Intersection(reference, op("bmm")), op("bmm")), span("projection and bmm or bmm"))
+    return only(planned(LAYERS, recompute(everything), save(either), lets=lets).diagnostics, "APL301").details
+
+
+def test_a_name_that_stands_for_something_is_one_part():
+    assert unmatched(in_module(op("mm"), "layers.0"), "mm in layers.0") == (
+        "projection: 1 node",
+        "bmm: 0 nodes",
+        "and: 0 nodes",
+        "or: 0 nodes",
+    )
+
+
+def test_a_name_that_stands_for_nothing_is_taken_apart():
+    found = unmatched(in_module(op("mm"), "lm_head"), "mm in lm_head")
+    assert found[0] == "mm: 3 nodes"
+    assert found[1].startswith("in lm_head: 0 of them; nearest module paths: ")
+    assert found[2:] == ("projection: 0 nodes", "bmm: 0 nodes", "and: 0 nodes", "or: 0 nodes")
+
+
+def test_a_group_of_the_prelude_stays_one_part():
+    policy = parse_policy("recompute everything; save attention").policy
+    made = plan(policy, LAYERS, JOINT)
+    assert only(made.diagnostics, "APL301").details == ("attention: 0 nodes",)
+
+
+def test_an_optional_rule_may_match_nothing():
+    made = planned(LAYERS, recompute(everything), save(op("bmm"), optional=True))
+    assert made.diagnostics == ()
+    assert made.rules[1].matched == ()
+
+
+def test_a_rule_that_is_wholly_overridden_is_a_warning_that_names_who_did_it():
+    made = planned(LAYERS, save(op("mm")), recompute(in_module(op("mm"), "layers.0"), line=2), save(everything, line=3))
+    first, second = made.diagnostics
+    assert (first.code, first.severity) == ("APL303", Severity.WARNING)
+    assert first.message == "`save mm` decides nothing: other rules take over all 3 nodes it matches"
+    assert [related.message for related in first.related] == ["`save everything` takes over 3"]
+    assert first.related[0].span.line == 3
+    assert second.message == (
+        "`recompute mm in layers.0` decides nothing: other rules take over the only node it matches"
+    )
+
+
+def test_a_blocks_glob_that_matches_no_module_is_an_error():
+    blocks = s.Blocks("encoder.layer.*", span("blocks encoder.layer.*"))
+    found = only(planned(LAYERS, recompute(everything), blocks=blocks).diagnostics, "APL302")
+    assert found.message == "`encoder.layer.*` matches no module path of this graph, so there are no blocks"
+    assert found.help.startswith("nearest module paths: model.layers.0")
+
+
+def test_a_graph_without_module_paths_says_so():
+    bare = facts_of("%x = input\n%mm = aten.mm.default(%x)")
+    found = only(planned(bare, save(in_module(op("mm"), "layers.*"))).diagnostics, "APL301")
+    assert found.details[-1] == "in layers.*: 0 of them; no node of the graph has a module path"
+
+
+def test_ordinals_are_written_as_they_are_said():
+    assert [nth(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == (
+        ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
+    )

@@ -1,0 +1,158 @@
+"""`llama3_sac` with FSDP's line on a recorded step of Llama-3 8B on 128 ranks: 19,655 nodes, not written for a test.
+
+Every figure was worked out by hand from the shapes on one rank (2 × 8192 tokens, hidden 4096, 8 tensor-parallel
+ranks: 4 of 32 heads, 1 of 8 key-value heads, 1792 of 14336 hidden units of the feed-forward, bfloat16).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import fx
+
+from policylang.backends.partitioner import CAPABILITIES
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts
+from policylang.loading import parse
+from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+from tests.support.shared_graphs import JOINT, shared_graph
+
+LAYERS = 32
+FSDP = "must_recompute chain through all_gather where from parameter"
+POLICY = f"include <llama3_sac>\nundecided -> recompute\n{FSDP}"
+
+TOKENS = 2 * 8192
+BF16 = 2
+HIDDEN_STATE = TOKENS // 8 * 4096 * BF16  # the residual stream is sharded along the sequence
+ATTENTION = 2 * 4 * 8192 * (128 * BF16 + 4) + 2 * 8 + 8  # output, logsumexp in float32, seed and offset of no dropout
+PROJECTIONS = TOKENS * (512 + 128 + 1792) * BF16  # q, v and gate: the 1st, 3rd and 5th; nothing reads the 7th again
+SAVED_PER_BLOCK = ATTENTION + PROJECTIONS + 3 * HIDDEN_STATE  # both residual sums, and what attention sends on
+AGAIN_PER_BLOCK = 2 * TOKENS * 4096 * (128 + 1792)  # k and up; the output projection lies before a saved sum
+
+
+@cache
+def graph(tagged: bool) -> fx.GraphModule:
+    """The recording, with or without the tags that its model's own checkpoint wrote."""
+    gm = shared_graph(JOINT)
+    for node in gm.graph.nodes if not tagged else ():
+        node.meta.pop("recompute", None)
+    return gm
+
+
+@cache
+def facts(tagged: bool) -> Facts:
+    return collect(graph(tagged))
+
+
+@cache
+def planned(text: str = POLICY, tagged: bool = False) -> Plan:
+    return plan(parse(text), facts(tagged), CAPABILITIES)
+
+
+def test_what_each_rule_matches_and_decides() -> None:
+    made = planned()
+    assert made.diagnostics == ()
+    found = {outcome.rule.text: (len(outcome.matched), len(outcome.decided)) for outcome in made.rules}
+    gathered = found.pop(FSDP)
+    ground = found.pop("recompute everything in block")
+    assert found == {
+        "optional save attention in block": (LAYERS, LAYERS),
+        "save matmul in block": (7 * LAYERS, 4 * LAYERS),
+        "recompute every 2nd projection per block": (3 * LAYERS, 3 * LAYERS),
+        "save first residual per block": (LAYERS, LAYERS),
+        "save everything in block where crosses block": (LAYERS, LAYERS),
+        "optional save topk in block": (0, 0),
+        "optional save (reduce_scatter or all_to_all) in block": (2 * LAYERS, 2 * LAYERS),
+        "optional save everything in block where is mutated": (0, 0),
+    }
+    assert gathered[0] == gathered[1] == len(gather_lines())
+    names, owners = made.facts.names, made.facts.owners
+    in_block = [row for row in made.facts.forward if made.block_of[row] >= 0 and owners[row] == row]
+    assert ground[0] == len(in_block)
+    others = sum(decided for _, decided in found.values())
+    lines = gather_lines()
+    gathered_in_block = sum(names[row] in lines for row in in_block)
+    assert ground[1] == ground[0] - others - gathered_in_block
+
+
+@cache
+def gather_lines() -> frozenset[str]:
+    """Owners on the lines through the gathers of parameters, found by walking the graph, not by the selectors."""
+    gm = graph(False)
+    tagged_forward = {node for node in gm.graph.nodes if node.meta.get("partitioner_tag") == "is_forward"}
+    lines: set[str] = set()
+    gathers = 0
+    for parameter in gm.graph.find_nodes(op="placeholder"):
+        if type(parameter.meta["desc"]).__name__ != "ParamAOTInput":
+            continue
+        line: list[fx.Node] = []
+        node = parameter
+        while following := _next(node, tagged_forward):
+            line += following
+            node = following[-1]
+        if any("all_gather_into_tensor" in str(step.target) for step in line):
+            gathers += 1
+            lines |= {step.name for step in line if "getitem" not in step.name and "wait" not in step.name}
+    assert gathers == 290
+    return frozenset(lines)
+
+
+def _next(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
+    """The node that follows on a straight line, or a split with its pieces and the concatenation of them."""
+    users = [user for user in node.users if user in forward and user.op == "call_function"]
+    if len(users) == 1 and len(users[0].all_input_nodes) == 1:
+        return users
+    joined = {user for piece in users for user in piece.users if user in forward}
+    pieces = users and all("getitem" in piece.name for piece in users)
+    if pieces and len(joined) == 1 and set(next(iter(joined)).all_input_nodes) == set(users):
+        return [*users, *joined]
+    return []
+
+
+def test_saved_bytes_to_the_byte() -> None:
+    outcome = saved_and_recomputed(planned())
+    assert outcome.settled
+    assert SAVED_PER_BLOCK == 147_062_808
+    assert outcome.saved_bytes_by_block == (SAVED_PER_BLOCK,) * LAYERS
+    assert outcome.saved_bytes == LAYERS * SAVED_PER_BLOCK
+
+
+def test_flops_once_more() -> None:
+    outcome = saved_and_recomputed(planned())
+    assert outcome.recomputed_flops_by_block == (AGAIN_PER_BLOCK,) * LAYERS
+    assert outcome.recomputed_flops == LAYERS * AGAIN_PER_BLOCK
+
+
+def test_no_gathered_weight_is_saved() -> None:
+    made = planned()
+    saved = {made.facts.names[row] for row in saved_and_recomputed(made).saved}
+    assert saved.isdisjoint(gather_lines())
+    followers = {user.name for node in graph(False).graph.nodes if node.name in gather_lines() for user in node.users}
+    assert not {name for name in saved & followers if name.startswith(("permute", "view", "getitem", "wait"))}
+
+
+def test_the_models_own_checkpoint_keeps_its_tags_and_is_counted() -> None:
+    made = planned(tagged=True)
+    outcome = made.rules[-1]
+    assert (len(outcome.matched), len(outcome.decided), outcome.kept_by_user) == (1_933, 10, 1_923)
+    assert all(rule.decided == () for rule in made.rules[:-1])
+    warned = [found.message for found in made.diagnostics]
+    assert f"`recompute everything in block` decides nothing: {own_checkpoint(5_859)}" in warned
+
+
+def own_checkpoint(nodes: int) -> str:
+    return f"the model's own checkpoint has tagged all {nodes} nodes it matches"
+
+
+def test_override_takes_the_gathers_from_the_models_own_checkpoint() -> None:
+    made = planned(f"include <llama3_sac>\noverride {FSDP}", tagged=True)
+    assert len(made.rules[-1].decided) == 1_933
+
+
+def test_an_expectation_holds_at_the_figure_and_fails_a_byte_below() -> None:
+    held = planned(f"{POLICY}\nexpect saved per block <= {SAVED_PER_BLOCK} B")
+    assert held.diagnostics == ()
+    failed = planned(f"{POLICY}\nexpect saved per block <= {SAVED_PER_BLOCK - 1} B")
+    assert [found.severity.name for found in failed.diagnostics] == ["ERROR"]

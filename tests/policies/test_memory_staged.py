@@ -1,0 +1,118 @@
+"""`memory_staged`: as it is on a recorded step of Llama-3 8B, and with small stages on small models."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from attrs import evolve
+
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.loader import parse_policy
+from policylang.language.syntax import Policy
+from policylang.planning.cuts import Cuts
+from policylang.planning.estimate import Peak, estimate_peak
+from policylang.planning.outcome import Outcome, saved_and_recomputed
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+from policylang.resources import policies_folder
+from tests.graph.captured import facts_of_model
+from tests.graph.test_shared_graphs import facts_of_recording, rows_of
+from tests.planning.reference import Reference
+from tests.planning.sentences import JOINT as THE_PATH
+from tests.support.shared_graphs import JOINT
+
+KIB, GIB = 2**10, 2**30
+TEXT = (policies_folder() / "memory_staged.apl").read_text(encoding="utf-8")
+STAGED = "optional save everything where crosses cut per 2 GiB"
+
+
+def policy(text: str) -> Policy:
+    loaded = parse_policy(text)
+    assert loaded.policy is not None, loaded.diagnostics
+    return loaded.policy
+
+
+def staged(size: str) -> Policy:
+    assert STAGED in TEXT
+    return policy(TEXT.replace("per 2 GiB", f"per {size}"))
+
+
+@cache
+def llama_8b() -> Facts:
+    """Without the checkpoint that the recording's owner had put around every layer: a policy would leave its tags."""
+    facts = facts_of_recording(JOINT)
+    return evolve(facts, ac_regions=[None] * len(facts), user_tags=[None] * len(facts))
+
+
+def made(chosen: Policy, facts: Facts) -> tuple[Plan, Outcome, Peak]:
+    result = plan(chosen, facts, THE_PATH)
+    assert [found.message for found in result.diagnostics] == []
+    outcome = saved_and_recomputed(result)
+    return result, outcome, estimate_peak(facts, outcome.recomputed)
+
+
+def test_one_rank_of_llama_8b_in_stages_of_2_gib():
+    """66 GiB of activations on each of 128 ranks; what is kept is what crosses 43 cuts."""
+    facts = llama_8b()
+    cuts = Cuts(facts, Chains(facts))
+    assert round(cuts.produced / GIB) == 66
+    assert len(cuts.positions(2 * GIB)) == 43
+    result, outcome, _ = made(staged("2 GiB"), facts)
+    assert len(result.rules[1].decided) == len(outcome.saved) == 65
+    assert round(outcome.saved_bytes / GIB, 2) == 1.45
+
+
+def test_stages_bound_the_peak_that_recomputing_everything_has():
+    facts = llama_8b()
+    _, _, everything_kept = made(policy("save everything"), facts)
+    _, _, nothing_kept = made(policy("recompute everything"), facts)
+    peaks = {size: made(staged(f"{size} GiB"), facts)[2].bytes for size in (2, 8, 32)}
+    assert nothing_kept.bytes > everything_kept.bytes  # one chain: all of it is alive again at the end
+    assert peaks[2] < peaks[8] < peaks[32] < everything_kept.bytes
+    assert peaks[2] < 0.4 * nothing_kept.bytes
+
+
+def test_larger_stages_hand_less_on():
+    facts = llama_8b()
+    saved = [made(staged(f"{size} GiB"), facts)[1].saved_bytes for size in (1, 2, 4, 8, 16)]
+    assert saved == sorted(saved, reverse=True)
+    assert len(set(saved)) == 5
+
+
+def test_a_transformer_is_cut_where_its_residual_stream_alone_is_alive():
+    facts = llama_8b()
+    cuts = Cuts(facts, Chains(facts)).crossing(8 * GIB)
+    crossing = [row for row in range(len(facts)) if cuts[row]]
+    assert len(crossing) == 9  # one value at each cut
+    assert {facts.bytes[row] for row in crossing} == {16 * 2**20}
+
+
+def test_gathered_weights_cross_no_cut():
+    facts = llama_8b()
+    chains = Chains(facts)
+    crossing = Cuts(facts, chains).crossing(GIB / 2)
+    gathers = rows_of(facts, "_c10d_functional.all_gather_into_tensor.default")
+    of_parameters = [row for row in gathers if chains.from_parameter(row)]
+    assert len(of_parameters) == 290
+    assert not any(crossing[row] for row in of_parameters)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "resnet"])
+def test_a_small_model_with_small_stages_is_planned_as_the_reference_plans_it(model: str):
+    facts = facts_of_model(model)
+    assert facts.kind is GraphKind.JOINT
+    chosen = staged("8 KiB")
+    result, outcome, _ = made(chosen, facts)
+    expected = Reference(chosen, facts).decisions(replays_random=True)
+    assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(result.decisions) if d} == expected
+    assert len(result.rules[1].decided) > 2
+    assert outcome.saved
+    assert outcome.recomputed
+
+
+def test_a_small_model_as_it_is_has_no_cut():
+    result, outcome, _ = made(policy(TEXT), facts_of_model("llama"))
+    assert result.rules[1].matched == ()
+    assert outcome.saved == ()

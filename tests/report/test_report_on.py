@@ -1,0 +1,159 @@
+"""`policylang.report` on everything a user may hold, on a real Llama."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import policylang
+from policylang.report.data import Decision
+from tests.support.joint import capture_joint
+from tests.support.models import aliased_output, llama
+
+TEXT = """\
+recompute everything in block
+save matmul in block
+recompute every 2nd mm per block
+save everything in block where crosses block
+"""
+
+
+@pytest.fixture(scope="module")
+def joint():
+    return capture_joint(*llama())
+
+
+@pytest.fixture
+def policy():
+    return policylang.parse(TEXT)
+
+
+def copy_of(gm):
+    import copy
+
+    return copy.deepcopy(gm)
+
+
+def test_a_planned_graph(joint, policy):
+    gm = policylang.apply(copy_of(joint.gm), policy)
+    report = policylang.report(gm)
+    assert [rule.source for rule in report.rules] == [f"<policy>:{line}" for line in (1, 2, 3, 4)]
+    assert [rule.text for rule in report.rules] == TEXT.splitlines()
+    assert report.blocks == 2
+    assert report.decisions["mm"] == Decision("save", "<policy>:2")
+    assert report.decisions["mm_1"] == Decision("recompute", "<policy>:3")
+    assert report.decisions["mm_2"] == Decision("save", "<policy>:2")
+    assert (report.saved, report.recomputed, report.audit) == (None, None, None)
+    for rule in report.rules:
+        assert rule.matched >= rule.decided + rule.overridden
+        assert rule.saved_bytes is None
+    ground = report.rules[0]
+    assert ground.overridden == report.rules[1].matched + 2, "the matmuls, and what crosses"
+    assert report.forward_nodes >= sum(rule.decided for rule in report.rules) + report.undecided
+
+
+def test_a_partitioned_graph_and_either_half_of_it(joint, policy):
+    gm = copy_of(joint.gm)
+    forward, backward = policylang.partition(
+        gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
+    )
+    report = policylang.report(forward)
+    assert policylang.report(backward) == report
+    assert policylang.report(gm) == report
+    assert report.audit.agrees
+
+    # The figures, against the graph itself: what the forward hands over beyond its own outputs.
+    output = next(iter(forward.graph.find_nodes(op="output"))).args[0][joint.num_fwd_outputs :]
+    kept = {node.name for node in output if node.op == "call_function"}
+    assert set(report.saved.names) == kept
+    by_rule = sum(rule.saved_bytes for rule in report.rules)
+    assert report.saved.bytes == by_rule + report.undecided_saved_bytes
+    recomputed = {node.name for node in backward.graph.nodes if node.name in report.decisions}
+    assert set(report.recomputed.names) == {name for name in recomputed if name not in kept}
+
+    # Every 2nd of seven products a layer, and attention: q times k, and that times v, for 2 texts and 4 heads of 8.
+    attention = 2 * 2 * (2 * 2 * 4 * 8 * 8 * 8)
+    assert report.rules[0].recomputed_flops == attention
+    assert report.rules[2].recomputed_flops == report.recomputed.flops - attention > 0
+
+
+def test_a_report_as_json_and_as_text(joint, policy):
+    gm = copy_of(joint.gm)
+    policylang.partition(gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy)
+    report = policylang.report(gm)
+    data = json.loads(report.to_json())
+    assert data["decisions"]["mm_1"] == {"action": "recompute", "rule": "<policy>:3", "reason": ""}
+    assert data["rules"][1]["text"] == "save matmul in block"
+    assert data["saved"]["bytes"] == report.saved.bytes
+    text = str(report)
+    for rule in TEXT.splitlines():
+        assert rule in text
+    assert "audit       the graphs that came out do what the plan says" in text
+
+
+def test_a_compiled_model_its_backend_and_the_model_itself(policy):
+    module, inputs, loss_fn = llama()
+    backend = policylang.backend(policy, inner="aot_eager")
+    compiled = torch.compile(module, backend=backend)
+    loss_fn(compiled(*inputs)).backward()
+    report = policylang.report(compiled)
+    assert report.audit.agrees
+    assert report.rules[1].matched == 14
+    assert policylang.report(module) == report
+    assert policylang.report(backend) == report
+
+
+def test_a_model_with_a_graph_break_has_a_report_of_all_its_graphs():
+    class Broken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(2))
+
+        def forward(self, x):
+            x = self.layers[0](x).sin()
+            torch._dynamo.graph_break()
+            return self.layers[1](x).cos()
+
+    backend = policylang.backend(policylang.parse("save mm\nrecompute sin"), inner="aot_eager")
+    model = torch.compile(Broken(), backend=backend)
+    model(torch.ones(4, 8)).sum().backward()
+    report = policylang.report(model)
+    assert len(report.graphs) == 2
+    assert report.rules[0].matched == 2
+    assert [graph.rules[1].matched for graph in report.graphs] == [1, 0]
+    assert report.saved.bytes == sum(graph.saved.bytes for graph in report.graphs)
+    assert "0/mm" in report.decisions
+    assert "1/mm" in report.decisions
+    assert "2 graphs" in str(report)
+
+
+def test_what_has_no_report_is_refused_by_name(joint):
+    module, inputs, _ = aliased_output()
+    never_trained = policylang.backend("save_all", inner="aot_eager")
+    for subject, code, said in (
+        ("a string", "APL328", "this is a `str`"),
+        (None, "APL328", "this is a `NoneType`"),
+        (copy_of(joint.gm), "APL325", r"`policylang\.apply\(gm, policy\)`"),
+        (module, "APL327", "run the model once, with gradients"),
+        (never_trained, "APL327", "run the model once, with gradients"),
+        (torch.compile(module, backend="eager"), "APL327", "run the model once, with gradients"),
+    ):
+        with pytest.raises(policylang.PolicyGraphError, match=said) as caught:
+            policylang.report(subject)
+        assert [found.code for found in caught.value.diagnostics] == [code]
+    with torch.no_grad():
+        torch.compile(module, backend=never_trained)(*inputs)
+    with pytest.raises(policylang.PolicyGraphError, match="with gradients"):
+        policylang.report(never_trained)
+
+
+def test_the_name_stays_a_function_whatever_is_imported_first():
+    script = (
+        "import policylang.report.text, policylang.report.report, policylang; "
+        "import policylang.errors; assert callable(policylang.report), policylang.report"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

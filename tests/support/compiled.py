@@ -1,0 +1,67 @@
+"""Training steps under ``torch.compile``, to be compared bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.models import Example
+
+
+class Trained(NamedTuple):
+    losses: tuple[Tensor, ...]
+    gradients: dict[str, Tensor]
+    """Of parameters, and of the inputs that require one."""
+    buffers: dict[str, Tensor]
+
+
+def train(
+    example: Example,
+    compile_model: Callable[[nn.Module], Callable[..., Any]] = lambda model: model,
+    *,
+    steps: int = 2,
+    seed: int = 7,
+) -> Trained:
+    """Run some steps without an optimizer (gradients add up) on a freshly compiled model."""
+    module, inputs, loss_fn = example
+    torch._dynamo.reset()
+    run = compile_model(module)
+    torch.manual_seed(seed)
+    losses = []
+    for _ in range(steps):
+        loss = loss_fn(run(*inputs))
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+    gradients |= {f"input {i}": value.grad for i, value in enumerate(inputs) if value.grad is not None}
+    buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
+    return Trained(tuple(losses), gradients, buffers)
+
+
+@contextmanager
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled before is found, nothing compiled inside is left."""
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+
+
+def assert_bitwise_equal(left: Trained, right: Trained) -> None:
+    """Every loss, gradient and buffer, and at least one gradient."""
+    assert left.gradients
+    assert left.gradients.keys() == right.gradients.keys()
+    assert left.buffers.keys() == right.buffers.keys()
+    different = [f"loss {i}" for i, pair in enumerate(zip(left.losses, right.losses, strict=True)) if not _same(*pair)]
+    different += [name for name, gradient in left.gradients.items() if not _same(gradient, right.gradients[name])]
+    different += [name for name, buffer in left.buffers.items() if not _same(buffer, right.buffers[name])]
+    assert not different
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left, right)

@@ -1,0 +1,380 @@
+"""A zoo of tiny real architectures with random weights: nothing is downloaded, each traces in a second or two.
+
+Every function returns an :class:`Example`, which unpacks as ``module, inputs, loss_fn``. The same call gives the same
+weights and inputs. ``ZOO`` holds them all by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+SEED = 0
+VOCABULARY = 64
+BATCH = 2
+LENGTH = 8
+
+
+class Example(NamedTuple):
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    loss_fn: Callable[[Any], Tensor]
+    """From what the module returns to a scalar."""
+
+
+def _tokens(batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(SEED + 1))
+
+
+def _floats(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(SEED + 2))
+
+
+class Logits(nn.Module):
+    """A Hugging Face language model as a function from tokens to logits, without its loss and its cache."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(input_ids=tokens, use_cache=False).logits
+
+
+class SequenceToSequence(nn.Module):
+    """A Hugging Face encoder-decoder, likewise."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+
+
+def next_token_loss(logits: Tensor) -> Tensor:
+    """Cross entropy against targets drawn from the shape alone, so that it also traces with symbolic sizes."""
+    flat = logits.flatten(0, 1).float()
+    targets = torch.arange(flat.shape[0], device=flat.device) * 7 % VOCABULARY
+    return nn.functional.cross_entropy(flat, targets)
+
+
+def square_loss(output: Tensor) -> Tensor:
+    return output.float().square().mean()
+
+
+def _hugging_face(config_name: str, model_name: str, **settings: Any) -> nn.Module:
+    import transformers
+
+    torch.manual_seed(SEED)
+    config = getattr(transformers, config_name)(**settings)
+    config._attn_implementation = "sdpa"
+    return getattr(transformers, model_name)(config).train()
+
+
+def llama(layers: int = 2, hidden: int = 32, length: int = LENGTH) -> Example:
+    model = _hugging_face(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=max(64, length),
+        use_cache=False,
+    )
+    return Example(Logits(model), (_tokens(length=length),), next_token_loss)
+
+
+def qwen3(layers: int = 2) -> Example:
+    model = _hugging_face(
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        use_cache=False,
+    )
+    return Example(Logits(model), (_tokens(),), next_token_loss)
+
+
+def mixtral(layers: int = 2) -> Example:
+    model = _hugging_face(
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        sliding_window=None,
+        use_cache=False,
+    )
+    return Example(Logits(model), (_tokens(),), next_token_loss)
+
+
+def gpt2(layers: int = 2, dropout: float = 0.1) -> Example:
+    """Dropout in train mode: on the embeddings, inside attention and on both residuals."""
+    model = _hugging_face(
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=layers,
+        n_head=4,
+        n_positions=64,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    return Example(Logits(model), (_tokens(),), next_token_loss)
+
+
+def bart(layers: int = 1) -> Example:
+    """An encoder-decoder with cross attention and a tied embedding."""
+    model = _hugging_face(
+        "BartConfig",
+        "BartForConditionalGeneration",
+        vocab_size=VOCABULARY,
+        d_model=32,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=64,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        use_cache=False,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+    )
+    return Example(SequenceToSequence(model), (_tokens(), _tokens(length=6)), next_token_loss)
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(out)) + x)
+
+
+class ResNet(nn.Module):
+    def __init__(self, blocks: int, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.layers = nn.ModuleList(_Residual(channels) for _ in range(blocks))
+        self.head = nn.Linear(channels, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+def resnet(blocks: int = 2, channels: int = 4) -> Example:
+    """BatchNorm in train mode: running statistics and a counter are written by the graph."""
+    torch.manual_seed(SEED)
+    return Example(ResNet(blocks, channels).train(), (_floats(2, 3, 6, 6),), square_loss)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class MLP(nn.Module):
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_FeedForward(width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def mlp(layers: int = 3, width: int = 16) -> Example:
+    torch.manual_seed(SEED)
+    return Example(MLP(layers, width), (_floats(4, width),), square_loss)
+
+
+class SharedParameters(nn.Module):
+    """The same block twice, and an embedding that is also the output projection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        block = _FeedForward(width)
+        self.layers = nn.ModuleList([block, _FeedForward(width), block])
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def shared_parameters(width: int = 16) -> Example:
+    torch.manual_seed(SEED)
+    return Example(SharedParameters(width), (_tokens(),), next_token_loss)
+
+
+class AliasedOutput(nn.Module):
+    """Returns a view of its input, a view of an activation, and the activation itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self.linear(x).sin()
+        return x.view(-1), hidden.t(), hidden
+
+
+def aliased_output(width: int = 16) -> Example:
+    torch.manual_seed(SEED)
+    x = _floats(4, width).requires_grad_()
+    return Example(AliasedOutput(width), (x,), lambda out: sum(square_loss(part) for part in out))  # type: ignore[arg-type,return-value]
+
+
+class FlexAttention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+
+        def causal(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return torch.where(q_idx >= kv_idx, score, -float("inf"))
+
+        out = flex_attention(q, k, v, score_mod=causal)
+        return x + self.out(out.transpose(1, 2).reshape(batch, length, width))
+
+
+class FlexModel(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(FlexAttention(width, heads) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def flex(layers: int = 2, width: int = 32, heads: int = 2, length: int = 16) -> Example:
+    """flex_attention: a higher-order operator with subgraphs.
+
+    Torch refuses its backward on a CPU because Inductor has no kernel there; traced, or run by an eager inner
+    backend, it works, so the refusal is taken out.
+    """
+    from torch.nn.attention import flex_attention as library
+
+    library._validate_device = lambda query, key, value: None
+    torch.manual_seed(SEED)
+    return Example(FlexModel(layers, width, heads), (_floats(2, length, width),), square_loss)
+
+
+class Counter(nn.Module):
+    """A counter and a cache that the forward reads, then writes, then reads again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.count: Tensor
+        self.cache: Tensor
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("cache", torch.full((4, width), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (self.count + 1.0).rsqrt()
+        self.count += 1
+        hidden = self.linear(x) * scale
+        seen = self.cache.sin()
+        self.cache[1:3] = hidden[1:3].detach()
+        return (hidden * seen).cos()
+
+
+def counter(width: int = 16) -> Example:
+    torch.manual_seed(SEED)
+    return Example(Counter(width), (_floats(4, width),), square_loss)
+
+
+class Dropout(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_FeedForward(width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.functional.dropout(layer(x), 0.5, training=True).sin()
+        return x
+
+
+def dropout(width: int = 16) -> Example:
+    torch.manual_seed(SEED)
+    return Example(Dropout(width), (_floats(4, width),), square_loss)
+
+
+ZOO: dict[str, Callable[[], Example]] = {
+    "llama": llama,
+    "qwen3": qwen3,
+    "mixtral": mixtral,
+    "gpt2": gpt2,
+    "bart": bart,
+    "resnet": resnet,
+    "mlp": mlp,
+    "shared_parameters": shared_parameters,
+    "aliased_output": aliased_output,
+    "flex": flex,
+    "counter": counter,
+    "dropout": dropout,
+}
+
+HUGGING_FACE = ("llama", "qwen3", "mixtral", "gpt2", "bart")

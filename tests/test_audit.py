@@ -1,0 +1,171 @@
+"""The audit has to fail where a partition is not what was planned: each test spoils one by hand."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from attrs import evolve
+from torch import fx
+
+from policylang.audit import Audit, audit
+from policylang.audit_replay import is_random_state
+from policylang.backends import partitioner as module
+from policylang.backends import settle
+from policylang.backends.partitioner import Partition
+from policylang.errors import PolicyAuditError
+from policylang.planning.outcome import backward_needs
+from tests.backends.test_partition_cases import traced
+from tests.support.run_partition import Traced
+
+POLICY = "recompute everything\nsave first cos"
+
+
+@pytest.fixture
+def graph() -> Traced:
+    return traced(lambda x: x.sin().cos().sin().cos(), torch.randn(4, 4))
+
+
+@pytest.fixture
+def partition(graph: Traced) -> Partition:
+    return graph.partition(POLICY)
+
+
+def again(graph: Traced, partition: Partition) -> Audit:
+    """Audit the two graphs as they are now."""
+    gradients = settle.gradient_rows(graph.gm.graph, partition.plan.facts, graph.num_fwd_outputs)
+    plan = settle.fit(partition.plan, gradients)
+    needs = backward_needs(plan.facts, plan.decisions)
+    forward, backward = partition.forward.graph, partition.backward.graph
+    return audit(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
+
+
+def node(graph: fx.Graph, name: str) -> fx.Node:
+    return next(each for each in graph.nodes if each.name == name)
+
+
+def keep(graph: fx.Graph, *values: fx.Node) -> None:
+    (output,) = graph.find_nodes(op="output")
+    output.args = ((*output.args[0], *values),)
+
+
+def test_agrees_with_a_partition_as_it_came_out(graph: Traced, partition: Partition) -> None:
+    result = again(graph, partition)
+    assert result.agrees
+    assert result.saved == ("cos",)
+    assert result.recomputed == ("sin", "sin_1")
+    assert result.saved_bytes == 64
+    assert result.recomputed_bytes == 128
+
+
+def test_notices_a_value_that_is_kept_beyond_the_plan(graph: Traced, partition: Partition) -> None:
+    keep(partition.forward.graph, node(partition.forward.graph, "sin"))
+    first = next(iter(partition.backward.graph.nodes))
+    recomputed = node(partition.backward.graph, "sin")
+    with partition.backward.graph.inserting_before(first):
+        arrived = partition.backward.graph.placeholder("arrived")
+    recomputed.replace_all_uses_with(arrived)
+    partition.backward.graph.erase_node(recomputed)
+    arrived.name = "sin"
+    found = again(graph, partition).differences
+    assert [each.code for each in found] == ["APL401", "APL404"]
+    assert "`sin` (aten.sin.default) was saved" in found[0].message
+    assert "recompute (`recompute everything`, <policy>:1)" in found[0].message
+    assert found[0].span is not None
+    assert found[0].span.text == "recompute everything"
+    assert "`sin` (aten.sin.default) was not recomputed" in found[1].message
+
+
+def test_notices_a_value_that_is_computed_again_instead(graph: Traced, partition: Partition) -> None:
+    forward, backward = partition.forward.graph, partition.backward.graph
+    (output,) = forward.find_nodes(op="output")
+    output.args = (tuple(value for value in output.args[0] if value.name != "cos"),)
+    arrives = node(backward, "cos")
+    sine = node(backward, "sin")
+    with backward.inserting_after(sine):
+        recomputed = backward.call_function(torch.ops.aten.cos.default, (sine,))
+    arrives.replace_all_uses_with(recomputed)
+    backward.erase_node(arrives)
+    recomputed.name = "cos"
+    found = again(graph, partition).differences
+    assert [each.code for each in found] == ["APL402", "APL403"]
+    assert "the plan says save (`save first cos`, <policy>:2)" in found[0].message
+
+
+def test_notices_what_was_never_planned(graph: Traced, partition: Partition) -> None:
+    forward = partition.forward.graph
+    with forward.inserting_after(node(forward, "sin")):
+        stranger = forward.call_function(torch.ops.aten.exp.default, (node(forward, "sin"),))
+    keep(forward, stranger)
+    (found,) = again(graph, partition).differences
+    assert found.code == "APL405"
+    assert "`exp_default`" in found.message
+
+
+def test_notices_a_dropout_that_is_not_replayed() -> None:
+    graph = traced(lambda x: torch.nn.functional.dropout(x.sin(), 0.5, training=True).sin(), torch.randn(8))
+    partition = graph.partition("recompute everything")
+    assert again(graph, partition).agrees
+    backward = partition.backward.graph
+    wrapper = next(each for each in backward.nodes if getattr(each.target, "__name__", "") == "run_with_rng_state")
+    with backward.inserting_before(wrapper):
+        other = backward.call_function(torch.ops.aten.native_dropout.default, wrapper.args[2:])
+    other.name = "some_dropout"
+    wrapper.replace_all_uses_with(other)
+    backward.erase_node(wrapper)
+    assert [each.code for each in again(graph, partition).differences] == ["APL404"]
+
+
+def two_dropouts(x: torch.Tensor) -> torch.Tensor:
+    first = torch.nn.functional.dropout(x.sin(), 0.5, training=True)
+    return torch.nn.functional.dropout(first.cos(), 0.5, training=True).sin()
+
+
+def one_input(x: torch.Tensor) -> torch.Tensor:
+    """Alike in all they read: only who reads them tells them apart."""
+    return torch.rand_like(x).mul(x).sin() + torch.rand_like(x).add(x).cos()
+
+
+@pytest.mark.parametrize("forward", [two_dropouts, one_input])
+def test_notices_that_two_draws_were_exchanged(forward: Callable[..., torch.Tensor]) -> None:
+    graph = traced(forward, torch.randn(8))
+    partition = graph.partition("recompute everything")
+    assert partition.audit.random_states == 2
+    assert again(graph, partition).agrees
+    wrappers = [
+        each for each in partition.backward.graph.nodes if getattr(each.target, "__name__", "") == "run_with_rng_state"
+    ]
+    states = [wrapper.args[0] for wrapper in wrappers]
+    for wrapper, state in zip(wrappers, reversed(states), strict=True):
+        wrapper.update_arg(0, state)
+    assert [each.code for each in again(graph, partition).differences] == ["APL404", "APL404"]
+
+
+@pytest.mark.parametrize("forward", [two_dropouts, one_input])
+def test_notices_that_two_states_were_handed_over_in_the_wrong_order(forward: Callable[..., torch.Tensor]) -> None:
+    graph = traced(forward, torch.randn(8))
+    partition = graph.partition("recompute everything")
+    (output,) = partition.forward.graph.find_nodes(op="output")
+    values = list(output.args[0])
+    places = [place for place, value in enumerate(values) if is_random_state(value)]
+    values[places[0]], values[places[1]] = values[places[1]], values[places[0]]
+    output.args = (tuple(values),)
+    assert [each.code for each in again(graph, partition).differences] == ["APL404", "APL404"]
+
+
+def test_a_difference_stops_the_compilation(graph: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = module.split
+
+    def dishonest(joint, plan, needs, **options):  # type: ignore[no-untyped-def]
+        return honest(joint, plan, evolve(needs, saved=(), recomputed=needs.recomputed + needs.saved), **options)
+
+    monkeypatch.setattr(module, "split", dishonest)
+    with pytest.raises(PolicyAuditError) as caught:
+        graph.partition(POLICY)
+    assert {each.code for each in caught.value.diagnostics} == {"APL402", "APL403"}
+
+
+def test_is_plain_data(partition: Partition) -> None:
+    assert pickle.loads(pickle.dumps(partition.audit)) == partition.audit

@@ -1,0 +1,207 @@
+"""A traced step computes what eager PyTorch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from policylang.tracing import trace_step
+from tests.support.models import ZOO, Example
+from tests.tracing.steps import Net, eager_step, loss_of, mean_square, net, trace, twin
+
+
+@pytest.mark.parametrize("make", ZOO.values(), ids=ZOO.keys())
+def test_loss_gradients_and_buffers_of_two_training_steps(make: Callable[[], Example]) -> None:
+    example = make()
+    other = twin(example.module)
+    step = trace(example)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4) for model in (example.module, other)]
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        loss, gradients = step(*example.inputs)
+        torch.manual_seed(seed)
+        eager_loss, eager_gradients = eager_step(other, loss_of(example), *example.inputs)
+        torch.testing.assert_close(loss, eager_loss)
+        assert gradients.keys() == eager_gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, eager_gradients[name], msg=lambda text, name=name: f"{name}: {text}")
+        for name, parameter in example.module.named_parameters():
+            parameter.grad = gradients.get(name)
+        for optimizer in optimizers:
+            optimizer.step()
+    for (name, buffer), eager_buffer in zip(example.module.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(buffer, eager_buffer, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("name", ["resnet", "counter"])
+def test_buffers_advance_once_a_step_bit_for_bit(name: str) -> None:
+    example = ZOO[name]()
+    other = twin(example.module)
+    before = {key: value.clone() for key, value in example.module.named_buffers()}
+    step = trace(example)
+    for key, value in example.module.named_buffers():
+        assert torch.equal(value, before[key]), f"tracing changed {key}"
+    for _ in range(3):
+        step(*example.inputs)
+        eager_step(other, loss_of(example), *example.inputs)
+    for (key, value), eager in zip(example.module.named_buffers(), other.buffers(), strict=True):
+        assert torch.equal(value, eager), key
+    assert not torch.equal(next(example.module.buffers()), next(iter(before.values())))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "dropout"])
+def test_dropout_draws_what_eager_draws_and_anew_at_each_step(name: str) -> None:
+    example = ZOO[name]()
+    step = trace(example)
+    torch.manual_seed(7)
+    first, again = step(*example.inputs)[0], step(*example.inputs)[0]
+    torch.manual_seed(7)
+    eager = [eager_step(twin(example.module), loss_of(example), *example.inputs)[0] for _ in range(2)]
+    torch.testing.assert_close([first, again], eager)
+    assert not torch.equal(first, again)
+    torch.manual_seed(7)
+    assert torch.equal(step(*example.inputs)[0], first)
+
+
+def test_tracing_draws_no_random_numbers() -> None:
+    example = ZOO["dropout"]()
+    state = torch.get_rng_state()
+    trace(example)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("around", ["loss", "call"])
+def test_autocast(around: str) -> None:
+    model, x = net()
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=around == "loss" or torch.is_autocast_enabled("cpu")):
+            return model(x).float().square().mean()
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=around == "call"):
+        step = trace_step(model, loss_fn, x)
+        loss, gradients = step(x)
+        eager_loss, eager_gradients = eager_step(twin(model), loss_fn, x)
+    assert any(node.meta["val"].dtype is torch.bfloat16 for node in step.gm.graph.nodes if node.op == "call_function")
+    assert torch.equal(loss, eager_loss)
+    assert all(gradients[name].dtype is torch.float32 for name in gradients)
+    assert all(torch.equal(gradients[name], eager_gradients[name]) for name in eager_gradients)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(step(x)[0], loss), "an autocast around the call casts a second time"
+
+
+def test_results_need_no_gradient_and_hold_no_graph() -> None:
+    model, x = net()
+    loss, gradients = trace_step(model, mean_square, x)(x)
+    assert not loss.requires_grad
+    assert loss.grad_fn is None
+    assert not any(gradient.requires_grad for gradient in gradients.values())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class JacobianNet(nn.Module):
+    """Adds to its output a Jacobian that ``torch.func`` takes of a part of itself, and a gradient penalty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.outer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        jacobian = torch.func.jacrev(lambda row: self.inner(row).sin())(x[0])
+        z = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.inner(z).cos().sum(), z, create_graph=True)
+        return self.outer(x + slope) @ jacobian
+
+
+def test_derivatives_inside_the_forward() -> None:
+    torch.manual_seed(0)
+    model, x = JacobianNet(), torch.randn(3, 4)
+    loss, gradients = trace_step(model, mean_square, x)(x)
+    eager_loss, eager_gradients = eager_step(twin(model), mean_square, x)
+    torch.testing.assert_close(loss, eager_loss)
+    torch.testing.assert_close(gradients, eager_gradients)
+
+
+def test_loss_in_chunks_with_a_backward_of_each() -> None:
+    model, x = net()
+
+    def chunked(model: Net, x: Tensor) -> Tensor:
+        hidden = model.first(x).relu()
+        leaf = hidden.detach().requires_grad_()
+        total = torch.zeros(())
+        for chunk in leaf.chunk(2):
+            part = model.second(chunk).square().sum() / x.numel()
+            part.backward()
+            total = total + part.detach()
+        assert leaf.grad is not None
+        return total + (hidden * leaf.grad).sum() - (hidden * leaf.grad).sum().detach()
+
+    loss, gradients = trace_step(model, chunked, x)(x)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    eager_loss, eager_gradients = eager_step(twin(model), mean_square, x)
+    torch.testing.assert_close(loss, eager_loss)
+    torch.testing.assert_close(gradients, eager_gradients)
+
+
+def test_compiled_submodules_are_traced_through() -> None:
+    model, x = net()
+    expected = eager_step(twin(model), mean_square, x)
+    model.first.compile()
+    model.second = torch.compile(model.second)
+    loss, gradients = trace_step(model, mean_square, x)(x)
+    torch.testing.assert_close(loss, expected[0])
+    torch.testing.assert_close(list(gradients.values()), list(expected[1].values()))
+
+
+def test_sizes_that_depend_on_data() -> None:
+    """As in a mixture of experts: how many rows are chosen is known only when the step runs."""
+    model, x = net()
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        chosen = x.sum(1).gt(0).nonzero().squeeze(1)
+        return model(x.index_select(0, chosen)).square().sum()
+
+    step = trace_step(model, loss_fn, x)
+    for batch in (x, -x, torch.cat([x[:3].abs(), -x[3:].abs()])):
+        loss, gradients = step(batch)
+        eager_loss, eager_gradients = eager_step(twin(model), loss_fn, batch)
+        torch.testing.assert_close(loss, eager_loss)
+        torch.testing.assert_close(gradients, eager_gradients)
+
+
+def test_tracing_and_running_under_no_grad() -> None:
+    model, x = net()
+    with torch.no_grad():
+        step = trace_step(model, mean_square, x)
+        loss, gradients = step(x)
+    eager_loss, eager_gradients = eager_step(twin(model), mean_square, x)
+    torch.testing.assert_close((loss, gradients), (eager_loss, eager_gradients))
+
+
+def test_a_model_without_data() -> None:
+    """True shapes without their memory: parameters and batch are fake, and so is what comes out."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode():
+        model, x = Net(4096), torch.empty(1024, 4096)
+        step = trace_step(model, mean_square, x)
+        loss, gradients = step(x)
+    assert isinstance(loss, FakeTensor)
+    assert gradients["first.weight"].shape == (4096, 4096)
+
+
+def test_a_constant_that_is_no_buffer_is_part_of_the_graph() -> None:
+    model, x = net()
+    mask = torch.rand(8)
+    model.scale = torch.rand(8)  # type: ignore[assignment]
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) * mask * model.scale + torch.arange(8) + torch.tensor(2.0)).square().mean()
+
+    loss, gradients = trace_step(model, loss_fn, x)(x)
+    eager_loss, eager_gradients = eager_step(twin(model), loss_fn, x)
+    torch.testing.assert_close((loss, gradients), (eager_loss, eager_gradients))

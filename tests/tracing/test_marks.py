@@ -1,0 +1,236 @@
+"""What the nodes of a traced step carry: the side of the step they lie on, their module, the user's own tags."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import traceback
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from policylang.graph import marks
+from policylang.graph.modules import raw_path
+from policylang.tracing import TracedStep, trace_step
+from tests.support.models import ZOO
+from tests.tracing.steps import Net, calls, mean_square, net, phase, trace
+from tests.tracing.test_against_eager import JacobianNet
+
+aten = torch.ops.aten
+
+
+def phases_of(step: TracedStep) -> list[str | None]:
+    return [phase(node) for node in step.gm.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "resnet", "flex", "shared_parameters"])
+def test_forward_then_backward_then_epilogue(name: str) -> None:
+    found = phases_of(trace(ZOO[name]()))
+    order = [marks.FORWARD, marks.BACKWARD, marks.EPILOGUE]
+    assert None not in found
+    assert found == sorted(found, key=order.index)
+    assert found.count(marks.FORWARD) > 5
+    assert found.count(marks.BACKWARD) > 5
+    assert (marks.EPILOGUE in found) == (name == "resnet")
+
+
+def test_only_backward_nodes_have_the_mark_that_torch_knows() -> None:
+    step = trace(ZOO["flex"]())
+    for node in step.gm.graph.nodes:
+        assert bool(node.meta.get("autograd_backward")) == (phase(node) == marks.BACKWARD), node.name
+
+
+def test_a_derivative_inside_the_forward_is_forward() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    step = trace_step(JacobianNet(), mean_square, x)
+    nodes = calls(step, aten.sin.default, aten.cos.default, aten.neg.default)
+    forward = [node for node in nodes if phase(node) == marks.FORWARD]
+    assert {node.target for node in forward} == {aten.sin.default, aten.cos.default, aten.neg.default}
+    found = phases_of(step)
+    assert found.index(marks.BACKWARD) > found.count(marks.FORWARD) - 1, "the backward begins after all of the forward"
+
+
+def test_sums_of_gradients_are_backward() -> None:
+    step = trace(ZOO["shared_parameters"]())
+    sums = [node for node in calls(step, aten.add.Tensor) if node.meta["seq_nr"] == -1]
+    assert len(sums) >= 5
+    assert {phase(node) for node in sums} == {marks.BACKWARD}
+
+
+def test_each_chunk_of_a_loss_has_a_backward_region() -> None:
+    model, x = net()
+
+    def chunked(model: Net, x: Tensor) -> Tensor:
+        hidden = model.first(x).relu()
+        losses, gradients = [], []
+        for chunk in hidden.detach().chunk(3):
+            leaf = chunk.requires_grad_()
+            part = model.second(leaf).square().mean()
+            gradients.append(torch.autograd.grad(part, leaf)[0])
+            losses.append(part.detach())
+        return (hidden * torch.cat(gradients)).sum()
+
+    found = phases_of(trace_step(model, chunked, x))
+    starts = [at for at in range(1, len(found)) if found[at] == marks.BACKWARD and found[at - 1] == marks.FORWARD]
+    assert len(starts) == 3
+
+
+def test_forward_nodes_carry_their_modules_outermost_first() -> None:
+    step = trace(ZOO["llama"]())
+    node = next(node for node in step.gm.graph.nodes if raw_path(node.meta).endswith("layers.1.self_attn.q_proj"))
+    assert list(node.meta["nn_module_stack"]) == [
+        "",
+        "model",
+        "model.model",
+        "model.model.layers.1",
+        "model.model.layers.1.self_attn",
+        "model.model.layers.1.self_attn.q_proj",
+    ]
+    assert node.meta["nn_module_stack"]["model.model.layers.1.self_attn.q_proj"][1] is nn.Linear
+
+
+def test_backward_nodes_carry_the_modules_of_what_they_differentiate() -> None:
+    step = trace(ZOO["mlp"]())
+    backwards = calls(step, aten.gelu_backward.default)
+    assert [raw_path(node.meta) for node in backwards] == ["layers.2", "layers.1", "layers.0"]
+    mms = [raw_path(node.meta) for node in calls(step, aten.mm.default)]
+    assert mms[:4] == ["layers.2.down", "layers.2.down", "layers.2.up", "layers.2.up"]
+
+
+def test_a_shared_module_has_its_first_name() -> None:
+    step = trace(ZOO["shared_parameters"]())
+    paths = [raw_path(node.meta) for node in calls(step, aten.gelu.default)]
+    assert paths == ["layers.0", "layers.1", "layers.0"]
+
+
+def test_a_module_that_raises_and_is_caught_leaves_its_name_nowhere() -> None:
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    class Tolerant(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.picky = Picky()
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return self.picky(x)
+            except ValueError:
+                return self.first(x).sin()
+
+    _, x = net()
+    step = trace_step(Tolerant(), mean_square, x)
+    (sin,) = calls(step, aten.sin.default)
+    assert list(sin.meta["nn_module_stack"]) == [""]
+
+
+def test_a_step_leaves_nothing_behind_in_torch() -> None:
+    call, checkpointed = nn.Module.__call__, torch.utils.checkpoint.CheckpointFunction
+    engine, meta = torch.autograd.graph._engine_run_backward, dict(traceback.get_current_meta())
+    trace(ZOO["flex"]())
+    model, x = net()
+    with pytest.raises(Exception, match="no_such_thing"):
+        trace_step(model, lambda model, x: model.no_such_thing, x)
+    assert nn.Module.__call__ is call
+    assert torch.utils.checkpoint.CheckpointFunction is checkpointed
+    assert torch.autograd.graph._engine_run_backward is engine
+    assert torch.autograd._engine_run_backward is engine
+    assert dict(traceback.get_current_meta()) == meta
+    assert not torch.compiler.is_compiling()
+
+
+def _save_mm(_context: object, operator: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator is aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self.a, self.b, self.head = Net(), Net(), nn.Linear(8, 8)
+        self.settings = settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.a, x, **self.settings)
+        x = checkpoint(self.b, x, **self.settings)
+        return self.head(x).cos()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_regions_are_tagged_and_not_carried_out(reentrant: bool) -> None:
+    _, x = net()
+    step = trace_step(Checkpointed(use_reentrant=reentrant), mean_square, x)
+    regions = {raw_path(node.meta): marks.user_tag(node.meta) for node in calls(step, aten.relu.default)}
+    assert regions == {"a": ("PREFER_RECOMPUTE", 0), "b": ("PREFER_RECOMPUTE", 1)}
+    assert len(calls(step, aten.relu.default)) == 2, "the trace recomputes by itself"
+    outside = [node for node in step.gm.graph.nodes if raw_path(node.meta).split(".")[0] not in ("a", "b")]
+    outside += [node for node in step.gm.graph.nodes if phase(node) == marks.BACKWARD]
+    assert {marks.user_tag(node.meta) for node in outside} == {(None, None)}
+
+
+def test_checkpoint_with_a_policy_of_its_own() -> None:
+    _, x = net()
+    context_fn = partial(create_selective_checkpoint_contexts, _save_mm)
+    step = trace_step(Checkpointed(use_reentrant=False, context_fn=context_fn), mean_square, x)
+    tags = [(raw_path(node.meta), marks.user_tag(node.meta)) for node in calls(step, aten.addmm.default)]
+    assert tags == [
+        ("a.first", ("MUST_SAVE", 0)),
+        ("a.second", ("MUST_SAVE", 0)),
+        ("b.first", ("MUST_SAVE", 1)),
+        ("b.second", ("MUST_SAVE", 1)),
+        ("head", (None, None)),
+    ]
+    (cos,) = calls(step, aten.cos.default)
+    assert marks.user_tag(cos.meta) == (None, None)
+    later = trace_step(*net()[:1], mean_square, x)
+    assert {marks.user_tag(node.meta) for node in later.gm.graph.nodes} == {(None, None)}
+
+
+def test_a_tag_that_another_trace_left_behind_reaches_no_node() -> None:
+    model, x = net()
+    meta = traceback.get_current_meta()
+    meta.update(recompute=CheckpointPolicy.MUST_SAVE, ac_graph_id=None)
+    try:
+        step = trace_step(model, mean_square, x)
+    finally:
+        meta = traceback.get_current_meta()
+        left = meta.pop("recompute", None), meta.pop("ac_graph_id", 0)
+    assert {marks.user_tag(node.meta) for node in step.gm.graph.nodes} == {(None, None)}
+    assert left == (CheckpointPolicy.MUST_SAVE, None), "what was there before is there after"
+
+
+def test_annotations_of_the_user_stay() -> None:
+    model, x = net()
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        with traceback.annotate({"stage": 1}):
+            return mean_square(model, x)
+
+    with traceback.annotate({"run": "a"}):
+        step = trace_step(model, loss_fn, x)
+    forward = [node for node in step.gm.graph.nodes if phase(node) == marks.FORWARD]
+    assert {(marks.custom(node.meta)["run"], marks.custom(node.meta)["stage"]) for node in forward} == {("a", 1)}
+
+
+def test_inputs_are_named_and_described() -> None:
+    step = trace(ZOO["resnet"]())
+    names = [node.name for node in step.gm.graph.find_nodes(op="placeholder")]
+    assert names[:2] == ["parameter_stem_weight", "parameter_stem_bias"]
+    assert "buffer_layers_0_bn1_running_mean" in names
+    assert names[-1] == "input_0"
+    descs = {node.name: node.meta["desc"] for node in step.gm.graph.find_nodes(op="placeholder")}
+    assert descs["buffer_layers_0_bn1_running_mean"].target == "layers.0.bn1.running_mean"
+    assert descs["parameter_stem_weight"].is_param()
+
+
+def test_random_and_mutating_operators_are_functional_nodes() -> None:
+    step = trace(ZOO["dropout"]())
+    assert len(calls(step, aten.bernoulli.p)) == 2
+    for name in ("dropout", "resnet", "counter", "gpt2"):
+        for node in trace(ZOO[name]()).gm.graph.nodes:
+            mutable = (
+                node.op == "call_function" and getattr(node.target, "_schema", None) and node.target._schema.is_mutable
+            )
+            assert not mutable or (node.target is aten.copy_.default and phase(node) == marks.EPILOGUE), node.name
