@@ -1,0 +1,1 @@
+"""What policylang costs and saves, measured beside named peers in the same run. One file a question."""
