@@ -54,9 +54,12 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
 def overridden(policy: Policy, outcome: RuleOutcome) -> Diagnostic:
     """A rule whose every match later rules took over."""
     takers = [(policy.rules[index], count) for index, count in outcome.overridden_by.items()]
+    taken = sum(outcome.overridden_by.values())
+    which = _all_nodes(taken) if taken == len(outcome.matched) else f"{taken} of the {len(outcome.matched)} nodes"
+    kept = f", and the model's own checkpoint has tagged {outcome.kept_by_user}" if outcome.kept_by_user else ""
     return Diagnostic(
         OVERRIDDEN,
-        f"`{outcome.rule.text}` decides nothing: other rules take over {_all_nodes(len(outcome.matched))} it matches",
+        f"`{outcome.rule.text}` decides nothing: other rules take over {which} it matches{kept}",
         span=outcome.rule.span,
         help="remove it, or move it below the rules that take its nodes over",
         related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
@@ -68,7 +71,7 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
     return Diagnostic(
         KEPT_BY_USER,
         f"`{outcome.rule.text}` decides nothing: the model's own checkpoint has tagged "
-        f"{_all_nodes(len(outcome.matched))} it matches",
+        f"{_all_nodes(outcome.kept_by_user)} it matches",
         span=outcome.rule.span,
         help=f"write `override {outcome.rule.text}` to change them",
         severity=Severity.WARNING,

@@ -119,6 +119,16 @@ def test_a_rule_that_is_wholly_overridden_is_a_warning_that_names_who_did_it():
     )
 
 
+def test_what_the_users_checkpoint_kept_is_not_said_to_be_taken_over():
+    facts = facts_of("%x = input\n%a = aten.mm.default(%x) tag=PREFER_RECOMPUTE\n%b = aten.mm.default(%a)")
+    made = planned(facts, save(op("mm")), recompute(everything, line=2))
+    found = only(made.diagnostics, "APL303")
+    assert found.message == (
+        "`save mm` decides nothing: other rules take over 1 of the 2 nodes it matches, "
+        "and the model's own checkpoint has tagged 1"
+    )
+
+
 def test_a_blocks_glob_that_matches_no_module_is_an_error():
     blocks = s.Blocks("encoder.layer.*", span("blocks encoder.layer.*"))
     found = only(planned(LAYERS, recompute(everything), blocks=blocks).diagnostics, "APL302")
