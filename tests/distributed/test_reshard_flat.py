@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, fx, nn
 
 import policylang
 from policylang.graph import marks
 from policylang.tracing import TracedStep, trace_step
+from tests.support.ranks import run_ranks
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, fake_ranks, sharded_stack
 
 LAYERS = 3
@@ -128,20 +125,11 @@ def check(rank: int, policy: str, again: int) -> None:
                     parameter -= 0.1 * found[name]
 
 
-def run(rank: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
-        check(rank, RESHARD, AGAIN)
-        check(rank, KEEP, 0)
-        check(rank, "recompute everything\n" + RESHARD, WEIGHTS)
-    finally:
-        dist.destroy_process_group()
+def check_all(rank: int) -> None:
+    check(rank, RESHARD, AGAIN)
+    check(rank, KEEP, 0)
+    check(rank, "recompute everything\n" + RESHARD, WEIGHTS)
 
 
 def test_real_ranks_get_the_same_gradients_bit_for_bit() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(run, args=(port,), nprocs=RANKS)
+    run_ranks(check_all, RANKS)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -17,6 +12,7 @@ from torch.nn.utils import parametrize
 
 import policylang
 from policylang.tracing import TracedStep, trace_step
+from tests.support.ranks import run_ranks
 from tests.tracing.steps import eager_step, mean_square, net, twin
 
 RANKS = 2
@@ -95,22 +91,11 @@ def check_optimizer(rank: int) -> None:
         torch.testing.assert_close(one.to_local(), two.to_local())
 
 
-CHECKS: tuple[Callable[[int], None], ...] = (check_training, check_reshard_after_forward, check_optimizer)
-
-
-def _run(rank: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-    try:
-        for check in CHECKS:
-            check(rank)
-    finally:
-        dist.destroy_process_group()
+def check_all(rank: int) -> None:
+    check_training(rank)
+    check_reshard_after_forward(rank)
+    check_optimizer(rank)
 
 
 def test_two_ranks() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_run, args=(port,), nprocs=RANKS, join=True)
+    run_ranks(check_all, RANKS)
