@@ -1,4 +1,4 @@
-"""The private names of torch.distributed that process groups for rewritten collectives stand on. See also ``_torch.py``.
+"""The private names of torch.distributed that process groups stand on, one function each. See also ``_torch.py``.
 
 Seen in 2.11 to 2.13.
 """
