@@ -7,7 +7,7 @@ from torch import fx
 
 from policylang.audit import Audit
 from policylang.audit_flat import audit_flat
-from policylang.backends.remat import FLAT, Rematerialised, rematerialise
+from policylang.backends.remat import Rematerialised, rematerialise
 from policylang.backends.stages import timed
 from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
@@ -16,6 +16,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Severity
 from policylang.language.syntax import Policy
+from policylang.planning.paths import FLAT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 

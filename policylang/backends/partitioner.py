@@ -27,11 +27,10 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Policy
 from policylang.planning.outcome import Needs, backward_needs
-from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.paths import JOINT
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.settled import settle_expectations
-
-CAPABILITIES = Capabilities(name="the joint-graph partitioner", replays_random=True, undecided_auto=True)
 
 
 @frozen(eq=False)
@@ -122,7 +121,7 @@ def plan_joint(
 
 def plan_facts(facts: Facts, policy: Policy, *, deferred: Sequence[str] = ()) -> Plan:
     """Plan for this path. Raises ``PolicyMatchError`` with every error whose code is not deferred."""
-    made = make_plan(policy, facts, CAPABILITIES)
+    made = make_plan(policy, facts, JOINT)
     _raise_errors((*made.diagnostics, *refusals.unsaveable(made)), deferred)
     return made
 
@@ -175,7 +174,7 @@ def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs:
         chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
         settled = settle.fit(plan, gradients, chosen)
         needs = backward_needs(settled.facts, settled.decisions)
-    _raise_errors(refusals.unsafe_after_all(settled, needs, CAPABILITIES))
+    _raise_errors(refusals.unsafe_after_all(settled, needs, JOINT))
     return settled, needs
 
 

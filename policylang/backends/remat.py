@@ -25,12 +25,8 @@ from policylang.backends.remat_schedule import Region, Schedule, schedule
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.memory import Memory, memory_of
-from policylang.planning.plan import Capabilities, Decision, Plan
+from policylang.planning.plan import Decision, Plan
 from policylang.planning.storage import storage_roots
-
-FLAT = Capabilities(name="a flat graph", replays_random=True, saves_routing=True, keeps_undecided=True)
-"""What this backend can do. No min-cut exists here: with ``undecided -> auto``, and for ``leave``, a value stays saved
-as the traced graph has it, and the report says how many those are."""
 
 
 @frozen

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policylang.backends.remat import FLAT
 from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action, Policy
+from policylang.planning.paths import FLAT
 from policylang.planning.plan import Decision, Plan, Why
 from policylang.planning.safety import why_unsafe
 
