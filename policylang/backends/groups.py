@@ -11,7 +11,7 @@ pipeline stage has another graph) does not matter. torch keeps the table of name
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -39,9 +39,9 @@ class RankOrder:
         return f"{_PREFIX}{len(self.ranks)}_{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
 
-def order_of(ranks: Sequence[int], like: str) -> RankOrder:
-    """These ranks, with the backend of the group called ``like``."""
-    return RankOrder(tuple(ranks), _torch_groups.group_backend(like))
+def backend_of(name: str) -> str:
+    """What carries data in the group that a collective names."""
+    return _torch_groups.group_backend(name)
 
 
 def ensure(orders: Iterable[RankOrder]) -> None:

@@ -25,6 +25,9 @@ PARTLY = "partly"
 USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
 
+REWRITTEN = "policylang_rewritten"
+"""``custom`` key of a node that a ``fuse`` or ``collapse`` line put into the graph: that line, ``mesh.apl:3``."""
+
 RECOMPUTED = "policylang_recomputed"
 """``custom`` key of a copy that a flat graph runs again in its backward: the name of the forward node it repeats."""
 
@@ -42,7 +45,7 @@ BACKWARD = "backward"
 EPILOGUE = "epilogue"
 """What follows every gradient: the write-back of buffers, the optimizer's step."""
 
-ALL = (PROVENANCE, SAVED, USER_TAG)
+ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN)
 """Every ``custom`` key of a partition's; what does not belong to a second compilation is taken off by these names."""
 
 AC_GRAPH_ID = 2**30

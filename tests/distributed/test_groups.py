@@ -88,7 +88,7 @@ def test_a_group_of_another_backend_does_not_serve() -> None:
         (whole,) = _torch_groups.known_groups()
         other = RankOrder(whole.ranks, "gloo")
         assert other.name != RankOrder(whole.ranks, "fake").name
-        assert groups.order_of(whole.ranks, whole.name).backend == "fake"
+        assert groups.backend_of(whole.name) == "fake"
 
 
 def test_orders_survive_a_record() -> None:

@@ -48,4 +48,11 @@ CODES: tuple[Code, ...] = (
         "A copy of a random operator does not start from the state that the forward kept, so its mask is not the one "
         "of the forward and the gradients would be wrong. This is a bug in policylang or another pass's work.",
     ),
+    Code(
+        "APL408",
+        "a rewrite that came out otherwise",
+        "A `fuse` or `collapse` line is planned node by node, names, shapes and strides included, and then carried "
+        "out. Either the graph was changed in between, or the operators of this version of torch lay their results "
+        "out in another way than planning knows. In the second case a report with the message helps.",
+    ),
 )
