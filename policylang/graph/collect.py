@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from policylang._torch_graph import has_data_symbol, is_backward_output, is_saved_output
+from policylang.graph.arguments import argument_column
 from policylang.graph.collectives import group_columns
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase
 from policylang.graph.flat_phases import said_phase
@@ -137,6 +138,7 @@ class _Collector:
             bytes=array("q", [value.bytes for value in values]),
             numel=array("q", [value.numel for value in values]),
             shapes=[value.shape for value in values],
+            strides=[value.stride for value in values],
             dtypes=[value.dtype for value in values],
             devices=[value.device for value in values],
             flops=self._flops(),
@@ -145,6 +147,7 @@ class _Collector:
             owners=owners,
             input_kinds=kinds,
             input_names=[path_of[raw] for raw in input_names],
+            arguments=argument_column(nodes, row_of),
             group_names=group_names,
             groups=groups,
             torch_version=str(torch.__version__),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, IntEnum, IntFlag
 from functools import cached_property
+from typing import Any
 
 from attrs import field, frozen
 
@@ -90,6 +91,24 @@ class Group:
 
 
 @frozen
+class Mesh:
+    """A mesh of ranks, as ``DeviceMesh`` has it."""
+
+    dims: tuple[str, ...]
+    """The names of its dimensions, slow to fast."""
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    """Global ranks in row-major order."""
+
+
+@frozen
+class Ref:
+    """Of a call's arguments: the node in a row of the facts."""
+
+    row: int
+
+
+@frozen
 class LostRecord:
     """A value that an earlier partition saved, and that is not to be found for certain in this graph."""
 
@@ -121,6 +140,8 @@ class Facts:
     numel: Sequence[int]
     shapes: Sequence[tuple[int, ...] | None]
     """Of a single tensor; None for tuples and symbolic values."""
+    strides: Sequence[tuple[int, ...] | None]
+    """Of a single tensor, in elements; None where there is none, or where its layout has no strides."""
     dtypes: Sequence[str]
     """``bfloat16``; empty where there is no single tensor."""
     devices: Sequence[str]
@@ -136,9 +157,14 @@ class Facts:
     input_kinds: Sequence[int]
     input_names: Sequence[str]
     """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
+    arguments: Sequence[tuple[Any, ...]]
+    """Of layout operators and collectives (see :mod:`policylang.graph.arguments`): all arguments in the order of the
+    schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
     group_names: Sequence[str]
     """Of a collective: its process group; empty otherwise."""
     groups: dict[str, Group] = field(factory=dict)
+    meshes: tuple[Mesh, ...] = ()
+    """Where known, the meshes that the graph's groups belong to."""
     torch_version: str = ""
     lost_records: tuple[LostRecord, ...] = ()
 

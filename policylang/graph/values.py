@@ -15,20 +15,21 @@ class Value(NamedTuple):
     bytes: int
     numel: int
     shape: tuple[int, ...] | None
+    stride: tuple[int, ...] | None
     dtype: str
     device: str
     symbolic: bool
 
 
-NOTHING = Value(0, 0, None, "", "", False)
-SYMBOL = Value(0, 0, None, "", "", True)
+NOTHING = Value(0, 0, None, None, "", "", False)
+SYMBOL = Value(0, 0, None, None, "", "", True)
 
 
 class Values:
     """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
 
     def __init__(self) -> None:
-        self._tensors: dict[tuple[torch.Size, torch.dtype, torch.device], Value] = {}
+        self._tensors: dict[tuple[torch.Size, tuple[int, ...] | None, torch.dtype, torch.device], Value] = {}
         self._measured: dict[Value, Value] = {}
 
     def measure(self, value: Any) -> Value:
@@ -38,25 +39,34 @@ class Values:
             return SYMBOL
         if isinstance(value, (tuple, list)):
             parts = [self.measure(part) for part in value]
-            total = Value(sum(part.bytes for part in parts), sum(part.numel for part in parts), None, "", "", False)
+            total = Value(
+                sum(part.bytes for part in parts), sum(part.numel for part in parts), None, None, "", "", False
+            )
             return self._measured.setdefault(total, total)
         return NOTHING
 
     def _tensor(self, tensor: torch.Tensor) -> Value:
         size, dtype, device = tensor.shape, tensor.dtype, tensor.device
+        stride = tensor.stride() if tensor.layout is torch.strided else None
         try:
-            known = self._tensors.get((size, dtype, device))
+            known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
-            return self._describe(tuple(hint(length) for length in size), dtype, device)
+            plain = None if stride is None else tuple(hint(step) for step in stride)
+            return self._describe(tuple(hint(length) for length in size), plain, dtype, device)
         if known is None:
-            known = self._tensors[size, dtype, device] = self._describe(tuple(size), dtype, device)
+            known = self._describe(tuple(size), stride, dtype, device)
+            self._tensors[size, stride, dtype, device] = known
         return known
 
-    def _describe(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Value:
+    def _describe(
+        self, shape: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
+    ) -> Value:
         numel = 1
         for length in shape:
             numel *= length
-        value = Value(numel * dtype.itemsize, numel, shape, str(dtype).removeprefix("torch."), str(device), False)
+        value = Value(
+            numel * dtype.itemsize, numel, shape, stride, str(dtype).removeprefix("torch."), str(device), False
+        )
         return self._measured.setdefault(value, value)
 
 

@@ -141,6 +141,7 @@ def graphs(draw: st.DrawFn) -> Facts:
         bytes=[0] * count,
         numel=[0] * count,
         shapes=[None] * count,
+        strides=[None] * count,
         dtypes=[""] * count,
         devices=[""] * count,
         flops=[0] * count,
@@ -149,6 +150,7 @@ def graphs(draw: st.DrawFn) -> Facts:
         owners=list(range(count)),
         input_kinds=kinds,
         input_names=[""] * count,
+        arguments=[()] * count,
         group_names=[""] * count,
     )
 
