@@ -6,9 +6,10 @@ A column is checked by its distinct values, which are few; what ties rows to eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, LostRecord, Phase
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, LostRecord, Mesh, Phase
 from policylang.graph.plain import DamagedError
 
 _OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
@@ -53,6 +54,7 @@ COLUMNS: Mapping[str, Callable[[Any], bool]] = {
     "bytes": _is_amount,
     "numel": _is_amount,
     "shapes": _is_sizes,
+    "strides": _is_sizes,
     "dtypes": _is_text,
     "devices": _is_text,
     "flops": _is_amount,
@@ -74,6 +76,9 @@ def check_document(found: Mapping[str, Any]) -> None:
         raise DamagedError("a process group in it is none")
     if not isinstance(lost, tuple) or not all(map(_is_lost_record, lost)):
         raise DamagedError("a lost record in it is none")
+    meshes = found["meshes"]
+    if not isinstance(meshes, tuple) or not all(map(_is_mesh, meshes)):
+        raise DamagedError("a mesh in it is none")
 
 
 def check_facts(facts: Facts) -> None:
@@ -97,10 +102,25 @@ def _is_group(name: str, group: Any) -> bool:
         and _is_text(group.name)
         and type(group.size) is int
         and _is_text_or_none(group.dim)
-        and type(group.ranks) is tuple
-        and len(group.ranks) <= _MOST_RANKS
-        and all(type(rank) is int for rank in group.ranks)
+        and _is_ranks(group.ranks)
     )
+
+
+def _is_mesh(mesh: Any) -> bool:
+    return (
+        isinstance(mesh, Mesh)
+        and type(mesh.dims) is tuple
+        and all(map(_is_text, mesh.dims))
+        and type(mesh.shape) is tuple
+        and all(map(_is_amount, mesh.shape))
+        and _is_ranks(mesh.ranks)
+        and (not mesh.dims or len(mesh.dims) == len(mesh.shape))
+        and prod(mesh.shape) == len(mesh.ranks)
+    )
+
+
+def _is_ranks(ranks: Any) -> bool:
+    return type(ranks) is tuple and len(ranks) <= _MOST_RANKS and all(map(_is_amount, ranks))
 
 
 def _is_lost_record(record: Any) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from policylang.graph.facts import Ref
 from policylang.graph.plain import DamagedError, Reader, write_number, write_value
 
 _WIDTHS = {1: "B", 2: "H", 4: "I"}
@@ -86,6 +87,61 @@ def read_reads(reader: Reader, rows: int, what: str) -> list[tuple[int, ...]]:
     if any(farthest[index] > row for row, index in enumerate(indices)):
         raise DamagedError(f"its column `{what}` points outside the graph")
     return [tuple([row - back for back in table[index]]) for row, index in enumerate(indices)]
+
+
+def write_arguments(out: bytearray, values: Sequence[tuple[Any, ...]]) -> None:
+    """Plain values, and in them earlier rows as :class:`Ref`."""
+    table: dict[bytes, int] = {}
+    indices = array("I")
+    nothing = bytearray()
+    write_value(nothing, ())
+    for row, value in enumerate(values):
+        entry = nothing
+        if value:
+            entry = bytearray()
+            write_value(entry, value, row)
+        indices.append(table.setdefault(bytes(entry), len(table)))
+    _write(out, table, indices)
+
+
+def read_arguments(reader: Reader, rows: int, what: str) -> list[tuple[Any, ...]]:
+    table, indices = _read(reader, rows, what)
+    distances = []
+    for entry in table:
+        if type(entry) is not tuple:
+            raise DamagedError(f"its column `{what}` holds what cannot be there")
+        found = list(_distances(entry))
+        if min(found, default=1) < 1:
+            raise DamagedError(f"its column `{what}` has a node read a later one")
+        distances.append(found)
+    farthest = [max(found, default=0) for found in distances]
+    if any(farthest[index] > row for row, index in enumerate(indices)):
+        raise DamagedError(f"its column `{what}` points outside the graph")
+    sizes = [_size(entry) if found else 0 for entry, found in zip(table, distances, strict=True)]
+    if sum([sizes[index] for index in indices]) > EDGES * rows + SLACK:
+        raise DamagedError("it holds more than a graph of its size can")
+    return [_placed(table[index], row) if farthest[index] else table[index] for row, index in enumerate(indices)]
+
+
+def _distances(value: Any) -> Iterator[int]:
+    if type(value) is Ref:
+        yield value.row
+    elif type(value) is tuple or type(value) is list:
+        for part in value:
+            yield from _distances(part)
+
+
+def _size(value: Any) -> int:
+    return 1 + sum(map(_size, value)) if type(value) in (tuple, list) else 1
+
+
+def _placed(value: Any, row: int) -> Any:
+    """With the rows that stand at the distances from a row."""
+    if type(value) is Ref:
+        return Ref(row - value.row)
+    if type(value) is tuple:
+        return tuple([_placed(part, row) for part in value])
+    return [_placed(part, row) for part in value] if type(value) is list else value
 
 
 def write_names(out: bytearray, names: Sequence[str]) -> None:

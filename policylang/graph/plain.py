@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 
-from policylang.graph.facts import Group, LostRecord
+from policylang.graph.facts import Group, LostRecord, Mesh, Ref
 
-_NONE, _FALSE, _TRUE, _INT, _NEGATIVE, _FLOAT, _TEXT, _TUPLE, _LIST, _DICT, _RECORD = range(11)
-_RECORDS: tuple[type, ...] = (Group, LostRecord)
+_NONE, _FALSE, _TRUE, _INT, _NEGATIVE, _FLOAT, _TEXT, _TUPLE, _LIST, _DICT, _RECORD, _REF = range(12)
+_RECORDS: tuple[type, ...] = (Group, LostRecord, Mesh)
 """The classes a value may be of, by the number that stands for each. Numbers are never reused."""
 _LONGEST_NUMBER = 19
 _DEEPEST = 16
@@ -40,8 +40,8 @@ def write_text(out: bytearray, text: str) -> None:
     out += data
 
 
-def write_value(out: bytearray, value: Any) -> None:
-    """Raises ``TypeError`` for a value that is not plain."""
+def write_value(out: bytearray, value: Any, row: int = 0) -> None:
+    """A :class:`Ref` is written as its distance back from ``row``. Raises ``TypeError`` for what is not plain."""
     kind = type(value)
     if value is None:
         out.append(_NONE)
@@ -60,13 +60,18 @@ def write_value(out: bytearray, value: Any) -> None:
         out.append(_TUPLE if kind is tuple else _LIST)
         write_number(out, len(value))
         for part in value:
-            write_value(out, part)
+            write_value(out, part, row)
     elif kind is dict:
         out.append(_DICT)
         write_number(out, len(value))
         for key, part in value.items():
             write_value(out, key)
-            write_value(out, part)
+            write_value(out, part, row)
+    elif kind is Ref:
+        if not 0 <= value.row < row:
+            raise TypeError(f"a snapshot cannot hold a node that reads a later one: {value!r} in row {row}")
+        out.append(_REF)
+        write_number(out, row - value.row)
     elif kind in _RECORDS:
         out.append(_RECORD)
         write_number(out, _RECORDS.index(kind))
@@ -119,6 +124,7 @@ class Reader:
             raise DamagedError("a text in it is not text") from None
 
     def value(self, depth: int = 0) -> Any:
+        """A plain value; in it, a :class:`Ref` has the distance to its row for its row."""
         self.allowance -= 1
         if self.allowance < 0 or depth > _DEEPEST:
             raise DamagedError("it holds more than a graph of its size can")
@@ -143,6 +149,8 @@ class Reader:
             return self._dict(depth)
         if kind == _RECORD:
             return self._record(depth)
+        if kind == _REF:
+            return Ref(self.number())
         raise DamagedError(f"it holds a value of an unknown kind, {kind}")
 
     def _count(self) -> int:

@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from policylang.graph.checks import COLUMNS, check_document, check_facts
 from policylang.graph.columns import (
     EDGES,
     SLACK,
+    read_arguments,
     read_names,
     read_plain,
     read_reads,
     read_rows,
+    write_arguments,
     write_names,
     write_plain,
     write_reads,
@@ -46,6 +48,13 @@ MOST_BYTES = 1 << 27
 _HEAD = struct.Struct("<8sHQI")
 _DERIVED = ("users",)
 """Columns that follow from the others and are made again on loading."""
+_SPECIAL: dict[str, tuple[Callable[..., None], Callable[..., Sequence[Any]]]] = {
+    "names": (write_names, read_names),
+    "inputs": (write_reads, read_reads),
+    "owners": (write_rows, read_rows),
+    "arguments": (write_arguments, read_arguments),
+}
+"""Columns that are written relative to their rows: how to write and to read each."""
 
 
 def write(facts: Facts, path: str | os.PathLike[str]) -> None:
@@ -140,28 +149,18 @@ def _facts(body: bytes, name: str) -> Facts:
 
 
 def _write_column(body: bytearray, name: str, values: Sequence[Any]) -> None:
-    if name == "names":
-        write_names(body, values)
-    elif name == "inputs":
-        write_reads(body, values)
-    elif name == "owners":
-        write_rows(body, values)
-    else:
-        write_plain(body, values)
+    write = _SPECIAL[name][0] if name in _SPECIAL else write_plain
+    write(body, values)
 
 
 def _read_column(reader: Reader, name: str, rows: int) -> Sequence[Any]:
-    if name == "names":
-        return read_names(reader, rows, name)
-    if name == "inputs":
-        return read_reads(reader, rows, name)
-    if name == "owners":
-        return read_rows(reader, rows, name)
+    if name in _SPECIAL:
+        return _SPECIAL[name][1](reader, rows, name)
     return read_plain(reader, rows, COLUMNS[name], name)
 
 
 def _check_known(name: str, file: str) -> None:
-    if name not in COLUMNS and name not in ("names", "inputs", "owners"):
+    if name not in COLUMNS and name not in _SPECIAL:
         message = f"`{file}` has a column `{name[:40]}`, which this policylang does not know"
         raise PolicyGraphError([diagnose(NEWER, message, help="update policylang, or write the snapshot again")])
 
