@@ -24,6 +24,8 @@ _PUBLIC = {
     "PolicyMeaningError": "policylang.errors",
     "PolicySyntaxError": "policylang.errors",
     "PolicyWarning": "policylang.errors",
+    "load_snapshot": "policylang.snapshots",
+    "snapshot": "policylang.snapshots",
     "TracedStep": "policylang.tracing",
     "trace_step": "policylang.tracing",
 }

@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="policylang", description="Say in a file what a training step saves and recomputes."
     )
-    top.add_argument("--version", action="version", version=f"policylang {_version()}")
+    top.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for command in commands():
         sub = subparsers.add_parser(command.NAME, help=command.SUMMARY, description=command.__doc__)
@@ -65,13 +65,17 @@ def _show_what_the_terminal_cannot() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: that takes longer than checking a policy."""
 
-    try:
-        return version("policylang")
-    except PackageNotFoundError:
-        return "(not installed)"
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from policylang.version import installed_version
+
+        print(f"policylang {installed_version()}")
+        parser.exit()
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from policylang.backends import deferred
 from policylang.backends.deferred import Complaint
 from policylang.backends.partitioner import Partition
+from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
 from policylang.report.data import Report, report_from_dict
 from policylang.report.report import partition_report
@@ -20,11 +21,16 @@ class Findings:
     complaints: tuple[Complaint, ...]
     """What this graph lacks and another graph of the model may have."""
     report: Report
+    facts: Facts | None = field(default=None, repr=False)
+    """Of the graph as it was planned on, for snapshots. They are few bytes beside the graph, and no record holds them:
+    None for what an earlier process planned."""
 
 
 def of_partition(partition: Partition) -> Findings:
     plan = partition.plan
-    return Findings(deferred.complaints(plan.policy, plan.diagnostics), partition_report(plan, partition.audit))
+    complaints = deferred.complaints(plan.policy, plan.diagnostics)
+    # a copy: what planning has worked out on the facts meanwhile is not kept with them
+    return Findings(complaints, partition_report(plan, partition.audit), evolve(plan.facts))
 
 
 def to_json(findings: Findings) -> dict[str, Any]:

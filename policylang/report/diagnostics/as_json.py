@@ -1,0 +1,39 @@
+"""Diagnostics for programs: one JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.source import Span
+
+_VERSION = 1
+
+
+def render_json(diagnostics: Iterable[Diagnostic]) -> str:
+    """An object with a format version and the diagnostics; lines and columns count from 1, offsets from 0."""
+    found = [
+        {
+            "code": each.code,
+            "severity": each.severity.value,
+            "message": each.message,
+            "help": each.help,
+            "location": _location(each.span),
+            "related": [{"message": other.message, "location": _location(other.span)} for other in each.related],
+            "details": list(each.details),
+        }
+        for each in diagnostics
+    ]
+    return json.dumps({"version": _VERSION, "diagnostics": found}, indent=2)
+
+
+def _location(span: Span | None) -> dict[str, Any] | None:
+    if span is None:
+        return None
+    return {
+        "file": span.source.name,
+        "start": {"line": span.line, "column": span.column, "offset": span.start},
+        "end": {"line": span.end_line, "column": span.end_column, "offset": span.end},
+    }
