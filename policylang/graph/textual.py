@@ -25,7 +25,7 @@ CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
 FLAGS = {flag.name.lower(): flag for flag in Flag if flag.name is not None}
 KEYS = ("bytes", "numel", "flops", "shape", "dtype", "device", "module", "region", "tag", "group", "follows", "name")
 TAGS = ("MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")
-_LINE = re.compile(r"(?:%(?P<name>\w+)\s*=\s*)?(?P<target>[\w.]+)(?:\((?P<reads>[^()]*)\))?(?P<rest>.*)")
+_LINE = re.compile(r"(?:%(?P<name>\w+)\s*=\s*)?(?P<target>[\w.]+)(?:\((?P<reads>[^()]*)\))?(?P<rest>(?:\s.*)?)")
 _READ = re.compile(r"\s*(?:%(\w+)|-?\d[\w.]*)\s*")
 _AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)([A-Za-z]*)")
 _SHAPE = re.compile(r"\d+(?:x\d+)*|scalar")
