@@ -1,15 +1,7 @@
-# FSDP's reshard-after-forward, for any policy: `include <fsdp>`.
+# FSDP's reshard-after-forward under its short name: `include <fsdp>`.
 #
-# What it does    Drops each gathered weight after its use in the forward and gathers it again in the backward. The
-#                 whole line of the gather is recomputed: cast, gather, wait, and the views behind it. With a tag on
-#                 the gather alone, a partitioner keeps the permuted copy of the weight instead (2.62 GiB on LLaMA-3 8B,
-#                 found in AutoParallel).
-# What it saves   The gathered weights: the full model, in the compute dtype, on every rank.
-# What it costs   A second all-gather of every weight in every step.
-# Where to put it Last. It is a decision about parallelism and stands whatever the checkpointing above it says.
-# Not for         a model that is not sharded: no gather starts at a parameter there, and the rule says so with an
-#                 error. For a file that serves both, write the last line yourself, with `optional` in front.
+# What it does    What `fsdp_reshard_always` does: gathers each weight again in the backward.
+# What it costs   A second all-gather of every weight in every step; `fsdp_reshard_never` is the other choice.
+# Not for         a model that is not sharded.
 
-let fsdp_gather = chain through all_gather where from parameter
-
-must_recompute fsdp_gather
+include <fsdp_reshard_always>

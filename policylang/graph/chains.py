@@ -1,4 +1,4 @@
-"""Straight lines of data flow: what ``chain after``, ``chain before``, ``S chain after T`` and ``from parameter`` mean.
+"""Straight lines of data flow: what ``chain after``, ``S chain after T``, ``per chain``, ``from parameter`` … mean.
 
 From a node the line goes on to its only forward user, while that user reads no other node; backwards, to the only node
 it reads. Symbolic sizes are not counted among what a node reads: ``view(x, [s0, 8])`` with a dynamic ``s0`` is still
@@ -22,6 +22,7 @@ _NOWHERE = -1
 _SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
 _SPLITS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.unbind.int"})
 _JOINS = frozenset({"aten.cat.default"})
+_ALL_GATHER = "c10d_functional.all_gather_into_tensor"
 
 
 class Chains:
@@ -72,6 +73,29 @@ class Chains:
             if source != _NOWHERE:
                 mask[row] = mask[source] or kinds[source] == InputKind.PARAMETER
         return mask
+
+    @cached_property
+    def gathered_mask(self) -> bytearray:
+        """Of the rows of :attr:`from_parameter_mask`, the all-gathers and what comes after one, across forks too."""
+        facts = self.facts
+        made_of_one, joins, targets = self.from_parameter_mask, self._joins, facts.targets
+        mask = bytearray(len(facts))
+        for row in facts.forward:
+            if made_of_one[row]:
+                source = joins[row] if row in joins else self._only_input(row)
+                mask[row] = mask[source] or _ALL_GATHER in targets[row]
+        return mask
+
+    @cached_property
+    def first(self) -> array[int]:
+        """Row to the first on its line. A line ends where its last node has other readers, or its reader other inputs:
+        each forward row is on one line. Of other rows, themselves."""
+        following = self.next
+        first = array("i", range(len(self.facts)))
+        for row in self.facts.forward:
+            if following[row] != _NOWHERE:
+                first[following[row]] = first[row]
+        return first
 
     @cached_property
     def next(self) -> array[int]:

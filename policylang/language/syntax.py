@@ -44,6 +44,8 @@ class Scope(Enum):
 
     BLOCK = "block"
     MODULE = "module"
+    CHAIN = "chain"
+    """A straight line of data flow."""
     GRAPH = "graph"
 
 
@@ -270,6 +272,7 @@ class Is:
 
     name: Literal[
         "from parameter",
+        "gathered parameter",
         "crosses block",
         "feeds backward",
         "is view",

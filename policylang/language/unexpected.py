@@ -41,7 +41,7 @@ _MISSING: tuple[tuple[frozenset[str], _Missing], ...] = (
     (frozenset({"COMPARISON"}), _Missing("a comparison", "such as `<= 64 MiB`")),
     (frozenset({"ARROW"}), _Missing("`->`")),
     (frozenset({"ACTION"}), _Missing("an action", "such as `save` or `recompute`")),
-    (frozenset({"BLOCK", "MODULE", "GRAPH"}), _Missing("`block`, `module` or `graph`")),
+    (frozenset({"BLOCK", "MODULE", "CHAIN", "GRAPH"}), _Missing("`block`, `module`, `chain` or `graph`")),
     (frozenset({"AFTER", "BEFORE", "THROUGH"}), _Missing("`after`, `before` or `through`")),
     (frozenset({"EQUAL"}), _Missing("`=` and a selector")),
     (frozenset({"STRING", "PATH"}), _Missing("a module path", "such as `layers.*`")),

@@ -72,17 +72,14 @@ def _check_count(expectation: ExpectCount, rows: list[int], selections: Selectio
     scope = expectation.scope or Scope.GRAPH
     if scope is Scope.GRAPH:
         return Finding("held" if _counts(expectation, len(rows)) else "failed", str(len(rows)))
-    names: Sequence[object]
+    totals: dict[object, int] = {}  # of modules and chains, those that hold one at least
     if scope is Scope.BLOCK:
-        names = range(len(selections.blocks.names))
-        if not names:
+        totals = dict.fromkeys(range(len(selections.blocks.names)), 0)
+        if not totals:
             return Finding("failed", "the graph has no blocks")
-    else:
-        names = list(dict.fromkeys(selections.facts.modules[row] for row in rows))
-    totals = dict.fromkeys(names, 0)
-    for key in group_keys(scope, rows, selections.facts, selections.blocks.block_of):
+    for key in group_keys(scope, rows, selections.facts, selections.blocks, selections.chains):
         if key is not None:
-            totals[key] += 1
+            totals[key] = totals.get(key, 0) + 1
     return _worst_count(expectation, scope, totals, selections.blocks.names)
 
 
@@ -98,13 +95,15 @@ def _worst_count(
     if len(wrong) > len(details):
         details.append(f"… and {len(wrong) - len(details)} more")
     key, count = wrong[0]
-    place = f"block {key}" if scope is Scope.BLOCK else str(key) or "the root module"
+    place = f"block {key}" if scope is Scope.BLOCK else _place(scope, key, block_names)
     return Finding("failed", f"{count} in {place}", tuple(details))
 
 
 def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:
     if scope is Scope.BLOCK and isinstance(key, int):
         return f"block {key}, {block_names[key]}"
+    if scope is Scope.CHAIN:
+        return f"the chain from `{key}`"
     return str(key) or "the root module"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from policylang.graph.blocks import Blocks
+from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.syntax import BlockSet, Ordinal, Scope
 
@@ -15,14 +17,20 @@ def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
     return Scope.BLOCK if has_blocks else Scope.GRAPH
 
 
-def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, block_of: Sequence[int]) -> list[Hashable]:
-    """What each row is counted under; None for a node outside every block under ``per block``: it is not counted."""
+def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: Blocks, chains: Chains) -> list[Hashable]:
+    """What each row is counted under: a block's number, a module's path, the name of a chain's first node.
+
+    None for a node outside every block under ``per block``: it is not counted.
+    """
     if scope is Scope.GRAPH:
         return [0] * len(rows)
     if scope is Scope.MODULE:
         modules = facts.modules
         return [modules[row] for row in rows]
-    return [block if block >= 0 else None for block in map(block_of.__getitem__, rows)]
+    if scope is Scope.CHAIN:
+        names, first = facts.names, chains.first
+        return [names[first[row]] for row in rows]
+    return [block if block >= 0 else None for block in map(blocks.block_of.__getitem__, rows)]
 
 
 def choose(ordinal: Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:

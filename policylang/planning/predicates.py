@@ -166,6 +166,9 @@ def _is(predicate: Is, facts: Facts, block_of: Sequence[int], chains: Chains) ->
     name = predicate.name
     if name == "from parameter":
         return chains.from_parameter
+    if name == "gathered parameter":
+        gathered = chains.gathered_mask
+        return lambda row: bool(gathered[row])
     if name == "crosses block":
         return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
     if name == "user tagged":

@@ -135,7 +135,7 @@ class Selections:
             return self._in_block(node, parts[0])
         if isinstance(node, Ordinal):
             scope = effective_scope(node.scope, bool(self.blocks.names))
-            return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks.block_of))
+            return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
         if isinstance(node, Where):
             test = compile_predicate(node.predicate, facts, self.blocks.block_of, self.chains, self.cuts)
             return [row for row in parts[0] if test(row)]

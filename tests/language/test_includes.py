@@ -65,7 +65,7 @@ def test_a_bundled_policy_is_included_by_name() -> None:
     loaded = parse_policy("recompute everything\ninclude <fsdp>")
     assert loaded.diagnostics == ()
     assert loaded.policy is not None
-    assert loaded.policy.rules[-1].source.startswith("<fsdp>:")
+    assert loaded.policy.rules[-1].source.startswith("<fsdp_reshard_always>:")
 
 
 def test_the_prelude_is_always_there() -> None:

@@ -191,7 +191,12 @@ class Reference:
         for row in sorted(self.nodes(ordinal.selector)):
             if scope is s.Scope.BLOCK and self.block[row] < 0:
                 continue
-            key = {s.Scope.BLOCK: self.block[row], s.Scope.MODULE: self.facts.modules[row], s.Scope.GRAPH: None}[scope]
+            key = {
+                s.Scope.BLOCK: self.block[row],
+                s.Scope.MODULE: self.facts.modules[row],
+                s.Scope.CHAIN: tuple(self.whole_line(row)),
+                s.Scope.GRAPH: None,
+            }[scope]
             groups.setdefault(key, []).append(row)
         chosen: set[int] = set()
         for group in groups.values():
@@ -252,6 +257,13 @@ class Reference:
             row = links[row]
             found.append(row)
         return found
+
+    def whole_line(self, row: int) -> list[int]:
+        """The forward rows on one straight line with a row: those it reaches, and those that reach it."""
+        return [there for there in sorted(self.forward) if row in self.onward(there) or there in self.onward(row)]
+
+    def onward(self, row: int) -> list[int]:
+        return [row, *self.line(row, self.next)]
 
     def chain(self, chain: s.Chain) -> set[int]:
         rows = self.nodes(chain.selector)
@@ -332,6 +344,8 @@ class Reference:
         match name:
             case "from parameter":
                 return self.from_parameter(row)
+            case "gathered parameter":
+                return self.from_parameter(row) and self.gathered(row)
             case "crosses block":
                 return any(self.block[user] != self.block[row] for user in self.users(row))
             case "user tagged":
@@ -359,6 +373,12 @@ class Reference:
                 return self.from_parameter(line[0])
         inputs = self.data_inputs(row)
         return len(inputs) == 1 and self.from_parameter(inputs[0])
+
+    def gathered(self, row: int) -> bool:
+        """Whether a row that is made of one parameter is a gather or made of one."""
+        return row in self.forward and (
+            "all_gather" in self.facts.targets[row] or any(map(self.gathered, self.data_inputs(row)))
+        )
 
     # --- cuts ---
 

@@ -133,6 +133,7 @@ NAMES = ("mm", "add", "*", "*e*", "getitem", "wait_tensor", "split", "cat", "vie
 
 PROPERTIES = (
     "from parameter",
+    "gathered parameter",
     "crosses block",
     "feeds backward",
     "is view",

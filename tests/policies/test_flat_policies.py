@@ -122,5 +122,5 @@ def test_a_policy_for_another_model_says_so_and_leaves_the_step_as_it_was(policy
 
 
 def test_fsdp_refuses_a_step_that_is_not_sharded(zoo):
-    with pytest.raises(PolicyMatchError, match="must_recompute fsdp_gather"):
+    with pytest.raises(PolicyMatchError, match="must_recompute fsdp_line"):
         zoo("mlp").with_policy(str(policies_folder() / "fsdp.apl"))

@@ -1,4 +1,4 @@
-"""`fsdp`, on a model whose weights are sharded and gathered, as one rank of four sees it."""
+"""FSDP's contracts on models whose weights are sharded and gathered, as one rank of four sees them."""
 
 from __future__ import annotations
 
@@ -7,38 +7,62 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import policylang
-from tests.support.joint import capture_joint
+from tests.support.joint import Joint, capture_joint
+from tests.support.sharded import fake_ranks
 
 RANKS = 4
+LAYERS = 2
+WIDTH = 8
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def four_ranks():
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    yield
-    dist.destroy_process_group()
+    with fake_ranks(RANKS):
+        yield
 
 
 class Sharded(nn.Module):
     """A linear layer that holds a quarter of its weight, cast and gathered for each use."""
 
+    dim = 0
+
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.shard = nn.Parameter(torch.randn(width // RANKS, width))
+        self.shard = nn.Parameter(torch.randn(width, width).chunk(RANKS, self.dim)[0].clone())
+
+    def gathered(self) -> Tensor:
+        return functional.all_gather_tensor(self.shard.to(torch.bfloat16), self.dim, dist.group.WORLD)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = functional.all_gather_tensor(self.shard.to(torch.bfloat16), 0, dist.group.WORLD)
-        return torch.sin(x @ weight.t())
+        return torch.sin(x @ self.gathered().t())
+
+
+class ByColumns(Sharded):
+    """Its shards are columns: what is gathered is split into the ranks' parts, and these are joined again."""
+
+    dim = 1
+
+
+class Forked(Sharded):
+    """What is gathered goes two ways: as it is, and through a copy with another layout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = self.gathered()
+        return torch.sin(x @ whole.t()) + torch.cos(x @ whole.transpose(0, 1).contiguous().t())
+
+
+class Checkpointed(Sharded):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 class Model(nn.Module):
-    def __init__(self, layers: int = 2, width: int = 8) -> None:
+    def __init__(self, kind: type[Sharded], width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Sharded(width) for _ in range(layers))
+        self.layers = nn.ModuleList(kind(width) for _ in range(LAYERS))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -46,27 +70,105 @@ class Model(nn.Module):
         return x
 
 
-def gathers(gm: torch.fx.GraphModule) -> int:
-    return sum("all_gather_into_tensor" in str(node.target) for node in gm.graph.nodes)
+KINDS = [Sharded, ByColumns, Forked, Checkpointed]
+BEFORE = ["save everything", "recompute everything", "save mm", "undecided -> save"]
 
 
-@pytest.mark.parametrize("before", ["save everything", "recompute everything", "save mm"])
-def test_each_weight_is_gathered_again_whatever_stands_before(four_ranks, before):
-    inputs = (torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True),)
-    joint = capture_joint(Model(), inputs, lambda out: out.float().sum())
-    assert gathers(joint.gm) == 2
-    policy = policylang.parse(f"{before}\ninclude <fsdp>\n")
-    forward, backward = policylang.partition(
+def captured(kind: type[Sharded]) -> Joint:
+    inputs = (torch.randn(4, WIDTH, dtype=torch.bfloat16, requires_grad=True),)
+    return capture_joint(Model(kind, WIDTH), inputs, lambda out: out.float().sum())
+
+
+def halves(joint: Joint, text: str) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    return policylang.partition(
         joint.gm,
         joint.joint_inputs,
         num_fwd_outputs=joint.num_fwd_outputs,
         static_lifetime_input_indices=joint.static_lifetime_input_indices,
-        policy=policy,
+        policy=policylang.parse(text),
     )
-    assert (gathers(forward), gathers(backward)) == (2, 2)
+
+
+def gathers(gm: torch.fx.GraphModule) -> int:
+    return sum("all_gather_into_tensor" in str(node.target) for node in gm.graph.nodes)
+
+
+def made_of_weights(gm: torch.fx.GraphModule) -> tuple[set[str], set[str]]:
+    """The forward nodes whose only ancestor is one sharded weight; of these, the gathers and what lies behind one."""
+    inputs = gm.graph.find_nodes(op="placeholder")
+    roots = {node.name: node.name for node in inputs if node.meta["val"].numel() == WIDTH * WIDTH // RANKS}
+    assert len(roots) == LAYERS
+    weights, gathered = set(), set()
+    for node in gm.graph.nodes:
+        found = {roots.get(read.name) for read in node.all_input_nodes}
+        if node.meta.get("partitioner_tag") == "is_forward" and len(found) == 1 and None not in found:
+            roots[node.name] = found.pop()
+            weights.add(node.name)
+            if "all_gather" in str(node.target) or any(read.name in gathered for read in node.all_input_nodes):
+                gathered.add(node.name)
+    return weights, gathered
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_reshard_always"])
+def test_each_weight_is_gathered_again_whatever_stands_before(name, kind, before):
+    joint = captured(kind)
+    assert gathers(joint.gm) == LAYERS
+    weights, gathered = made_of_weights(joint.gm)
+    forward, backward = halves(joint, f"{before}\ninclude <{name}>\n")
+    assert (gathers(forward), gathers(backward)) == (LAYERS, LAYERS)
     report = policylang.report(forward)
-    assert report.rules[-1].text == "must_recompute fsdp_gather"
-    line = {name for name, decision in report.decisions.items() if decision.rule == report.rules[-1].source}
-    operators = {str(node.target) for node in joint.gm.graph.nodes if node.name in line}
-    assert {"aten._to_copy.default", "_c10d_functional.wait_tensor.default", "aten.t.default"} <= operators
-    assert line.isdisjoint(report.saved.names)
+    (rule,) = [rule for rule in report.rules if rule.text == "override must_recompute fsdp_line"]
+    assert {name for name, decision in report.decisions.items() if decision.rule == rule.source} == weights
+    assert gathered and gathered.isdisjoint(report.saved.names)
+    assert report.audit.agrees
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_weight_is_kept_once_whatever_stands_before(kind, before):
+    joint = captured(kind)
+    weights, gathered = made_of_weights(joint.gm)
+    forward, backward = halves(joint, f"{before}\ninclude <fsdp_reshard_never>\n")
+    assert (gathers(forward), gathers(backward)) == (LAYERS, 0)
+    report = policylang.report(forward)
+    kept = [name for name in report.saved.names if name in weights]
+    operators = {node.name: str(node.target) for node in joint.gm.graph.nodes}
+    last = "aten.cat.default" if kind is ByColumns else "_c10d_functional.wait_tensor.default"
+    assert [operators[name] for name in kept] == [last] * LAYERS
+    recomputed = {name for name, made in report.decisions.items() if name in weights and made.action == "must_recompute"}
+    waited = {name for name in weights if "wait_tensor" in operators[name] or "all_gather" in operators[name]}
+    assert recomputed == weights - set(kept) - (set() if kind is ByColumns else waited)
+    assert report.audit.agrees
+
+
+@pytest.mark.parametrize("name", ["fsdp_reshard_always", "fsdp_reshard_never"])
+def test_the_models_own_checkpoint_keeps_its_tags_elsewhere(name):
+    joint = captured(Checkpointed)
+    weights, _ = made_of_weights(joint.gm)
+    own = {node.name: node.meta["recompute"] for node in joint.gm.graph.nodes if "recompute" in node.meta}
+    assert weights <= own.keys() and own.keys() - weights
+    halves(joint, f"include <{name}>")
+    tags = {node.name: node.meta["recompute"] for node in joint.gm.graph.nodes if "recompute" in node.meta}
+    assert {name: tag for name, tag in tags.items() if name not in weights} == {
+        name: tag for name, tag in own.items() if name not in weights
+    }
+    assert {tags[name].name for name in weights} <= {"MUST_RECOMPUTE", "MUST_SAVE"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("fsdp", "must_recompute fsdp_line"), ("fsdp_reshard_never", "save fsdp_weight")],
+)
+def test_a_model_that_is_not_sharded_is_refused_by_the_rule(name, rule):
+    joint = capture_joint(nn.Linear(4, 4), (torch.randn(2, 4),))
+    with pytest.raises(policylang.PolicyMatchError, match=rule):
+        policylang.apply(joint.gm, policylang.parse(f"include <{name}>"))
+
+
+def test_one_layer_may_be_excepted():
+    forward, backward = halves(captured(Sharded), "include <fsdp_reshard_never>\noverride must_recompute fsdp_line in 1")
+    assert (gathers(forward), gathers(backward)) == (LAYERS, 1)
+    forward, backward = halves(captured(Sharded), "include <fsdp>\noverride save fsdp_gather in layers.0")
+    assert (gathers(forward), gathers(backward)) == (LAYERS, 1)

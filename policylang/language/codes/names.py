@@ -109,8 +109,8 @@ CODES: tuple[Code, ...] = (
         "unknown property",
         "A predicate compares `bytes`, `numel`, `ndim`, `shape[i]`, `flops`, `users`, `inputs` or `group_size` "
         "with a number, or `dtype`, `device`, `module` or `overload` with a name, or is one of `from parameter`, "
-        "`crosses block`, `feeds backward`, `is view`, `is random`, `is multi_output`, `is mutated`, `user "
-        "tagged`, `recorded saved`.",
+        "`gathered parameter`, `crosses block`, `feeds backward`, `is view`, `is random`, `is multi_output`, `is "
+        "mutated`, `user tagged`, `recorded saved`.",
         wrong="save mm where size > 3",
         mended="save mm where numel > 3",
     ),

@@ -86,8 +86,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "APL014",
         "`per` without a position",
-        "`per block`, `per module` and `per graph` say over what `first`, `last`, `3rd` or `every 2nd` count "
-        "afresh. The phrase holds no such word that does not have its `per` already.",
+        "`per block`, `per module`, `per chain` and `per graph` say over what `first`, `last`, `3rd` or `every 2nd` "
+        "count afresh. The phrase holds no such word that does not have its `per` already.",
         wrong="save mm per block",
         mended="save first mm per block",
     ),
