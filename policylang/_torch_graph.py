@@ -17,6 +17,9 @@ from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 
+# The test for a tensor made of tensors has no public name.
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
@@ -88,13 +91,24 @@ def dynamo_input_names() -> list[tuple[str, bool]]:
     AOTAutograd tells a partitioner only the position of an input that Dynamo lifted; the names are in the tracing
     context alone.
     """
+    return [
+        (_source_name(tracked.source), isinstance(tracked.fake, torch.nn.Parameter)) for tracked in _tracked_tensors()
+    ]
+
+
+def _tracked_tensors() -> list[Any]:
+    """The tensors that the running Dynamo compilation takes, in order, with their sources.
+
+    Private because only the environment of symbolic shapes lists them. It also lists the tensors that a tensor
+    subclass is made of (a DTensor's shard), which are no inputs of their own.
+    """
     context = torch._guards.TracingContext.try_get()
     shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-    return [
-        (_source_name(tracked.source), isinstance(tracked.fake, torch.nn.Parameter))
-        for tracked in getattr(shape_env, "tracked_fakes", None) or ()
-        if isinstance(tracked.fake, torch.Tensor)
+    tracked = [
+        found for found in getattr(shape_env, "tracked_fakes", None) or () if isinstance(found.fake, torch.Tensor)
     ]
+    wholes = {found.source for found in tracked if is_traceable_wrapper_subclass(found.fake)}
+    return [found for found in tracked if getattr(found.source, "base", None) not in wholes]
 
 
 def placeholder_sources(dynamo: torch.fx.GraphModule) -> list[tuple[str, bool]]:
@@ -113,11 +127,8 @@ def placeholder_sources(dynamo: torch.fx.GraphModule) -> list[tuple[str, bool]]:
 
 def dynamo_input_shapes() -> Iterator[torch.Size]:
     """The shapes that belong to :func:`dynamo_input_names`: what the names are checked against."""
-    context = torch._guards.TracingContext.try_get()
-    shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
-        if isinstance(tracked.fake, torch.Tensor):
-            yield tracked.fake.shape
+    for tracked in _tracked_tensors():
+        yield tracked.fake.shape
 
 
 def has_data_symbol(value: Any) -> bool:

@@ -100,6 +100,8 @@ def classify(
     if desc is None:
         return _by_name(placeholder.name, position, static)
     kind, name, index = described_input(desc)
+    if not isinstance(placeholder.meta.get("val"), torch.Tensor | torch.SymInt | int | None):
+        return Input(InputKind.OTHER)  # the device mesh of a DTensor
     if kind != "user":
         return Input(_KINDS[kind], name)
     if index is not None and index < len(sources) and sources[index].expression:
@@ -116,8 +118,8 @@ def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[Source]:
     that was kept from another compilation must not be given this one's names.
     """
     described = [(placeholder, described_input(desc)) for placeholder in placeholders if (desc := _desc(placeholder))]
-    plain = {index: placeholder for placeholder, (_, _, index) in described if index is not None}
-    tensors = {index: node.meta["val"] for index, node in plain.items() if hasattr(node.meta.get("val"), "shape")}
+    values = [(index, node.meta.get("val")) for node, (_, _, index) in described if index is not None]
+    tensors = {index: value for index, value in values if isinstance(value, torch.Tensor)}
     names = dynamo_input_names()
     if not names or len(names) != len(tensors):
         return []

@@ -130,14 +130,20 @@ def _read_by_backward(facts: Facts) -> bytearray:
                     need[source] = CERTAINLY
         elif phases[row] == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
             for source in facts.inputs[row]:
-                if phases[source] == Phase.FORWARD and _is_backward_output(facts, source):
+                if _is_backward_output(facts, source):
                     need[source] = CERTAINLY
     return need
 
 
 def _is_backward_output(facts: Facts, row: int) -> bool:
-    """A returned forward value is a gradient, unless the forward returns it and nothing says that it is both."""
-    return not facts.flags[row] & Flag.FORWARD_OUTPUT or bool(facts.flags[row] & Flag.FEEDS_BACKWARD)
+    """A returned forward value is a gradient, unless the forward returns it and nothing says that it is both.
+
+    A graph input is one where that is known: the device mesh of a gradient that is a DTensor is an input.
+    """
+    feeds_backward = bool(facts.flags[row] & Flag.FEEDS_BACKWARD)
+    if facts.phases[row] == Phase.INPUT:
+        return feeds_backward and facts.input_kinds[row] != InputKind.TANGENT
+    return facts.phases[row] == Phase.FORWARD and (feeds_backward or not facts.flags[row] & Flag.FORWARD_OUTPUT)
 
 
 def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> Outcome:
