@@ -6,10 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
 from torch import fx
 
 from policylang.backends import outcomes, refusals, tags
+from policylang.backends.collectives import carry_out
 from policylang.backends.flat import apply_flat
+from policylang.backends.groups import RankOrder
+from policylang.backends.halves import note_on_rules, plan_half
 from policylang.backends.partitioner import partition_planned, plan_facts, plan_joint
 from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
@@ -25,25 +29,32 @@ NO_BACKWARD = "APL340"
 def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None) -> fx.GraphModule:
     """Carry a policy out on a graph, and return the graph.
 
-    A joint graph is tagged: every decided forward node gets its ``recompute`` tag and
-    ``node.meta["custom"]["policylang"]``, the line that decided. ``policylang.partition`` then splits it. On a flat
-    graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged and audited.
+    First the rewrites, then the rest. A joint graph is tagged: every decided forward node gets its ``recompute`` tag
+    and ``node.meta["custom"]["policylang"]``, the line that decided. ``policylang.partition`` then splits it. On a flat
+    graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged and audited. Of one
+    half of a partition the ``fuse`` and ``collapse`` lines are carried out and nothing else; the report says so.
     ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives.
 
     Raises ``PolicyMatchError`` where policy and graph do not fit, ``PolicyGraphError`` for a graph of a kind that
     policies cannot be applied to, or to which one was applied already if it is flat. The graph is then as it was.
-    ``PolicyAuditError`` where a flat graph does not do what was planned.
+    ``PolicyAuditError`` where a graph does not do what was planned.
     """
     _check_graph(gm, "a policy is applied to a graph module")
     facts = collect(gm)
+    wanted = _loaded(policy)
     if facts.kind is GraphKind.FLAT:
-        outcomes.record_flat(gm, apply_flat(gm, _loaded(policy), facts))
-        return gm
-    if facts.kind is not GraphKind.JOINT:
+        outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
+    elif facts.kind is GraphKind.JOINT:
+        plan = plan_facts(facts, wanted)
+        carry_out(gm, plan)
+        tags.write(gm.graph, plan)
+        outcomes.remember_plan(gm, plan)
+    elif wanted.rewrites:
+        plan = plan_half(facts, wanted)
+        carry_out(gm, plan)
+        outcomes.remember_plan(gm, evolve(plan, diagnostics=plan.diagnostics + note_on_rules(wanted, facts.kind)))
+    else:
         raise PolicyGraphError([refusals.no_path(facts.kind)])
-    plan = plan_facts(facts, _loaded(policy))
-    tags.write(gm.graph, plan)
-    outcomes.remember_plan(gm, plan)
     return gm
 
 
@@ -68,16 +79,18 @@ def partition(
     plan = outcomes.plan_of(gm)
     if policy is None and plan is None:
         raise PolicyGraphError([refusals.no_policy()])
+    groups: tuple[RankOrder, ...] = ()
     if policy is not None or plan is None or not _still_fits(gm, plan):
         wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
         try:
             plan = plan_joint(gm, wanted, static_lifetime_input_indices, num_fwd_outputs=num_fwd_outputs)
+            groups = carry_out(gm, plan)
         except PolicyGraphError as error:
             if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
                 raise
             raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
     result = partition_planned(
-        gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static_lifetime_input_indices or ()
+        gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static_lifetime_input_indices or (), groups=groups
     )
     return result.forward, result.backward
 

@@ -11,9 +11,10 @@ from attrs import frozen
 from torch import fx
 
 from policylang import _torch
-from policylang.backends import fingerprint, record
+from policylang.backends import fingerprint, groups, record
 from policylang.backends.caching import CachedPartitioner, ReportingPartitioner, partitions
 from policylang.backends.findings import Findings, from_json, of_partition, to_json
+from policylang.backends.groups import RankOrder
 from policylang.backends.partitioner import JointPartitioner, Partition
 from policylang.language.syntax import Policy
 
@@ -44,9 +45,9 @@ def with_inductor(
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
     A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
-    assumed to hold.
+    assumed to hold. The process groups that a cached graph names are made before it runs.
     """
-    key = f"{key}:{fingerprint.context_of(gm)}"
+    key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
     remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
     patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
     wanted = needs_gradients(gm, inputs)
@@ -57,13 +58,16 @@ def with_inductor(
         return Outcome(run, ())
     if not done and _torch.cache_hits() > hits:
         remembered = _remembered(remembered_as, partitioner.policy)
-        if remembered is not None:
-            return Outcome(run, remembered, from_cache=True)
+        if remembered is not None and groups.can_ensure(remembered.groups):
+            groups.ensure(remembered.groups)
+            return Outcome(run, remembered.findings, from_cache=True)
         log.info("no record of what was decided for a cached graph: compiling it again")
         with partitions() as done:
             run = _torch.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
     findings = _findings(done)
-    record.write(remembered_as, {"partitions": [to_json(found) for found in findings]})
+    made = [order for partition in done for order in partition.groups]
+    partitions_as_json = [to_json(found) for found in findings]
+    record.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made)})
     return Outcome(run, findings)
 
 
@@ -77,11 +81,19 @@ def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:
     return tuple(of_partition(partition) for partition in done)
 
 
-def _remembered(key: str, policy: Policy) -> tuple[Findings, ...] | None:
+@frozen
+class _Remembered:
+    findings: tuple[Findings, ...]
+    groups: tuple[RankOrder, ...]
+    """Those that the compiled graph names."""
+
+
+def _remembered(key: str, policy: Policy) -> _Remembered | None:
     content = record.read(key)
     if content is None:
         return None
     try:
-        return tuple(from_json(found, policy) for found in content["partitions"])
+        findings = tuple(from_json(found, policy) for found in content["partitions"])
+        return _Remembered(findings, groups.from_json(content["groups"]))
     except (KeyError, TypeError, ValueError):
         return None

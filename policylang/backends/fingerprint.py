@@ -18,11 +18,12 @@ import torch
 from torch import fx
 
 from policylang import _torch
+from policylang.backends import groups
 from policylang.graph import marks
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 
-_ACTING = ("_torch.py", "audit.py", "language", "graph", "planning", "backends")
+_ACTING = ("_torch.py", "_torch_graph.py", "_torch_groups.py", "audit.py", "language", "graph", "planning", "backends")
 
 
 def policy_key(policy: Policy, *, root: str) -> str:
@@ -43,6 +44,11 @@ def code_digest() -> str:
 def context_of(graph: fx.GraphModule) -> str:
     """Over what a policy may read of Dynamo's graph that the graph's code does not say."""
     return _digest(word for module in _modules(graph) for node in module.graph.nodes for word in _unwritten(node))
+
+
+def groups_key(policy: Policy) -> str:
+    """Over the process groups around, where the policy rewrites collectives: no graph says what ranks they have."""
+    return _digest([groups.surroundings()]) if policy.rewrites else ""
 
 
 def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:

@@ -7,6 +7,7 @@ from torch import fx
 
 from policylang.audit import Audit
 from policylang.audit_flat import audit_flat
+from policylang.backends.collectives import carry_out
 from policylang.backends.remat import Rematerialised, rematerialise
 from policylang.backends.stages import timed
 from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError
@@ -56,6 +57,8 @@ def apply_flat(gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -
         facts = collect(gm, kind=GraphKind.FLAT) if facts is None else facts
     with timed(seconds, "plan"):
         made = plan_flat(facts, policy)
+    with timed(seconds, "rewrite"):
+        carry_out(gm, made)
     with timed(seconds, "rematerialise"):
         outcome = rematerialise(gm, made)
     with timed(seconds, "audit"):

@@ -16,7 +16,10 @@ from torch import fx
 from policylang import _torch
 from policylang.audit import Audit, audit
 from policylang.backends import cse, refusals, settle, tags
+from policylang.backends.collectives import carry_out
 from policylang.backends.garbage import collector_paused
+from policylang.backends.groups import RankOrder
+from policylang.backends.halves import Half, rewrite_half
 from policylang.backends.outcomes import record
 from policylang.backends.split import finish, split
 from policylang.backends.stages import timed
@@ -44,6 +47,10 @@ class Partition:
     audit: Audit
     seconds: dict[str, float] = field(factory=dict)
     """By stage, in the order they ran."""
+    halves: tuple[Half, ...] = ()
+    """What was rewritten in the halves once they were apart; empty where the policy rewrites nothing."""
+    groups: tuple[RankOrder, ...] = ()
+    """The process groups that were found or made for both."""
 
 
 @frozen
@@ -93,7 +100,17 @@ class JointPartitioner:
             deferred=self.deferred,
             seconds=seconds,
         )
-        return partition_planned(gm, made, num_fwd_outputs=num_fwd_outputs, static_inputs=static or (), seconds=seconds)
+        with timed(seconds, "rewrite"):
+            groups = carry_out(gm, made)
+        return partition_planned(
+            gm,
+            made,
+            num_fwd_outputs=num_fwd_outputs,
+            static_inputs=static or (),
+            root=self.root,
+            seconds=seconds,
+            groups=groups,
+        )
 
 
 def plan_joint(
@@ -133,9 +150,14 @@ def partition_planned(
     *,
     num_fwd_outputs: int,
     static_inputs: Sequence[int] = (),
+    root: str = "",
     seconds: dict[str, float] | None = None,
+    groups: Sequence[RankOrder] = (),
 ) -> Partition:
-    """Split a joint graph after a plan that was made on it as it stands. Changes ``gm``.
+    """Split a joint graph after a plan whose rewrites are carried out and whose facts are the graph's. Changes ``gm``.
+
+    A gather that is recomputed has fewer readers in the backward than it had in the joint graph, so each half is
+    rewritten once more.
 
     Raises ``PolicyAuditError`` where the graphs that come out do not do what the plan says, and ``PolicyMatchError``
     where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
@@ -158,9 +180,15 @@ def partition_planned(
         result = audit(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
     if not result.agrees:
         raise PolicyAuditError(result.differences)
+    halves: tuple[Half, ...] = ()
+    if plan.policy.rewrites:
+        with timed(seconds, "rewrite halves"):
+            kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
+            halves = tuple(rewrite_half(half, plan.policy, kind, root=root) for half, kind in kinds)
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
-    partition = Partition(forward, backward, plan, result, seconds)
+    made = {*groups, *(group for half in halves for group in half.groups)}
+    partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)))
     record(gm, partition)
     return partition
 

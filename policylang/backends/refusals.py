@@ -102,8 +102,9 @@ def not_a_joint_graph() -> Diagnostic:
 def no_path(kind: GraphKind) -> Diagnostic:
     return Diagnostic(
         NO_PATH,
-        f"policies cannot be applied to {kind.value} graphs in this version",
-        help="apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`",
+        f"this is a {kind.value} graph, one half of a partition, and the policy has no line that acts on one",
+        help="apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
+        "`fuse` and `collapse` lines are carried out",
     )
 
 

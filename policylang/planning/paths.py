@@ -11,6 +11,9 @@ FLAT = Capabilities(name="a flat graph", replays_random=True, saves_routing=True
 """No min-cut exists there: with ``undecided -> auto``, and for ``leave``, a value stays saved as the traced graph has
 it, and the report says how many those are."""
 
+HALF = Capabilities(name="a half of a partition", fuses=True, undecided_auto=True)
+"""Given a policy's rewrites alone: what it saves was settled when it was cut."""
+
 
 def capabilities_for(kind: GraphKind) -> Capabilities:
     """Of the path that a graph of this kind takes. A half of a partition can be planned as its joint graph was."""

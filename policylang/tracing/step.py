@@ -17,6 +17,8 @@ from policylang.tracing.signature import BatchSignature, ModelSignature
 from policylang.tracing.subclasses import put_together, take_apart
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from policylang.language.syntax import Policy
     from policylang.report.report import Report
 
@@ -90,11 +92,14 @@ class TracedStep:
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 
-    def apply(self, policy: Policy | str) -> TracedStep:
-        """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself."""
+    def apply(self, policy: Policy | str, mesh: DeviceMesh | None = None) -> TracedStep:
+        """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
+
+        ``mesh`` names the dimensions of collectives, as in ``policylang.apply``.
+        """
         import policylang
 
-        self.gm = policylang.apply(self.gm, policy)
+        self.gm = policylang.apply(self.gm, policy, mesh)
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policylang.language.codes.declaration import Code
+from policylang.language.diagnostics import Severity
 
 CODES: tuple[Code, ...] = (
     Code(
@@ -42,8 +43,9 @@ CODES: tuple[Code, ...] = (
     Code(
         "APL324",
         "no path for this kind of graph",
-        "Policies are carried out on joint graphs and on flat ones. The halves of a partition can be read, but not "
-        "changed, in this version.",
+        "What is saved and what is recomputed is decided on a joint graph or on a flat one. Of a half of a partition, "
+        "or a graph without any backward, the `fuse` and `collapse` lines of a policy are carried out and nothing "
+        "else; a policy without such a line has nothing to do there.",
     ),
     Code(
         "APL325",
@@ -70,5 +72,12 @@ CODES: tuple[Code, ...] = (
         "Policies are applied to graph modules (torch.fx.GraphModule), and reports are on those, on models and on "
         "backends. A model has no graph before it is traced, and a function that torch.compile returned cannot be "
         "asked for its graphs: ask the backend it was compiled with.",
+    ),
+    Code(
+        "APL329",
+        "only rewrites on a half",
+        "The policy was applied to one half of a partition. What is saved was settled when the graph was cut, so the "
+        "rules and expectations of the policy say nothing there; its `fuse` and `collapse` lines are carried out.",
+        severity=Severity.NOTE,
     ),
 )

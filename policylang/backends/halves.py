@@ -1,0 +1,70 @@
+"""A policy on one half of a partition: what to save is decided there, so only its rewrites have anything to say."""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from torch import fx
+
+from policylang.backends.collectives import carry_out
+from policylang.backends.groups import RankOrder
+from policylang.errors import PolicyMatchError
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.codes import diagnose, is_error
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.planning.paths import HALF
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan as make_plan
+
+ONLY_REWRITES = "APL329"
+
+
+@frozen(eq=False)
+class Half:
+    """What a policy came to on one half."""
+
+    kind: GraphKind
+    plan: Plan
+    groups: tuple[RankOrder, ...]
+    """The process groups that were found or made for it."""
+
+
+def rewrite_half(gm: fx.GraphModule, policy: Policy, kind: GraphKind, *, root: str = "") -> Half:
+    """Carry out the ``fuse`` and ``collapse`` lines of a policy on one half, in place.
+
+    Raises ``PolicyMatchError`` where they and the graph do not fit; the graph is then as it was.
+    """
+    made = plan_half(collect(gm, kind=kind, root=root), policy)
+    return Half(kind, made, carry_out(gm, made))
+
+
+def plan_half(facts: Facts, policy: Policy) -> Plan:
+    """Plan the rewrites of a policy on one half. Raises ``PolicyMatchError`` with what is wrong with them."""
+    made = make_plan(only_rewrites(policy), facts, HALF)
+    errors = [found for found in made.diagnostics if is_error(found)]
+    if errors:
+        raise PolicyMatchError(errors)
+    return made
+
+
+def only_rewrites(policy: Policy) -> Policy:
+    """The policy without what decides about values."""
+    return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
+
+
+def note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
+    """What becomes of a policy's other lines where a user applies it to a half."""
+    count = len(policy.rules) + len(policy.expectations)
+    if not count:
+        return ()
+    first = (*policy.rules, *policy.expectations)[0]
+    lines = f"{count} lines decide" if count > 1 else "1 line decides"
+    return (
+        diagnose(
+            ONLY_REWRITES,
+            f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled",
+            span=first.span,
+            help="apply the policy to the joint graph; of a half, its `fuse` and `collapse` lines are carried out",
+        ),
+    )
