@@ -1,6 +1,8 @@
 """Check policy files: syntax, names and meaning. Needs no model, and no torch unless --torch is given.
 
-A folder stands for every .apl file below it; a bare name such as llama3_sac for a policy of the bundled library.
+A folder stands for every .apl file below it; a bare name such as llama3_sac for a policy of the bundled library. With
+--graph every policy is planned on a snapshot of a graph: rules that match nothing or decide nothing, expectations,
+values that cannot be recomputed.
 
 exit codes: 0 clean, 1 errors (or warnings, with --deny warnings), 2 a file that cannot be read
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from policylang.commands import Exit
+from policylang.commands.inputs import add_path
 
 NAME = "check"
 SUMMARY = "check policy files"
@@ -18,8 +21,21 @@ SUMMARY = "check policy files"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="policy files, or folders of them")
     parser.add_argument(
+        "--graph",
+        action="append",
+        default=[],
+        metavar="SNAPSHOT",
+        help="check the policies on a graph as well, a file that `policylang snapshot` wrote; may be given several times",
+    )
+    add_path(parser)
+    parser.add_argument(
+        "--one-model",
+        action="store_true",
+        help="the snapshots are the graphs of one model: a rule has to match in one of them, not in each",
+    )
+    parser.add_argument(
         "--output-format",
-        choices=("text", "concise", "json", "github"),
+        choices=("text", "concise", "json", "github", "sarif"),
         default="text",
         help="how to print what was found (default: text)",
     )
@@ -33,31 +49,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.checking import check
-    from policylang.report import diagnostics as render
+    from policylang.report.diagnostics import RENDERERS
 
     if options.torch and not _torch_is_there():
         return Exit.USAGE
-    result = check(*options.files)
-    renderers = {
-        "text": render.render_text,
-        "concise": render.render_concise,
-        "json": render.render_json,
-        "github": render.render_github,
-    }
-    printed = renderers[options.output_format](result.diagnostics)
+    result = check(*options.files, graph=options.graph, path=options.path, one_model=options.one_model)
+    printed = RENDERERS[options.output_format](result.diagnostics)
     if printed:
         print(printed.rstrip("\n"))
     if options.output_format == "text":
         print("\n" if printed else "", end="")
-        print(_summary(len(result.files), result.errors, result.warnings))
+        print(_summary(len(result.files), len(result.graphs), result.errors, result.warnings))
     if result.unreadable:
         return Exit.USAGE
     failed = result.errors or (options.deny == "warnings" and result.warnings)
     return Exit.DIAGNOSTICS if failed else Exit.CLEAN
 
 
-def _summary(files: int, errors: int, warnings: int) -> str:
+def _summary(files: int, graphs: int, errors: int, warnings: int) -> str:
     checked = f"checked {_count(files, 'file')}"
+    if graphs:
+        checked += f" on {_count(graphs, 'graph')}"
     if not errors and not warnings:
         return f"{checked}: clean"
     return f"{checked}: {_count(errors, 'error')}, {_count(warnings, 'warning')}"
