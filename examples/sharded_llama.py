@@ -39,9 +39,7 @@ class LlamaConfig:
     norm_eps: float = 1e-5
 
 
-LLAMA3_8B = LlamaConfig(
-    vocabulary=128_256, width=4096, hidden=14_336, layers=32, heads=32, kv_heads=8, sequence=8192
-)
+LLAMA3_8B = LlamaConfig(vocabulary=128_256, width=4096, hidden=14_336, layers=32, heads=32, kv_heads=8, sequence=8192)
 
 
 class RMSNorm(nn.Module):

@@ -194,7 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tp", type=int, help="ranks that are tensor-parallel to each other; the rest is dp (default 2)")
+    parser.add_argument(
+        "--tp", type=int, help="ranks that are tensor-parallel to each other; the rest is dp (default 2)"
+    )
     parser.add_argument("--policy", default=POLICY, help="a file, the name of a bundled policy, or none")
     parser.add_argument("--how", choices=["trace", "compile"], default="trace")
     parser.add_argument("--layout", choices=["tp", "fsdp"], default="tp")

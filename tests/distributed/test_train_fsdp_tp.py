@@ -1,0 +1,96 @@
+"""The example for a mesh of FSDP and tensor parallelism, on four ranks beside one process."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from tests.support.ranks import run_ranks
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS, TP = 4, 2
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    return imported()
+
+
+def imported() -> Any:
+    """The script as a module; it imports its neighbour as a script does."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    import train_fsdp_tp
+
+    return train_fsdp_tp
+
+
+def runs() -> dict[str, Any]:
+    example = imported()
+    plain = example.Run(steps=STEPS, config=example.LlamaConfig(layers=2))
+    return {
+        "tensor parallel": plain,
+        "cut over all": evolve(plain, layout="fsdp"),
+        "bfloat16": evolve(plain, dtype=torch.bfloat16),
+        "compiled": evolve(plain, how="compile", config=example.LlamaConfig(layers=1)),
+    }
+
+
+def trained(rank: int) -> dict[str, dict[str, list[float]]]:
+    """The loss curves of every run with its policy, and of traced runs without."""
+    example = imported()
+    mesh = example.make_mesh("cpu", RANKS // TP, TP)
+    curves: dict[str, dict[str, list[float]]] = {}
+    for name, run in runs().items():
+        losses, report = example.train(run, mesh)
+        assert report.audit.agrees
+        curves[name] = {"with": losses}
+        if run.how == "trace":
+            curves[name]["without"], _ = example.train(evolve(run, policy=None), mesh)
+    return curves
+
+
+@pytest.fixture(scope="module")
+def curves() -> dict[str, dict[str, list[float]]]:
+    first, *others = run_ranks(trained, RANKS)
+    assert all(other == first for other in others), "every rank knows the loss of all"
+    return first  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["tensor parallel", "cut over all", "bfloat16"])
+def test_the_policy_changes_no_bit_of_the_loss(name: str, curves: dict[str, dict[str, list[float]]]) -> None:
+    assert curves[name]["with"] == curves[name]["without"]
+
+
+@pytest.mark.parametrize("name", ["tensor parallel", "cut over all", "compiled"])
+def test_the_loss_curve_is_that_of_one_process(
+    name: str, curves: dict[str, dict[str, list[float]]], example: Any
+) -> None:
+    """Up to the order in which sums over ranks are taken."""
+    alone = example.train_alone(runs()[name])
+    assert alone[-1] < alone[0]
+    assert curves[name]["with"] == pytest.approx(alone, rel=1e-5)
+
+
+def said_by_main(rank: int) -> str:
+    output = io.StringIO()
+    with redirect_stdout(output):
+        imported().main(["--steps", "2", "--layers", "1", "--check"])
+    return output.getvalue()
+
+
+def test_the_script_as_torchrun_starts_it() -> None:
+    first, *others = run_ranks(said_by_main, RANKS, group=False)
+    assert not any(others)
+    assert "policy fsdp_tp: " in first
+    assert "every (all_gather where from parameter) recomputed: held" in first
+    assert "the graphs that came out do what the plan says" in first
+    assert first.endswith("the curves agree within 0.0001\n")
