@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 examples/train_fsdp_tp.py                  # dp 2 × tp 2, with examples/fsdp_tp.apl
     torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --check          # and the loss curve of one process beside it
     torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --how compile    # torch.compile in place of a traced step
-    torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --layout fsdp    # every weight cut over all ranks and gathered
+    torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --layout fsdp    # every weight cut over all ranks
 
 One GPU a rank and NCCL where there are as many GPUs as ranks, gloo and the CPU otherwise. Started without torchrun it
 trains the same model in one process, without mesh and policy. The model and its sharding are in sharded_llama.py.
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from attrs import frozen
+from attrs import field, frozen
 from sharded_llama import Llama, LlamaConfig, make_mesh, shard
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,7 +35,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 class Run:
     """What is trained, and how."""
 
-    config: LlamaConfig = LlamaConfig()
+    config: LlamaConfig = field(factory=LlamaConfig)
     policy: str | None = POLICY
     how: str = "trace"
     layout: str = "tp"
@@ -60,7 +60,7 @@ def batch_of(run: Run, step: int) -> tuple[Tensor, Tensor]:
 
 
 def share_of(batch: Tensor, mesh: DeviceMesh, layout: str) -> Tensor:
-    """A rank's rows over ``dp``; over ``tp`` its part of their sequence, or more rows where nothing is parallel there."""
+    """A rank's rows over ``dp``; of these, over ``tp``, its part of the sequence, or in the layout fsdp of the rows."""
     rows = batch.chunk(mesh["dp"].size())[mesh.get_local_rank("dp")]
     along = 1 if layout == "tp" else 0
     return rows.chunk(mesh["tp"].size(), dim=along)[mesh.get_local_rank("tp")].contiguous()
@@ -194,9 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--tp", type=int, help="ranks that are tensor-parallel to each other; the rest is dp (default 2)"
-    )
+    parser.add_argument("--tp", type=int, help="ranks that are tensor-parallel to each other (default 2)")
     parser.add_argument("--policy", default=POLICY, help="a file, the name of a bundled policy, or none")
     parser.add_argument("--how", choices=["trace", "compile"], default="trace")
     parser.add_argument("--layout", choices=["tp", "fsdp"], default="tp")
