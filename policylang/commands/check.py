@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SNAPSHOT",
-        help="check the policies on a graph as well, a file that `policylang snapshot` wrote; may be given several times",
+        help="check the policies on a graph as well; what `policylang snapshot` wrote, may be given several times",
     )
     add_path(parser)
     parser.add_argument(

@@ -1,0 +1,42 @@
+"""Make a snapshot of a recorded graph: JSON, gzipped or not, as docs/snapshots.md describes it.
+
+Needs torch, which knows what the recorded operators are and what they cost.
+
+exit codes: 0 written, 1 not a recorded graph, 2 a file that cannot be read or written
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from policylang.commands import Exit
+
+NAME = "import"
+SUMMARY = "make a snapshot of a graph recorded as JSON"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a recorded graph, .json or .json.gz")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the snapshot, such as llama3_8b.graph")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    if find_spec("torch") is None:
+        print("policylang import: `torch` is not installed here\nhelp: pip install torch", file=sys.stderr)
+        return Exit.USAGE
+    from policylang.commands.inputs import refuse
+    from policylang.errors import PolicyError
+    from policylang.graph.recorded import recorded_facts
+    from policylang.graph.snapshot import write
+
+    try:
+        facts = recorded_facts(options.file)
+        write(facts, options.output)
+    except PolicyError as error:
+        return refuse(error.diagnostics)
+    size = Path(options.output).stat().st_size
+    print(f"{options.output}: {facts.kind.value} graph of {len(facts):,} nodes, {size:,} bytes")
+    return Exit.CLEAN

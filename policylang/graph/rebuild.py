@@ -1,0 +1,202 @@
+"""A recorded graph as an FX graph again, with the metadata that its facts are collected from."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
+
+from policylang._torch_graph import OpOverload
+from policylang._torch_recorded import descriptor_classes, fake_tensors, load_distributed_operators
+from policylang.graph.recorded import MalformedError
+
+_BUILTIN = "<built-in function "
+_COPIED = ("seq_nr", "ac_graph_id", "custom")
+_libraries: dict[str, torch.library.Library] = {}  # a library takes its operators with it when it goes
+
+
+def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.GraphModule:
+    """The graph of a recording's nodes. Raises :class:`MalformedError`, which names the node that cannot be rebuilt."""
+    load_distributed_operators()
+    builder = _Builder()
+    with fake_tensors():
+        for number, record in enumerate(rows):
+            try:
+                builder.add(record)
+            except MalformedError as error:
+                raise MalformedError(f"node {number}, `{str(record['name'])[:80]}`: {error}") from None
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, RecursionError) as error:
+                said = str(error).splitlines() or [type(error).__name__]
+                raise MalformedError(f"node {number}, `{str(record['name'])[:80]}`: {said[0][:200]}") from None
+    return builder.finished()
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.nodes: dict[str, fx.Node] = {}
+        self.stacks: dict[str, dict[str, tuple[str, type]]] = {}
+        self.tensors: dict[str, Any] = {}  # equal values are one object: making 20,000 would take longer than all else
+        self.descriptors = descriptor_classes()
+        self.last_desc = ""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        name, op = record["name"], record["op"]
+        if not isinstance(name, str) or name in self.nodes:
+            raise MalformedError("its name is none, or is another node's")
+        args, kwargs = self._value(record["args"]), self._value(record["kwargs"])
+        meta = record["meta"] or {}
+        value = self._tensor(record["val"])
+        target = _target(record["target"], args, kwargs, value) if op == "call_function" else record["target"]
+        node = self.graph.create_node(op, target, tuple(args), kwargs, name=name)
+        if node.name != name:
+            raise MalformedError("its name is not one that a node can have")
+        self.nodes[name] = node
+        if value is not None:
+            node.meta["val"] = value
+        self._annotate(node, meta)
+        self.last_desc = str(meta.get("desc", ""))
+
+    def finished(self) -> fx.GraphModule:
+        _describe_outputs(self.graph, self.descriptors, has_forward=self.last_desc.startswith("[PlainAOTOutput"))
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+    def _annotate(self, node: fx.Node, meta: Mapping[str, Any]) -> None:
+        if "phase" in meta:
+            node.meta["partitioner_tag"] = meta["phase"]
+        for key in _COPIED:
+            if meta.get(key) is not None:
+                node.meta[key] = meta[key]
+        if meta.get("recompute"):
+            node.meta["recompute"] = CheckpointPolicy[meta["recompute"]]
+        for key, stack in (("module", "nn_module_stack"), ("fwd_module", "fwd_nn_module_stack")):
+            if path := meta.get(key):
+                node.meta[stack] = self.stacks.setdefault(path, {str(len(self.stacks)): (path, torch.nn.Module)})
+        if "desc" in meta and node.op == "placeholder":
+            node.meta["desc"] = _descriptor(meta["desc"], self.descriptors)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._value(part) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if "n" in value:
+            if value["n"] not in self.nodes:
+                raise MalformedError(f"it reads `{str(value['n'])[:80]}`, which does not come before it")
+            return self.nodes[value["n"]]
+        if isinstance(value.get("dtype"), str):
+            return _of_torch(value["dtype"])
+        if isinstance(value.get("device"), str):
+            return torch.device("cpu")  # recorded on a machine that may have had another one
+        if "slice" in value:
+            return slice(*self._value(value["slice"]))
+        if "repr" in value:
+            return _of_torch(str(value["repr"]))
+        return {key: self._value(part) for key, part in value.items()}
+
+    def _tensor(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple([self._tensor(part) for part in value])
+        if value is None or "scalar" in value:
+            return value and value["scalar"]
+        key = repr(value)
+        if key not in self.tensors:
+            dtype = _of_torch(value["dtype"])
+            self.tensors[key] = torch.empty_strided(value["shape"], value["stride"], dtype=dtype)
+        return self.tensors[key]
+
+
+def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_forward: bool) -> None:
+    """A joint graph returns its one output, then a gradient or None for each input; a backward half the latter."""
+    output = next(iter(reversed(graph.nodes)), None)
+    if output is None or output.op != "output":
+        raise MalformedError("its last node is not the output")
+    inputs = [node.meta.get("desc") for node in graph.find_nodes(op="placeholder")]
+    plain = [desc for desc in inputs if desc is not None and type(desc).__name__ != "TangentAOTInput"]
+    flat = tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
+    forward = [descriptors["PlainAOTOutput"](0)] if has_forward else []
+    gradients = flat[len(forward) :]
+    if len(gradients) != len(plain):  # a backward half reads only some of the inputs that it returns gradients of
+        plain = [descriptors["PlainAOTInput"](index) for index in range(len(gradients))]
+    described = [
+        None if gradient is None else descriptors["GradAOTOutput"](of)
+        for gradient, of in zip(gradients, plain, strict=True)
+    ]
+    output.meta["desc"] = forward + described
+    output.args = (tuple(flat),)
+
+
+def _descriptor(text: Any, classes: Mapping[str, type]) -> Any:
+    """What a descriptor prints is how it is made: names of its classes, called with constants and with each other."""
+    try:
+        return _made(ast.parse(str(text), mode="eval").body, classes)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise MalformedError(f"`{str(text)[:80]}` describes no input") from None
+
+
+def _made(tree: ast.expr, classes: Mapping[str, type]) -> Any:
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in classes:
+        keywords = {str(each.arg): _made(each.value, classes) for each in tree.keywords}
+        return classes[tree.func.id](*[_made(each, classes) for each in tree.args], **keywords)
+    return ast.literal_eval(tree)
+
+
+def _of_torch(name: str) -> Any:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype | torch.memory_format | torch.layout):
+        raise MalformedError(f"torch has no `{name[:80]}`")
+    return found
+
+
+def _target(name: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Any:
+    if not isinstance(name, str):
+        raise MalformedError("its operator has no name")
+    if name.startswith(_BUILTIN):
+        found: Any = getattr(operator, name.removeprefix(_BUILTIN).rstrip(">"), None)
+        if found is None:
+            raise MalformedError(f"Python has no `{name[:80]}`")
+        return found
+    parts = name.split(".")
+    if len(parts) != 3 or not all(part.isidentifier() for part in parts):
+        raise MalformedError(f"`{name[:80]}` is not the full name of an operator")
+    found = _known(parts)
+    return found if found is not None else _stand_in(parts, args, kwargs, value)
+
+
+def _known(parts: Sequence[str]) -> Any:
+    namespace, name, overload = parts
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+def _stand_in(parts: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Any:
+    """An operator that this torch does not have, as nothing but a schema that fits the call."""
+    namespace, name, overload = parts
+    positional = [f"{_kind(given)} a{number}" for number, given in enumerate(args)]
+    named = [f"{_kind(given)} {key}" for key, given in kwargs.items()]
+    takes = ", ".join([*positional, *(["*"] if named else []), *named])
+    gives = f"({', '.join(['Tensor'] * len(value))})" if isinstance(value, tuple) else "Tensor"
+    full = name if overload == "default" else f"{name}.{overload}"
+    library = _libraries.get(namespace)
+    if library is None:
+        library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    library.define(f"{full}({takes}) -> {gives}")
+    return _known(parts)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return "Tensor"
+    if isinstance(value, list):
+        return f"{_kind(value[0]) if value else 'int'}[]"
+    names = {bool: "bool", int: "int", float: "float", str: "str", torch.dtype: "ScalarType", type(None): "Tensor?"}
+    found = names.get(type(value))
+    if found is None:
+        raise MalformedError(f"an unknown operator is called with a {type(value).__name__}")
+    return found
