@@ -122,8 +122,8 @@ class _Surgeon:
         kwargs: dict[str, Any] = {}
         for given, value in zip(target._schema.arguments, planned, strict=False):
             made = self._argument(value)
-            if isinstance(made, str) and "str" not in str(given.type):
-                made = torch.device(made) if "Device" in str(given.type) else getattr(torch, made)
+            if isinstance(value, str):
+                made = _constant(value, str(given.type))
             if given.kwarg_only:
                 kwargs[given.name] = made
             else:
@@ -146,6 +146,13 @@ def _operator(name: str) -> Any:
         return getattr(operator, rest)
     bare, _, overload = rest.rpartition(".")
     return getattr(getattr(getattr(torch.ops, namespace), bare), overload)
+
+
+def _constant(text: str, kind: str) -> Any:
+    """What a text stands for where the schema has ``kind``: dtypes, layouts and memory formats count as numbers."""
+    if "Device" in kind:
+        return torch.device(text)
+    return getattr(torch, text) if "int" in kind else text
 
 
 def _hand_over(old: fx.Node, new: fx.Node) -> None:
