@@ -13,7 +13,7 @@ policy every_2nd_layer
 blocks {layers,layer,h,block,blocks,stages}.*
 
 recompute everything in every 2nd block
-optional save everything in every 2nd block where crosses block   # the last block of a bare stack hands nothing on
+optional save everything in every 2nd block where crosses block  # the last block of a bare stack hands nothing on
 
 # Running statistics, counters and caches: read again in the backward, they would already hold the next step's values.
 optional save everything in every 2nd block where is mutated

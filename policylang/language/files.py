@@ -59,6 +59,15 @@ def read_source(path: Path, name: str) -> Source | Diagnostic:
         return diagnose("APL001", message, _start(name), help="a policy is a UTF-8 text file")
 
 
+def policy_files(path: str) -> list[str]:
+    """The files a path stands for, in order: of a folder every policy file below it, else the path itself. An empty
+    folder stands for itself, so that someone says so."""
+    if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
+        return [path]
+    found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file())
+    return found or [path]
+
+
 def find_policy(path: str) -> tuple[Path, str]:
     """The file that a user means, and its name for reports: his own file, else a bundled policy of that name."""
     file = Path(path)

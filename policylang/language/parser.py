@@ -50,6 +50,11 @@ def word_kind(text: str) -> str | None:
     return words[0].type if len(words) == 1 and len(words[0]) == len(text) and not origin.problems else None
 
 
+def words_of(source: Source, start: int, end: int) -> list[Lexeme]:
+    """The words of one statement, in the order of the text."""
+    return _machine().lexer.lex(source, start, end)[0]
+
+
 def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
     """The statements of a source that can be read, and a diagnostic for each that cannot, in the order of the text.
 

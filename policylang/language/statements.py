@@ -75,6 +75,11 @@ def split(source: Source) -> Slices:
     return Slices(tuple(ranges), tuple(diagnostics))
 
 
+def comments(source: Source) -> list[tuple[int, int]]:
+    """The ranges of the comments of a source, without their line ends."""
+    return [match.span() for match in _STRUCTURE.finditer(source.text) if match.group().startswith("#")]
+
+
 def unreadable_text(source: Source, offset: int) -> Diagnostic:
     """The diagnostic for a character that no text holds."""
     found = f"U+{ord(source.text[offset]):04X}"

@@ -1,4 +1,4 @@
-"""APL50x, APL51x: policy tests, and the graphs that are written in them."""
+"""APL5xx: policy tests and the graphs that are written in them, formatting, and policies made from other forms."""
 
 from __future__ import annotations
 
@@ -22,5 +22,11 @@ CODES: tuple[Code, ...] = (
         "Behind the call, a line of a graph holds the module path of its node, flags such as `view`, and figures such "
         "as `bytes=64`. The operator has to be one that torch has, in full; a misspelt one would make a test that "
         "passes for the wrong reason.",
+    ),
+    Code(
+        "APL520",
+        "formatting would change more than the layout",
+        "`policylang fmt` proves what it writes: the same tree, the same words, every comment between the same words, "
+        "and nothing left to format. The proof failed, so the file is as it was. This is a bug in policylang.",
     ),
 )

@@ -1,0 +1,82 @@
+"""Write policy files in canonical form: layout only, never what a policy means, and no comment is lost.
+
+A folder stands for every .apl file below it; `-` reads standard input and writes standard output. A file with a syntax
+error is reported and left alone. What is written has been proved to be the same policy.
+
+exit codes: 0 done, 1 an error, or with --check or --diff a file that is not formatted, 2 a file that cannot be read
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from policylang.commands import Exit
+
+if TYPE_CHECKING:
+    from policylang.formatting import Formatting
+
+NAME = "fmt"
+SUMMARY = "format policy files"
+_STDIN = "-"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="policy files, folders of them, or - for standard input"
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not formatted")
+    parser.add_argument("--diff", action="store_true", help="write nothing; print what would change, and fail then")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    from policylang.formatting import format_files, format_text
+    from policylang.report.diagnostics import render_text
+
+    if _STDIN in options.files and len(options.files) > 1:
+        print("policylang fmt: `-` stands alone", file=sys.stderr)
+        return Exit.USAGE
+    from_stdin = options.files == [_STDIN]
+    look_only = options.check or options.diff
+    done = [format_text(sys.stdin.buffer.read())] if from_stdin else format_files(options.files)
+    if not (look_only or from_stdin):
+        done = [each.save() for each in done]
+    diagnostics = [diagnostic for each in done for diagnostic in each.diagnostics]
+    if diagnostics:
+        print(render_text(diagnostics), file=sys.stderr)
+    if options.diff:
+        print("".join(each.diff() for each in done), end="")
+    elif from_stdin and not look_only:
+        _print_bytes(done[0].content if done[0].written is None else done[0].written)
+    if not from_stdin:
+        print(_summary(done, look_only), file=sys.stderr if options.diff else sys.stdout)
+    return _exit(done, look_only)
+
+
+def _print_bytes(content: bytes) -> None:
+    """As they are: printing text would change line ends, or fail where the terminal has another encoding."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
+def _summary(done: list[Formatting], look_only: bool) -> str:
+    changed = [each for each in done if each.changes]
+    lines = [f"{'would reformat' if look_only else 'reformatted'} {each.name}" for each in changed]
+    failed = sum(each.failed for each in done)
+    counts = [
+        (len(changed), "to format" if look_only else "formatted"),
+        (len(done) - len(changed) - failed, "as they should be"),
+        (failed, "left alone"),
+    ]
+    said = ", ".join(f"{count} {what}" for count, what in counts if count)
+    return "\n".join([*lines, f"{len(done)} {'file' if len(done) == 1 else 'files'}: {said}"])
+
+
+def _exit(done: list[Formatting], look_only: bool) -> Exit:
+    if any(each.unreadable for each in done):
+        return Exit.USAGE
+    if any(each.failed or (look_only and each.changes) for each in done):
+        return Exit.DIAGNOSTICS
+    return Exit.CLEAN
