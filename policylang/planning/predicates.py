@@ -14,6 +14,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.syntax import And, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
 from policylang.planning.cuts import Cuts
+from policylang.planning.storage import GETITEM
 
 Test = Callable[[int], bool]
 Amount = Callable[[int], float | None]
@@ -29,7 +30,6 @@ _COMPARISONS: dict[Comparison, Callable[[float, float], bool]] = {
 
 _FLAGS = {
     "feeds backward": Flag.FEEDS_BACKWARD,
-    "is view": Flag.VIEW,
     "is random": Flag.RANDOM,
     "is multi_output": Flag.MULTI_OUTPUT,
     "recorded saved": Flag.RECORDED_SAVED,
@@ -37,6 +37,7 @@ _FLAGS = {
 # Memory that a flat graph makes, writes and finishes within the forward runs again as a whole: in-place dropout.
 _MUTATED = int(Flag.WRITES | Flag.READS_MUTATED)
 _REPEATABLE = int(Flag.REPEATABLE)
+_VIEW = int(Flag.VIEW)
 
 
 def compile_predicate(predicate: Predicate, facts: Facts, block_of: Sequence[int], chains: Chains, cuts: Cuts) -> Test:
@@ -171,6 +172,8 @@ def _is(predicate: Is, facts: Facts, block_of: Sequence[int], chains: Chains) ->
         return lambda row: bool(gathered[row])
     if name == "crosses block":
         return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
+    if name == "is view":
+        return lambda row: _is_view(facts, row)
     if name == "user tagged":
         tags, owners = facts.user_tags, facts.owners
         return lambda row: tags[row] is not None or tags[owners[row]] is not None
@@ -179,3 +182,9 @@ def _is(predicate: Is, facts: Facts, block_of: Sequence[int], chains: Chains) ->
     flag = int(_FLAGS[name])  # a plain integer: the enumeration's own operators cost ten times as much
     flags = facts.flags
     return lambda row: bool(flags[row] & flag)
+
+
+def _is_view(facts: Facts, row: int) -> bool:
+    """A piece of a view, such as of a split, is one too."""
+    piece = facts.targets[row] == GETITEM and bool(facts.inputs[row])
+    return bool(facts.flags[facts.inputs[row][0] if piece else row] & _VIEW)

@@ -102,9 +102,16 @@ def test_a_model_that_is_not_sharded_says_so() -> None:
 
 
 @pytest.mark.usefixtures("many")
-def test_the_bundled_line_is_the_same_line() -> None:
-    step = apply(traced(), "include <fsdp>\n")
-    assert [len(part) for part in gathers(step.gm)] == [WEIGHTS, AGAIN]
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_reshard_always", "fsdp_reshard_never"])
+@pytest.mark.parametrize(
+    ("before", "needed"), [("", AGAIN), ("recompute everything in block\n", WEIGHTS), ("undecided -> save\n", AGAIN)]
+)
+def test_the_bundled_contracts_stand_whatever_is_recomputed(name: str, before: str, needed: int) -> None:
+    step = apply(traced(torch.bfloat16), f"{before}include <{name}>\n")
+    kept = [name for name in step.report.saved.names if "wait" in name]
+    never = name == "fsdp_reshard_never"
+    assert [len(part) for part in gathers(step.gm)] == [WEIGHTS, 0 if never else needed]
+    assert len(kept) == (needed if never else 0)
 
 
 def check(rank: int, policy: str, again: int) -> None:

@@ -354,7 +354,8 @@ class Reference:
                 touches = flags & Flag.WRITES or flags & Flag.READS_MUTATED
                 return bool(touches) and not flags & Flag.REPEATABLE
             case "is view":
-                return bool(flags & Flag.VIEW)
+                piece = self.facts.targets[row] == "builtin.getitem"
+                return bool(Flag(self.facts.flags[self.facts.inputs[row][0]] if piece else flags) & Flag.VIEW)
             case "is random":
                 return bool(flags & Flag.RANDOM)
             case "is multi_output":

@@ -1,0 +1,91 @@
+"""FSDP's contracts on the recorded step of Llama-3 8B on 128 ranks, whose model checkpoints its layers itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+from torch import fx
+
+import policylang
+from policylang.backends.partitioner import JointPartitioner, Partition
+from policylang.graph.collect import collect
+from tests.planning.test_recorded_graphs import gather_lines
+from tests.support.shared_graphs import JOINT, shared_graph
+
+GATHERS = 290
+"""All-gathers that start at a parameter; no two of them on one line."""
+STATIC = list(range(292))
+
+
+def tags_of(gm: fx.GraphModule) -> dict[str, str]:
+    return {node.name: node.meta["recompute"].name for node in gm.graph.nodes if "recompute" in node.meta}
+
+
+@cache
+def tagged(text: str, *, checkpointed: bool) -> dict[str, str]:
+    """The tags that a policy leaves on the joint graph, with or without those of the model's own checkpoint."""
+    gm = recording(checkpointed)
+    policylang.apply(gm, policylang.parse(text))
+    return tags_of(gm)
+
+
+def recording(checkpointed: bool) -> fx.GraphModule:
+    gm = shared_graph(JOINT)
+    for node in gm.graph.nodes if not checkpointed else ():
+        node.meta.pop("recompute", None)
+    return gm
+
+
+@cache
+def partitioned(name: str, *, checkpointed: bool) -> Partition:
+    policy = policylang.parse(f"include <{name}>")
+    gm = recording(checkpointed)
+    return JointPartitioner(policy).partition(gm, num_fwd_outputs=1, static_lifetime_input_indices=STATIC)
+
+
+@cache
+def lines() -> frozenset[str]:
+    """The nodes on the lines through the gathers of parameters, waits and pieces of splits among them."""
+    facts = collect(shared_graph(JOINT))
+    owners = gather_lines()
+    return frozenset(facts.names[row] for row in facts.forward if facts.names[facts.owners[row]] in owners)
+
+
+def saved_of_lines(made: Partition) -> list[str]:
+    facts = made.plan.facts
+    return [facts.targets[facts.index[name]] for name in made.audit.saved if name in lines()]
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_always_every_line_is_tagged_and_no_gathered_value_is_saved(checkpointed: bool) -> None:
+    made = partitioned("fsdp_reshard_always", checkpointed=checkpointed)
+    assert made.audit.agrees
+    assert saved_of_lines(made) == []
+    tags = tagged("include <fsdp_reshard_always>", checkpointed=checkpointed)
+    assert {tags[name] for name in lines()} == {"MUST_RECOMPUTE"}
+
+
+def test_never_the_gathered_value_of_each_line_is_saved_and_nothing_beside_it() -> None:
+    made = partitioned("fsdp_reshard_never", checkpointed=True)
+    assert made.audit.agrees
+    assert saved_of_lines(made) == ["_c10d_functional.wait_tensor.default"] * GATHERS
+    tags = tagged("include <fsdp_reshard_never>", checkpointed=True)
+    kept = Counter(name.rstrip("_0123456789") for name in lines() if tags[name] == "MUST_SAVE")
+    assert kept == {"all_gather_into_tensor": GATHERS, "wait_tensor": GATHERS}
+    assert {tags[name] for name in lines()} == {"MUST_SAVE", "MUST_RECOMPUTE"}
+
+
+@pytest.mark.parametrize("name", ["fsdp_reshard_always", "fsdp_reshard_never"])
+def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) -> None:
+    before = tags_of(recording(True))
+    untouched = tagged("undecided -> auto", checkpointed=True)
+    after = tagged(f"include <{name}>", checkpointed=True)
+    everywhere = before.keys() | after.keys()
+    assert {node: after.get(node) for node in everywhere - lines()} == {
+        node: untouched.get(node) for node in everywhere - lines()
+    }
+    border = {node for node in everywhere - lines() if untouched.get(node) != before.get(node)}
+    assert {untouched.get(node) for node in border} <= {"MUST_SAVE"}, "torch saves at the border of two regions"
+    assert len(before.keys() - lines()) > 3_000
