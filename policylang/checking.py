@@ -119,7 +119,7 @@ def _graphs(graphs: Sequence[GraphLike]) -> tuple[list[tuple[str, Facts]], list[
 def _on_graphs(policy: Policy, names: Sequence[str], plans: Sequence[Plan], one_model: bool) -> Iterable[Diagnostic]:
     waiting = deferred.DEFERRED_CODES if one_model and len(plans) > 1 else ()
     for name, made in zip(names, plans, strict=True):
-        for diagnostic in (*made.diagnostics, *conflicts(made), *_unsettled(made)):
+        for diagnostic in findings(made):
             if diagnostic.code in waiting and is_error(diagnostic):
                 continue
             if len(plans) > 1:
@@ -128,6 +128,11 @@ def _on_graphs(policy: Policy, names: Sequence[str], plans: Sequence[Plan], one_
     if waiting:
         complaints = [deferred.complaints(policy, made.diagnostics) for made in plans]
         yield from deferred.shared_by_all(policy, list(zip(names, complaints, strict=True)), root="layers.0")
+
+
+def findings(made: Plan) -> tuple[Diagnostic, ...]:
+    """All that a check says of a policy on a graph."""
+    return (*made.diagnostics, *conflicts(made), *_unsettled(made))
 
 
 def _unsettled(made: Plan) -> Iterable[Diagnostic]:

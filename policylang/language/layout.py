@@ -28,7 +28,6 @@ CHANGED = "APL520"
 _STEP = 4
 _GAP = 2
 _TAB = 8
-_ALIASES = {"must_save": "save", "prefer_recompute": "recompute"}
 _CROWDED = re.compile(r"^#(?=[\w`'\"(])")
 
 
@@ -187,11 +186,7 @@ def _words(word: Lexeme, statement: int) -> Iterable[_Piece]:
         yield _Piece("every", start, start + len("every"), statement)
         yield _Piece(ordinal, end - len(ordinal), end, statement)
         return
-    if word.type == "ARROW":
-        text = "->"
-    elif word.type == "ACTION":
-        text = _ALIASES.get(text, text)
-    yield _Piece(text, start, end, statement)
+    yield _Piece("->" if word.type == "ARROW" else text, start, end, statement)
 
 
 def _content(source: Source) -> list[tuple[int, str]]:

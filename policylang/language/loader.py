@@ -54,6 +54,11 @@ def parse_policy(text: str, *, name: str = "<policy>", operators: OperatorTable 
     return _load(Source(name, text), None, operators)
 
 
+def load_source(source: Source, file: Path | None, *, operators: OperatorTable | None = None) -> Loaded:
+    """The policy that a source makes; what it includes is relative to the folder of ``file``."""
+    return _load(source, file, operators)
+
+
 def _wrong_type(wanted: str, given: object) -> Diagnostic:
     help = "it is loaded already" if isinstance(given, Policy) else 'for example `policylang.load("llama3_sac.apl")`'
     return diagnose("APL104", f"{wanted}, and this is a `{type(given).__name__}`", help=help)

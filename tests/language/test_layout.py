@@ -54,7 +54,7 @@ def test_the_policies_that_come_with_the_project_are_formatted(path: Path) -> No
         ("save mm;save bmm;;", "save mm\nsave bmm\n"),
         ("save mm; save bmm # both", "save mm\nsave bmm  # both\n"),
         ("mm→save", "mm -> save\n"),
-        ("must_save mm\nprefer_recompute bmm", "save mm\nrecompute bmm\n"),
+        ("must_save  mm\nbmm->prefer_recompute", "must_save mm\nbmm -> prefer_recompute\n"),
         ("save mm\n\n\n\nsave bmm", "save mm\n\nsave bmm\n"),
         ("save mm\t\t#said", "save mm  # said\n"),
         ("save mm    # a lone comment is two spaces away", "save mm  # a lone comment is two spaces away\n"),
