@@ -1,4 +1,4 @@
-"""For one node, what each rule had to say of it: why it is as it is."""
+"""For one node, what each rule had to say of it; for one rule, what each part of it came to on a graph."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Literal
 
 from attrs import frozen
 
+from policylang.graph.chains import Chains
 from policylang.language.syntax import Rule
-from policylang.planning.plan import Plan, Why
+from policylang.planning.matching import part_counts
+from policylang.planning.misses import why_not
+from policylang.planning.plan import Plan, RuleOutcome, Why
+from policylang.planning.planner import blocks_for
+from policylang.planning.selectors import Selections
 
 Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
 
@@ -20,6 +25,17 @@ class RuleOnNode:
     rule: Rule
     standing: Standing
     by: Rule | None = None
+    why: str = ""
+    """Of a rule that does not match: the part of its selector that leaves the node out."""
+
+
+@frozen
+class RuleOnGraph:
+    """One rule and one graph."""
+
+    outcome: RuleOutcome
+    parts: tuple[str, ...]
+    """What each part of the selector matched on its own, innermost first: ``mm: 224 nodes``."""
 
 
 def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
@@ -32,14 +48,27 @@ def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
     if decision is None:
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
-    return tuple(_standing(plan, index, owner, row) for index in range(len(plan.rules)))
+    selections = selections_of(plan)
+    return tuple(_standing(plan, index, owner, row, selections) for index in range(len(plan.rules)))
 
 
-def _standing(plan: Plan, index: int, owner: int, row: int) -> RuleOnNode:
+def rule_on_graph(plan: Plan, index: int) -> RuleOnGraph:
+    """The account of one rule, and of each part of its selector."""
+    outcome = plan.rules[index]
+    return RuleOnGraph(outcome, part_counts(outcome.rule.selector, selections_of(plan)))
+
+
+def selections_of(plan: Plan) -> Selections:
+    """What the selectors of the plan's policy denote on its graph."""
+    facts = plan.facts
+    return Selections(facts, plan.policy.lets, blocks_for(plan.policy, facts), Chains(facts))
+
+
+def _standing(plan: Plan, index: int, owner: int, row: int, selections: Selections) -> RuleOnNode:
     outcome = plan.rules[index]
     decision = plan.decisions[row]
     if decision is None or not _holds(outcome.matched, owner):
-        return RuleOnNode(outcome.rule, "no match")
+        return RuleOnNode(outcome.rule, "no match", why=why_not(outcome.rule.selector, owner, selections))
     if decision.rule == index:
         return RuleOnNode(outcome.rule, "decided")
     if decision.why is Why.ALWAYS:

@@ -42,7 +42,7 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
     lines: list[str] = []
     for part in _parts(selector, selections):
         count = len(selections.rows(part))
-        line = f"{_label(part)}: {_count(part, count)}"
+        line = f"{part_label(part)}: {_count(part, count)}"
         if not count:
             line += _hint(part, selections)
         if line not in lines:
@@ -78,7 +78,7 @@ def _count(part: Selector, count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _label(part: Selector) -> str:
+def part_label(part: Selector) -> str:
     if isinstance(part, Everything):
         return "everything"
     if isinstance(part, Reference):

@@ -1,0 +1,165 @@
+"""What ``policylang explain`` says of a node or of a rule: data first, lines for people second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import asdict, frozen
+
+from policylang.language.syntax import Rule
+from policylang.planning.explain import RuleOnNode, rule_on_graph, rules_on
+from policylang.planning.fates import Fates
+from policylang.planning.figures import figure
+from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.plan import Decision, Plan
+from policylang.report.report import word
+from policylang.report.text import table
+
+_MOST_NAMES = 8
+
+
+@frozen
+class RuleLine:
+    """One rule, as a node or another rule sees it."""
+
+    source: str
+    text: str
+    standing: str
+    """``decided``, ``overridden``, ``no match``, ``kept by the user`` or ``always saved``."""
+    why: str = ""
+    """What left the node out, or which rule took it over."""
+
+
+@frozen
+class NodeExplanation:
+    name: str
+    operator: str
+    module: str
+    block: str | None
+    """The path of its block, None outside every block."""
+    shape: tuple[int, ...] | None
+    dtype: str
+    bytes: int
+    flops: int
+    shares: str | None
+    """The node whose decision it shares, where that is another."""
+    action: str
+    """As the language writes it; ``auto`` where it is left to PyTorch's partitioner."""
+    reason: str
+    """Where something other than a rule decided: what."""
+    fate: str | None
+    """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
+    rules: tuple[RuleLine, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        what = f"{'×'.join(map(str, self.shape))} {self.dtype}, " if self.shape is not None else ""
+        place = f" in {self.module}" if self.module else ""
+        lines = [
+            f"{self.name}: {self.operator}{place}",
+            f"  {'in block ' + self.block if self.block is not None else 'outside every block'}, "
+            f"{what}{figure(self.bytes, 'bytes')}, {figure(self.flops, 'flops')}",
+        ]
+        if self.shares is not None:
+            lines.append(f"  it shares the decision of {self.shares}, which the rules below are about")
+        because = f": {self.reason}" if self.reason else ""
+        lines.append(f"  {self.action}{because}; {_fate(self.fate)}")
+        rows = [("line", "rule", ""), *((r.source, r.text, _standing(r)) for r in self.rules)]
+        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0)) if self.rules else "")
+
+
+@frozen
+class RuleExplanation:
+    source: str
+    text: str
+    matched: int
+    decided: int
+    kept_by_user: int
+    taken_over: tuple[RuleLine, ...]
+    """The rules that took matches over, in order."""
+    parts: tuple[str, ...]
+    names: tuple[str, ...]
+    """The first nodes that it decides."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.source}: {self.text}", f"  matches {self.matched:,}, decides {self.decided:,}"]
+        lines += [f"  {line.why} {line.source}: {line.text}" for line in self.taken_over]
+        if self.kept_by_user:
+            lines.append(f"  {self.kept_by_user:,} kept the tag of the user's own checkpoint")
+        lines += ["", "what each part of it matches", *(f"  {part}" for part in self.parts)]
+        if self.names:
+            more = f", and {self.decided - len(self.names):,} more" if self.decided > len(self.names) else ""
+            lines += ["", "what it decides", f"  {', '.join(self.names)}{more}"]
+        return "\n".join(lines)
+
+
+def explain_node(plan: Plan, row: int) -> NodeExplanation:
+    """Raises ``ValueError`` for a node that no rule ranges over."""
+    facts = plan.facts
+    rules = tuple(map(_line, rules_on(plan, row)))
+    decision = plan.decisions[row]
+    assert decision is not None
+    owner, block = facts.owners[row], plan.block_of[row]
+    return NodeExplanation(
+        name=facts.names[row],
+        operator=facts.targets[row],
+        module=facts.modules[row],
+        block=plan.block_names[block] if block >= 0 else None,
+        shape=facts.shapes[row],
+        dtype=facts.dtypes[row],
+        bytes=facts.bytes[row],
+        flops=facts.flops[row],
+        shares=None if owner == row else facts.names[owner],
+        action=word(decision.action),
+        reason=_reason(plan, decision),
+        fate=Fates(facts, plan.decisions, saved_and_recomputed(plan)).really(row),
+        rules=rules,
+    )
+
+
+def explain_rule(plan: Plan, index: int) -> RuleExplanation:
+    found = rule_on_graph(plan, index)
+    outcome, rules = found.outcome, plan.policy.rules
+    return RuleExplanation(
+        source=outcome.rule.source,
+        text=outcome.rule.text,
+        matched=len(outcome.matched),
+        decided=len(outcome.decided),
+        kept_by_user=outcome.kept_by_user,
+        taken_over=tuple(
+            RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
+            for other, count in outcome.overridden_by.items()
+        ),
+        parts=found.parts,
+        names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
+    )
+
+
+def _reason(plan: Plan, decision: Decision) -> str:
+    if decision.reason:
+        return decision.reason
+    return f"{plan.policy.rules[decision.rule].source} decided" if decision.rule is not None else ""
+
+
+def _line(found: RuleOnNode) -> RuleLine:
+    why = found.why if found.by is None else f"by {_place(found.by)}"
+    return RuleLine(found.rule.source, found.rule.text, found.standing, why)
+
+
+def _place(rule: Rule) -> str:
+    return f"{rule.source}: {rule.text}"
+
+
+def _standing(line: RuleLine) -> str:
+    if line.standing == "no match":
+        return f"no match: {line.why}"
+    return f"{line.standing} {line.why}".rstrip()
+
+
+def _fate(fate: str | None) -> str:
+    return "the backward does not need it" if fate is None else fate
