@@ -1,0 +1,124 @@
+"""A comparison of two plans as text, as Markdown for a review, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Literal
+
+from attrs import asdict
+
+from policylang.planning.compare import Change, Comparison, Side, folded
+from policylang.planning.figures import figure
+from policylang.report.text import table
+
+_MOST_NAMES = 6
+_LONGEST_RULE = 72
+_HEAD = ("", "before", "after", "change")
+
+
+def comparison_text(found: Comparison) -> str:
+    """No line end at the end."""
+    parts = [_heading(found)]
+    parts += ["\n".join(_change_lines(change)) for change in found.changes]
+    parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + _bound(found))
+    return "\n\n".join(parts)
+
+
+def comparison_markdown(found: Comparison) -> str:
+    """A comment for a review."""
+    rows = [_HEAD, *_figures(found)]
+    lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
+    lines += [_markdown_row(row) for row in rows[1:]]
+    if bound := _bound(found).strip():
+        lines += ["", bound]
+    if found.changes:
+        lines += ["", "| nodes | before | after | where |", "| ---: | --- | --- | --- |"]
+        lines += [
+            _markdown_row((f"{len(c.names):,}", _markdown_side(c.old), _markdown_side(c.new), _where(c)))
+            for c in found.changes
+        ]
+    return "\n".join(lines)
+
+
+def comparison_json(found: Comparison) -> str:
+    data = asdict(found)
+    for change in data["changes"]:
+        change["blocks"] = dict(change["blocks"])
+    return json.dumps({"version": 1, "same": found.same, "changed": found.changed, **data}, indent=2)
+
+
+def _heading(found: Comparison) -> str:
+    decisions = f"{found.decisions:,} decisions"
+    if found.same:
+        return f"no decision changes: {decisions} are the same"
+    return f"{found.changed:,} of {decisions} change"
+
+
+def _change_lines(change: Change) -> list[str]:
+    names = ", ".join(change.names[:_MOST_NAMES])
+    more = f", and {len(change.names) - _MOST_NAMES:,} more" if len(change.names) > _MOST_NAMES else ""
+    return [
+        f"{len(change.names):,}: {_action(change.old)} -> {_action(change.new)}, {_where(change)}",
+        f"  before  {_decider(change.old)}",
+        f"  after   {_decider(change.new)}",
+        f"  nodes   {names}{more}",
+    ]
+
+
+def _action(side: Side) -> str:
+    return side.action or "no such node"
+
+
+def _decider(side: Side) -> str:
+    return f"{side.source}: {_short(side.text)}" if side.source is not None else _short(side.text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_RULE else text[: _LONGEST_RULE - 1] + "…"
+
+
+def _where(change: Change) -> str:
+    """``2 each in layers.0 and the next 31 blocks; 1 outside every block``."""
+    said = []
+    for name, blocks, count in folded(change.blocks):
+        if name == "outside every block":
+            said.append(f"{count} {name}")
+        elif blocks == 1:
+            said.append(f"{count} in {name}")
+        else:
+            said.append(f"{count} each in {name} and {blocks - 1} more {'block' if blocks == 2 else 'blocks'}")
+    return "; ".join(said)
+
+
+def _figures(found: Comparison) -> list[tuple[str, ...]]:
+    old, new = found.old, found.new
+    return [
+        _figure("saved", old.saved_bytes, new.saved_bytes, "bytes"),
+        _figure("recomputed", old.recomputed_flops, new.recomputed_flops, "flops"),
+        _figure("peak", old.peak_bytes, new.peak_bytes, "bytes"),
+    ]
+
+
+def _figure(label: str, old: int, new: int, unit: Literal["bytes", "flops"]) -> tuple[str, ...]:
+    if old == new:
+        change = "="
+    else:
+        change = ("+" if new > old else "-") + figure(abs(new - old), unit)
+    return label, figure(old, unit), figure(new, unit), change
+
+
+def _bound(found: Comparison) -> str:
+    open_ = [word for word, side in (("before", found.old), ("after", found.new)) if not side.settled]
+    if not open_:
+        return ""
+    return f"\n{' and '.join(open_)}: without what is left to PyTorch's partitioner"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _markdown_side(side: Side) -> str:
+    place = f" {side.source}" if side.source is not None else ""
+    return f"**{_action(side)}**{place} `{_short(side.text).replace('`', chr(39))}`"
