@@ -101,10 +101,7 @@ def _figures(found: Comparison) -> list[tuple[str, ...]]:
 
 
 def _figure(label: str, old: int, new: int, unit: Literal["bytes", "flops"]) -> tuple[str, ...]:
-    if old == new:
-        change = "="
-    else:
-        change = ("+" if new > old else "-") + figure(abs(new - old), unit)
+    change = "=" if old == new else ("+" if new > old else "-") + figure(abs(new - old), unit)
     return label, figure(old, unit), figure(new, unit), change
 
 
