@@ -1,0 +1,184 @@
+"""The ranks that a chain of collectives joins, and where each of them stands in its groups.
+
+A rank's graph names only its own groups. What the groups of the other ranks are follows from a mesh where one is
+known. Otherwise it is assumed that they are this rank's own, moved by the distance between the two ranks, as in every
+mesh whose ranks are counted row by row; a plan says where it assumes that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, Group, Mesh
+
+ASSUMED = "the groups of other ranks are this rank's own, moved"
+
+
+@frozen
+class Grid:
+    """Ranks by their positions in the groups of a chain's collectives."""
+
+    shape: tuple[int, ...]
+    """The sizes of the groups, in the order of the collectives."""
+    ranks: tuple[int, ...]
+    """Global ranks; positions count like the digits of a number whose first collective is the slowest."""
+    here: tuple[int, ...]
+    """The positions of the rank whose graph it is."""
+    everyone: tuple[tuple[int, ...], ...]
+    """The grids of all ranks, each as :attr:`ranks`, ordered by their lowest ranks; empty where not known."""
+    dims: tuple[tuple[str, ...], ...]
+    """The mesh dimensions of each group; empty where not known."""
+    assumed: str
+
+    def ordered(self, order: Sequence[int]) -> tuple[int, ...]:
+        """The ranks counted with the collectives in another order, slowest first."""
+        return self._reorder(self.ranks, order)
+
+    def everyone_ordered(self, order: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._reorder(ranks, order) for ranks in self.everyone)
+
+    def group(self, collective: int, rank: int) -> tuple[int, ...]:
+        """The ranks of the group in which a rank of the grid takes part in a collective."""
+        at = list(self.position(rank))
+        found = []
+        for place in range(self.shape[collective]):
+            at[collective] = place
+            found.append(self.ranks[self._index(at)])
+        return tuple(found)
+
+    def position(self, rank: int) -> tuple[int, ...]:
+        index = self.ranks.index(rank)
+        at = []
+        for size in reversed(self.shape):
+            index, place = divmod(index, size)
+            at.append(place)
+        return tuple(reversed(at))
+
+    def _index(self, at: Sequence[int]) -> int:
+        index = 0
+        for place, size in zip(at, self.shape, strict=True):
+            index = index * size + place
+        return index
+
+    def _reorder(self, ranks: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+        found = []
+        for places in product(*(range(self.shape[collective]) for collective in order)):
+            at = [0] * len(self.shape)
+            for collective, place in zip(order, places, strict=True):
+                at[collective] = place
+            found.append(ranks[self._index(at)])
+        return tuple(found)
+
+
+def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
+    """The grid of the groups of a chain, or a phrase that says why there is none."""
+    groups = [facts.groups[name] for name in names]
+    for group in groups:
+        if not group.ranks:
+            return f"ranks of group `{group.name}` not known"
+    here = set(groups[0].ranks).intersection(*(group.ranks for group in groups[1:]))
+    if len(here) != 1:
+        return f"groups {_and(names)} {'overlap' if here else 'have no rank in common'}"
+    (rank,) = here
+    mesh = _mesh_of(groups, facts.meshes, rank)
+    return _translated(groups, rank) if mesh is None else _of_mesh(groups, mesh, rank)
+
+
+def dims_of(group: Group, meshes: Sequence[Mesh]) -> tuple[str, ...]:
+    """The mesh dimensions that a group spans, slow to fast; empty where nothing says so."""
+    for mesh in meshes:
+        for spanned in _spans(mesh, group):
+            return tuple(mesh.dims[dim] for dim in spanned)
+    return () if group.dim is None else (group.dim,)
+
+
+def _translated(groups: Sequence[Group], rank: int) -> Grid | str:
+    shape = tuple(group.size for group in groups)
+    ranks = tuple(
+        rank + sum(group.ranks[place] - rank for group, place in zip(groups, at, strict=True))
+        for at in product(*map(range, shape))
+    )
+    names = [group.name for group in groups]
+    if len(set(ranks)) != len(ranks):
+        return f"groups {_and(names)} overlap"
+    if min(ranks) < 0:
+        return f"groups {_and(names)} form no grid"
+    here = tuple(group.ranks.index(rank) for group in groups)
+    dims = tuple((group.dim,) if group.dim is not None else () for group in groups)
+    return Grid(shape, ranks, here, (), dims, ASSUMED)
+
+
+def _mesh_of(groups: Sequence[Group], meshes: Sequence[Mesh], rank: int) -> Mesh | None:
+    for mesh in meshes:
+        if rank in mesh.ranks and all(_spans(mesh, group) for group in groups):
+            return mesh
+    return None
+
+
+def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
+    spans = _disjoint([_spans(mesh, group) for group in groups])
+    if spans is None:
+        return f"groups {_and([group.name for group in groups])} overlap"
+    dims = tuple(dim for span in spans for dim in span)
+    others = [dim for dim in range(len(mesh.shape)) if dim not in dims]
+    grids = []
+    for fixed in product(*(range(mesh.shape[dim]) for dim in others)):
+        at = [0] * len(mesh.shape)
+        for dim, place in zip(others, fixed, strict=True):
+            at[dim] = place
+        grids.append(_slice(mesh, dims, at))
+    mine = next(ranks for ranks in grids if rank in ranks)
+    shape = tuple(group.size for group in groups)
+    here = tuple(group.ranks.index(rank) for group in groups)
+    named = tuple(tuple(mesh.dims[dim] for dim in span) for span in spans)
+    return Grid(shape, mine, here, tuple(sorted(grids, key=min)), named, "")
+
+
+def _disjoint(choices: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]] | None:
+    """One span for each group so that no dimension is spanned twice. Dimensions of size 1 make the only choices."""
+    for spans in product(*choices):
+        dims = [dim for span in spans for dim in span]
+        if len(set(dims)) == len(dims):
+            return list(spans)
+    return None
+
+
+def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:
+    """The dimensions along which the mesh has the ranks of a group, in that order; one of size 1 has none."""
+    place = {rank: index for index, rank in enumerate(mesh.ranks)}
+    if not group.ranks or any(rank not in place for rank in group.ranks):
+        return []
+    positions = [_unravel(place[rank], mesh.shape) for rank in group.ranks]
+    varying = tuple(dim for dim in range(len(mesh.shape)) if len({at[dim] for at in positions}) > 1)
+    if not varying:
+        return [(dim,) for dim, size in enumerate(mesh.shape) if size == 1]
+    return [varying] if _slice(mesh, varying, list(positions[0])) == group.ranks else []
+
+
+def _slice(mesh: Mesh, dims: Sequence[int], at: list[int]) -> tuple[int, ...]:
+    """The ranks along some dimensions, the first of them slowest."""
+    found = []
+    at = list(at)
+    for places in product(*(range(mesh.shape[dim]) for dim in dims)):
+        for dim, place in zip(dims, places, strict=True):
+            at[dim] = place
+        index = 0
+        for here, size in zip(at, mesh.shape, strict=True):
+            index = index * size + here
+        found.append(mesh.ranks[index])
+    return tuple(found)
+
+
+def _unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    at = []
+    for size in reversed(shape):
+        index, place = divmod(index, size)
+        at.append(place)
+    return tuple(reversed(at))
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)

@@ -1,0 +1,135 @@
+"""The layout algebra: where each element of a value comes from, as digits of mixed-radix numbers.
+
+A chain of gathers and layout operators moves elements and computes nothing. Whatever it does, each element of what
+comes out is one element of one rank's shard, and its index there and the ranks' positions in their groups are made of
+the same digits as its index in the result, in another order. So a value is, for each of its dimensions, a list of
+digits, slow to fast; every operator of the chain cuts, moves or joins digits.
+
+========================  ==============================================================
+gather                    a new slowest digit, the position in its group, of dimension 0
+permute, transpose        dimensions change places
+view, reshape             digits are dealt out anew, in order
+split → getitem* → cat    the slowest digit of one dimension becomes that of another
+clone                     nothing: an index means the same in a copy
+========================  ==============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from attrs import frozen
+
+SHARD = -1
+"""As the origin of a digit: the row-major index of an element in its shard. Other origins number the gathers."""
+
+
+@frozen
+class Digit:
+    """One digit of an index: it counts ``size`` and is worth ``weight`` in the number that it is a digit of."""
+
+    origin: int
+    weight: int
+    size: int
+
+
+Digits = tuple[Digit, ...]
+"""Slow to fast; none of them has size 1."""
+
+
+@frozen
+class Layout:
+    """A value as the digits of each of its dimensions."""
+
+    dims: tuple[Digits, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(size_of(digits) for digits in self.dims)
+
+    @property
+    def flat(self) -> Digits:
+        return tuple(digit for digits in self.dims for digit in digits)
+
+
+class NoDigitsError(Exception):
+    """An operator that moves more or other things than digits."""
+
+
+def shard(shape: Sequence[int]) -> Layout:
+    """What a chain starts from: row-major."""
+    return _dealt((Digit(SHARD, 1, prod(shape)),), shape)
+
+
+def gathered(value: Layout, origin: int, size: int) -> Layout:
+    """What a gather makes: the shards of a group one after the other."""
+    rank = (Digit(origin, 1, size),) if size > 1 else ()
+    return Layout((rank + value.dims[0], *value.dims[1:]))
+
+
+def permuted(value: Layout, dims: Sequence[int]) -> Layout:
+    return Layout(tuple(value.dims[dim] for dim in dims))
+
+
+def viewed(value: Layout, shape: Sequence[int]) -> Layout:
+    """Raises :class:`NoDigitsError` where a dimension would have to cut a digit that it does not divide."""
+    return value if value.shape == tuple(shape) else _dealt(value.flat, shape)
+
+
+def rejoined(value: Layout, cut: int, count: int, joined: int, stacked: bool) -> Layout:
+    """``split → getitem* → cat``: ``count`` equal pieces of the dimension ``cut``, one after the other along another.
+
+    ``stacked``: the pieces lie along a new dimension, as with ``stack``.
+    """
+    piece, rest = _first(value.dims[cut], count)
+    dims = [*value.dims[:cut], rest, *value.dims[cut + 1 :]]
+    if stacked:
+        dims.insert(joined, piece)
+    else:
+        dims[joined] = piece + dims[joined]
+    return Layout(tuple(dims))
+
+
+def unbound(value: Layout, cut: int, joined: int, stacked: bool) -> Layout:
+    """``unbind → getitem* → cat``: as :func:`rejoined`, for pieces that have lost the dimension they were cut along."""
+    dims = [*value.dims[:cut], *value.dims[cut + 1 :]]
+    if stacked:
+        dims.insert(joined, value.dims[cut])
+    else:
+        dims[joined] = value.dims[cut] + dims[joined]
+    return Layout(tuple(dims))
+
+
+def size_of(digits: Digits) -> int:
+    return prod(digit.size for digit in digits)
+
+
+def _dealt(digits: Digits, shape: Sequence[int]) -> Layout:
+    dims = []
+    for length in shape:
+        taken, digits = _first(digits, length)
+        dims.append(taken)
+    if digits:
+        raise NoDigitsError
+    return Layout(tuple(dims))
+
+
+def _first(digits: Digits, length: int) -> tuple[Digits, Digits]:
+    """The slowest digits that count ``length`` together, and the others. A digit is cut where it has to be."""
+    taken: list[Digit] = []
+    for index, digit in enumerate(digits):
+        if length == 1:
+            return tuple(taken), digits[index:]
+        if length % digit.size == 0:
+            taken.append(digit)
+            length //= digit.size
+        elif digit.size % length == 0:
+            fast = digit.size // length
+            taken.append(Digit(digit.origin, digit.weight * fast, length))
+            return tuple(taken), (Digit(digit.origin, digit.weight, fast), *digits[index + 1 :])
+        else:
+            raise NoDigitsError
+    if length != 1:
+        raise NoDigitsError
+    return tuple(taken), ()

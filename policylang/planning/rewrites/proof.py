@@ -1,0 +1,140 @@
+"""A rewrite is accepted only if the old and the new chain give the same tensors on every rank.
+
+Both are run on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one process: see
+:mod:`policylang.planning.rewrites.evaluator`. Nothing here knows how the new chain was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from policylang.planning.rewrites.calls import Call
+from policylang.planning.rewrites.data import FusedGroup, Node, Proof
+from policylang.planning.rewrites.evaluator import EvaluationError, Tensor, run
+from policylang.planning.rewrites.grids import Grid
+from policylang.planning.rewrites.shrinking import ShrinkingError, Sizes
+
+MOST_ELEMENTS = 1 << 22
+"""Of all ranks' shards together: what could not be made smaller than this is not tried."""
+
+
+class Prover:
+    """Proofs of one plan. Chains that differ in names only are checked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Proof | str] = {}
+
+    def prove(
+        self,
+        shard: Sequence[int],
+        source: str,
+        old: Sequence[Call],
+        new: Sequence[Call],
+        pairs: Sequence[tuple[str, str]],
+        grid: Grid,
+        names: Sequence[str],
+    ) -> Proof | str:
+        """The proof, or a phrase that says what it found.
+
+        Args:
+            shard: the shape of each rank's value of ``source``, which both chains start from.
+            pairs: which old and new values have to be the same.
+            names: the old collectives' groups, in the order of the grid.
+        """
+        key = _signature(shard, source, old, new, pairs, grid, names)
+        if key not in self._known:
+            self._known[key] = _prove(shard, source, old, new, pairs, grid, names)
+        return self._known[key]
+
+
+def _prove(
+    shard: Sequence[int],
+    source: str,
+    old: Sequence[Call],
+    new: Sequence[Call],
+    pairs: Sequence[tuple[str, str]],
+    grid: Grid,
+    names: Sequence[str],
+) -> Proof | str:
+    sizes = Sizes()
+    sizes.start(source, shard)
+    try:
+        sizes.run(old)
+        sizes.run(new)
+        sizes.shrink()
+        small = sizes.small_shape(source)
+        count = _product(small)
+        if count * len(grid.ranks) ** 2 > MOST_ELEMENTS:
+            return f"shards of {list(small)} on {len(grid.ranks)} ranks are too much to check"
+        shards = {
+            rank: Tensor.fresh(range(place * count, (place + 1) * count), small)
+            for place, rank in enumerate(sorted(grid.ranks))
+        }
+        groups = _groups(grid, names)
+        before = run([sizes.small_call(call) for call in old], {source: shards}, groups)
+        after = run([sizes.small_call(call) for call in new], {source: shards}, groups)
+    except (EvaluationError, ShrinkingError) as error:
+        return str(error)
+    seen = set()  # many ranks have the very same values
+    for was, now in pairs:
+        for rank in grid.ranks:
+            one, other = before[was][rank], after[now][rank]
+            if (id(one), id(other)) in seen:
+                continue
+            seen.add((id(one), id(other)))
+            if not _equal(one, other):
+                return f"`{was}` would be another value on rank {rank}"
+    return Proof(len(grid.ranks), small, grid.assumed)
+
+
+def _groups(grid: Grid, names: Sequence[str]) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
+    index = {name: at for at, name in enumerate(names)}
+    known: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def of(group: str | FusedGroup, rank: int) -> tuple[int, ...]:
+        if isinstance(group, FusedGroup):
+            return group.ranks
+        if (group, rank) not in known:
+            known[group, rank] = grid.group(index[group], rank)
+        return known[group, rank]
+
+    return of
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or (one.shape == other.shape and one.elements() == other.elements())
+
+
+def _product(lengths: Sequence[int]) -> int:
+    count = 1
+    for length in lengths:
+        count *= length
+    return count
+
+
+def _signature(
+    shard: Sequence[int],
+    source: str,
+    old: Sequence[Call],
+    new: Sequence[Call],
+    pairs: Sequence[tuple[str, str]],
+    grid: Grid,
+    names: Sequence[str],
+) -> Any:
+    """All that a proof depends on, with numbers for names."""
+    number = {source: 0}
+    for call in (*old, *new):
+        number.setdefault(call.name, len(number))
+
+    def of(call: Call) -> Any:
+        return call.target, _numbered(call.arguments, number), call.shape
+
+    same = tuple((number[was], number[now]) for was, now in pairs)
+    return tuple(shard), tuple(map(of, old)), tuple(map(of, new)), same, grid, tuple(names)
+
+
+def _numbered(value: Any, number: Mapping[str, int]) -> Any:
+    if isinstance(value, Node):
+        return "node", number[value.name]
+    return tuple(_numbered(part, number) for part in value) if isinstance(value, tuple) else value
