@@ -13,6 +13,6 @@ save first residual per block
 save everything in block where crosses block
 optional save reduce_scatter in block                       # tensor parallelism: do not communicate twice
 
-include <fsdp>                                              # last: sharding is decided apart from checkpointing
+include <fsdp_reshard_always>                               # last: sharding is decided apart from checkpointing
 
 expect every (all_gather where from parameter) recomputed

@@ -113,8 +113,8 @@ def compiled_step(run: Run, model: nn.Module) -> tuple[Step, Callable[[], object
 
 def train(run: Run, mesh: DeviceMesh) -> tuple[list[float], object]:
     """The loss curve, the same on every rank, and the report of the policy."""
-    model = shard(new_model(run), mesh, tensor_parallel=run.layout == "tp", dtype=run.dtype)
-    model.to(mesh.device_type)
+    whole = new_model(run).to(mesh.device_type)
+    model = shard(whole, mesh, tensor_parallel=run.layout == "tp", dtype=run.dtype)
     optimizer = new_optimizer(model)
     step, report = None, None
     losses = []
