@@ -160,8 +160,8 @@ def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) 
         contingent=needs.contingent,
         saved_bytes=saved,
         saved_bytes_by_block=saved_by_block,
-        recomputed_bytes=sum(_own_bytes(facts, row) for row in again),
-        recomputed_bytes_by_block=_by_block(again, [_own_bytes(facts, row) for row in again], block_of, blocks),
+        recomputed_bytes=sum(own_bytes(facts, row) for row in again),
+        recomputed_bytes_by_block=_by_block(again, [own_bytes(facts, row) for row in again], block_of, blocks),
         recomputed_flops=sum(facts.flops[row] for row in again),
         recomputed_flops_by_block=_by_block(again, [facts.flops[row] for row in again], block_of, blocks),
         forward_flops=sum(facts.flops[row] for row in facts.forward),
@@ -180,7 +180,7 @@ def _saved_bytes(
     return sum(sizes), _by_block(kept, sizes, block_of, blocks)
 
 
-def _own_bytes(facts: Facts, row: int) -> int:
+def own_bytes(facts: Facts, row: int) -> int:
     """What computing a value again allocates: nothing for a view or for a piece of an operator counted already."""
     if facts.flags[row] & _VIEW or facts.owners[row] != row:
         return 0

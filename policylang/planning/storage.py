@@ -12,6 +12,7 @@ _KNOWN = "_storage_roots"  # beside the cached properties of a facts, which go w
 _REPEATABLE = int(Flag.REPEATABLE)
 _VIEW = int(Flag.VIEW)
 _IN_PLACE = int(Flag.WRITES | Flag.VIEW)
+_VIEW_UNSAID = "aten._unsafe_view.default"  # returns the memory of its input, and its schema does not say so
 
 
 def storage_roots(facts: Facts) -> Sequence[int]:
@@ -37,6 +38,6 @@ def _storage_roots(facts: Facts) -> Sequence[int]:
         elif owners[row] != row:
             if targets[row] != GETITEM or flags[owners[row]] & _VIEW:
                 roots[row] = roots[owners[row]]
-        elif flags[row] & _VIEW and inputs[row]:
+        elif (flags[row] & _VIEW or targets[row] == _VIEW_UNSAID) and inputs[row]:
             roots[row] = roots[inputs[row][0]]
     return roots

@@ -1,0 +1,85 @@
+"""The peak of a graph as PyTorch's ``MemTracker`` sees it, run on fake tensors of its true sizes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from policylang.audit_replay import is_random_state
+from policylang.backends.partitioner import Partition
+from policylang.graph.values import hint
+
+
+class _Tracker(MemTracker):
+    """Looks at what a higher-order operator returns as at any other result."""
+
+    supports_higher_order_operators = True
+
+
+class Measured(NamedTuple):
+    """Bytes, parameters and inputs included."""
+
+    forward: int
+    backward: int
+    saved: int
+    """What the forward keeps for the backward beyond its inputs: distinct memory, generator states left out."""
+
+
+def measured(partition: Partition, num_fwd_outputs: int) -> Measured:
+    """Run both halves as AOTAutograd does: each input of the backward is let go of after its last reader."""
+    forward, backward = partition.forward, partition.backward
+    with _mode_of(forward), torch.no_grad():
+        primals = [_fresh(node.meta["val"]) for node in forward.graph.find_nodes(op="placeholder")]
+        peak_forward, returned = _tracked(forward, list(primals), primals)
+        names = [value.name if isinstance(value, fx.Node) else "" for value in _output_args(forward)]
+        outputs = returned[:num_fwd_outputs]
+        kept = dict(zip(names, returned, strict=True))
+        states = [value for node, value in zip(_output_args(forward), returned, strict=True) if is_random_state(node)]
+        saved = _bytes_beyond([*primals, *states], returned[num_fwd_outputs:])
+        arguments = []
+        for node in backward.graph.find_nodes(op="placeholder"):
+            arguments.append(kept[node.name] if node.name in kept else _fresh(node.meta["val"]))
+        del returned, kept
+        peak_backward, gradients = _tracked(backward, arguments, [*primals, *outputs])
+        del gradients
+    return Measured(peak_forward, peak_backward, saved)
+
+
+def _tracked(gm: fx.GraphModule, arguments: list[Any], held: Sequence[Any]) -> tuple[int, list[Any]]:
+    gc.collect()
+    tracker = _Tracker()
+    tracker.track_external(*(value for value in (*arguments, *held) if isinstance(value, Tensor)))
+    with tracker:
+        returned = fx.Interpreter(gm).boxed_run(arguments)
+    peak = sum(each["Total"] for each in tracker.get_tracker_snapshot("peak").values())
+    return peak, list(returned)
+
+
+def _bytes_beyond(known: Sequence[Any], values: Sequence[Any]) -> int:
+    storages = {id(v.untyped_storage()): v.untyped_storage() for v in values if isinstance(v, Tensor)}
+    for value in known:
+        if isinstance(value, Tensor):
+            storages.pop(id(value.untyped_storage()), None)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _fresh(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided([*map(hint, value.shape)], [*map(hint, value.stride())], dtype=value.dtype)
+
+
+def _mode_of(gm: fx.GraphModule) -> FakeTensorMode:
+    vals = [node.meta.get("val") for node in gm.graph.nodes]
+    return next(value.fake_mode for value in vals if hasattr(value, "fake_mode"))
+
+
+def _output_args(gm: fx.GraphModule) -> Sequence[Any]:
+    (output,) = gm.graph.find_nodes(op="output")
+    return output.args[0]
