@@ -8,32 +8,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Union
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from policylang.backends import deferred
-from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts
-from policylang.graph.snapshot import UNREADABLE, load
-from policylang.language.codes import diagnose, is_error
+from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.loader import load_policy
-from policylang.language.syntax import Policy
 from policylang.loading import operators_at_hand
-from policylang.planning.conflicts import conflicts
-from policylang.planning.paths import FLAT, JOINT, capabilities_for
-from policylang.planning.plan import Capabilities, Plan
-from policylang.planning.planner import plan
+
+if TYPE_CHECKING:
+    from policylang.checking_graphs import PathName
+    from policylang.graph.facts import Facts
+    from policylang.planning.plan import Plan
 
 SUFFIX = ".apl"
-DEFERRED = "APL315"
-_CANNOT_BE_READ = {"APL103", "APL104", UNREADABLE}
+_CANNOT_BE_READ = {"APL103", "APL104", "APL355"}
 
-PathName = Literal["joint", "flat"]
-PATHS: dict[PathName, Capabilities] = {"joint": JOINT, "flat": FLAT}
-"""By the word for each way of carrying a policy out: under ``torch.compile``, or on a traced step."""
-GraphLike = str | os.PathLike[str] | Facts
+GraphLike = Union[str, os.PathLike[str], "Facts"]
 
 
 @frozen
@@ -85,61 +77,22 @@ def check(
     Never raises for what is in a file, or for a file that is not there: that is a diagnostic.
     """
     files = tuple(name for each in paths for name in _files(os.fspath(each)))
-    graphs, found = _graphs([graph] if isinstance(graph, str | os.PathLike | Facts) else graph)
+    loaded = [load_policy(file, operators=operators_at_hand()) for file in files]
+    given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
+    if not given:
+        return CheckResult(files, tuple(_once(found for each in loaded for found in each.diagnostics)))
+    from policylang.checking_graphs import on_graph, read_graphs  # planning, which a check of the text can do without
+
+    graphs, problems = read_graphs(given)
+    found = list(problems)
     plans: list[Plan] = []
-    for file in files:
-        loaded = load_policy(file, operators=operators_at_hand())
-        found.extend(loaded.diagnostics)
-        if loaded.policy is not None and graphs:
-            made = [_plan(loaded.policy, facts, path) for _, facts in graphs]
+    for each in loaded:
+        found.extend(each.diagnostics)
+        if each.policy is not None and graphs:
+            made, more = on_graph(each.policy, graphs, path, one_model=one_model)
             plans.extend(made)
-            found.extend(_on_graphs(loaded.policy, [name for name, _ in graphs], made, one_model))
-    return CheckResult(files, tuple(_once(found)), tuple(name for name, _ in graphs), tuple(plans))
-
-
-def _plan(policy: Policy, facts: Facts, path: PathName | None) -> Plan:
-    return plan(policy, facts, capabilities_for(facts.kind) if path is None else PATHS[path])
-
-
-def _graphs(graphs: Sequence[GraphLike]) -> tuple[list[tuple[str, Facts]], list[Diagnostic]]:
-    """The graphs by name, and what kept the others from being read."""
-    found: list[tuple[str, Facts]] = []
-    problems: list[Diagnostic] = []
-    for number, graph in enumerate(graphs):
-        if isinstance(graph, Facts):
-            found.append((f"graph {number}", graph))
-            continue
-        try:
-            found.append((os.fsdecode(graph), load(graph)))
-        except PolicyGraphError as error:
-            problems.extend(error.diagnostics)
-    return found, problems
-
-
-def _on_graphs(policy: Policy, names: Sequence[str], plans: Sequence[Plan], one_model: bool) -> Iterable[Diagnostic]:
-    waiting = deferred.DEFERRED_CODES if one_model and len(plans) > 1 else ()
-    for name, made in zip(names, plans, strict=True):
-        for diagnostic in findings(made):
-            if diagnostic.code in waiting and is_error(diagnostic):
-                continue
-            if len(plans) > 1:
-                diagnostic = evolve(diagnostic, details=(f"on `{name}`", *diagnostic.details))
-            yield diagnostic
-    if waiting:
-        complaints = [deferred.complaints(policy, made.diagnostics) for made in plans]
-        yield from deferred.shared_by_all(policy, list(zip(names, complaints, strict=True)), root="layers.0")
-
-
-def findings(made: Plan) -> tuple[Diagnostic, ...]:
-    """All that a check says of a policy on a graph."""
-    return (*made.diagnostics, *conflicts(made), *_unsettled(made))
-
-
-def _unsettled(made: Plan) -> Iterable[Diagnostic]:
-    for expectation, outcome in zip(made.policy.expectations, made.expectations, strict=True):
-        if outcome.status == "deferred":
-            message = f"`{outcome.text}` cannot be told from a snapshot: {outcome.found}"
-            yield diagnose(DEFERRED, message, expectation.span)
+            found.extend(more)
+    return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
 
 
 def _files(path: str) -> list[str]:

@@ -21,6 +21,6 @@ class Exit(IntEnum):
 
 
 def commands() -> tuple[ModuleType, ...]:
-    from policylang.commands import check, demo, explain
+    from policylang.commands import check, demo, diff, explain, fmt, import_, snapshot
 
-    return check, explain, demo
+    return check, explain, diff, fmt, snapshot, import_, demo
