@@ -14,13 +14,13 @@ from policylang.language.syntax import (
     BlockSet,
     Chain,
     ChainOf,
+    Collapse,
     Difference,
     Everything,
     Expectation,
     ExpectFate,
     ExpectTotal,
     Feeding,
-    Fuse,
     InBlock,
     InModule,
     Intersection,
@@ -29,6 +29,7 @@ from policylang.language.syntax import (
     Ordinal,
     Policy,
     Reference,
+    Rewriting,
     Rule,
     Selector,
     Step,
@@ -99,7 +100,7 @@ def format_policy(policy: Policy) -> str:
         lines.append(f"undecided -> {policy.undecided.fate}")
     lines.extend(f"let {let.name} = {format_selector(let.selector)}" for let in _used_lets(policy))
     lines.extend(format_rule(rule) for rule in policy.rules)
-    lines.extend(map(_format_fuse, policy.rewrites))
+    lines.extend(map(format_rewrite, policy.rewrites))
     lines.extend(map(format_expectation, policy.expectations))
     return "\n".join(lines) + "\n"
 
@@ -120,9 +121,12 @@ def format_expectation(expectation: Expectation) -> str:
     return f"expect {expectation.bound} {expectation.n} {counted.text} per {scope.value}"
 
 
-def _format_fuse(fuse: Fuse) -> str:
-    over = f" over {', '.join(fuse.dims)}" if fuse.dims else ""
-    return f"fuse {fuse.collective} chains{over}"
+def format_rewrite(statement: Rewriting) -> str:
+    """The canonical text of a rewrite: ``fuse all_gather chains over dp, tp``."""
+    if isinstance(statement, Collapse):
+        return "collapse round_trips"
+    over = f" over {', '.join(statement.dims)}" if statement.dims else ""
+    return f"fuse {statement.collective} chains{over}"
 
 
 def _used_lets(policy: Policy) -> list[Let]:

@@ -19,6 +19,7 @@ from policylang.language.operators import OperatorTable
 from policylang.language.source import Source
 from policylang.language.syntax import (
     Blocks,
+    Collapse,
     Expectation,
     ExpectCount,
     ExpectFate,
@@ -28,6 +29,7 @@ from policylang.language.syntax import (
     Policy,
     PolicyName,
     Requires,
+    Rewriting,
     Rule,
     Statement,
     Undecided,
@@ -51,7 +53,7 @@ class _Resolver:
     names: Names
     diagnostics: list[Diagnostic] = field(factory=list)
     rules: list[Rule] = field(factory=list)
-    rewrites: list[Fuse] = field(factory=list)
+    rewrites: list[Rewriting] = field(factory=list)
     expectations: list[Expectation] = field(factory=list)
     once: dict[type, Statement] = field(factory=dict)
 
@@ -67,7 +69,7 @@ class _Resolver:
             self._only_once(statement)
         elif isinstance(statement, Rule):
             self.rules.append(evolve(statement, selector=self.names.resolve(statement.selector)))
-        elif isinstance(statement, Fuse):
+        elif isinstance(statement, Fuse | Collapse):
             self.rewrites.append(statement)
         elif isinstance(statement, ExpectTotal):
             self.expectations.append(fit_total(statement, self.diagnostics.append))

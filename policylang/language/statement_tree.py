@@ -13,6 +13,7 @@ from policylang.language.source import Span
 from policylang.language.syntax import (
     Action,
     Blocks,
+    Collapse,
     Expectation,
     ExpectCount,
     ExpectFate,
@@ -91,6 +92,12 @@ class StatementRules(SelectorRules):
         end = rest[-1] if rest else chains
         dims = tuple(str(dim) for dim in rest[1::2])
         return Fuse(_COLLECTIVES.get(collective, "all_gather"), dims, word.span.to(end.span))  # type: ignore[arg-type]
+
+    def collapse(self, word: Lexeme, what: Lexeme) -> Collapse:
+        if what != "round_trips":
+            message = f"`{what}` cannot be collapsed"
+            what.origin.report("APL116", message, what.span, help="write `collapse round_trips`")
+        return Collapse(word.span.to(what.span))
 
     # --- rules ---
 

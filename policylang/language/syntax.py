@@ -386,6 +386,16 @@ class Fuse:
 
 
 @frozen
+class Collapse:
+    """``collapse round_trips``: what was gathered and cut back to this rank's own part is the part itself."""
+
+    span: Span = _span()
+
+
+Rewriting = Fuse | Collapse
+
+
+@frozen
 class ExpectTotal:
     """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect peak <= 40 GiB``."""
 
@@ -418,7 +428,7 @@ class ExpectFate:
 
 
 Expectation = ExpectTotal | ExpectCount | ExpectFate
-Statement = PolicyName | Requires | Include | Let | Blocks | Rule | Undecided | Fuse | Expectation
+Statement = PolicyName | Requires | Include | Let | Blocks | Rule | Undecided | Rewriting | Expectation
 
 
 @frozen
@@ -442,7 +452,7 @@ class Policy:
     blocks: Blocks | None
     rules: tuple[Rule, ...]
     undecided: Undecided | None
-    rewrites: tuple[Fuse, ...]
+    rewrites: tuple[Rewriting, ...]
     expectations: tuple[Expectation, ...]
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""

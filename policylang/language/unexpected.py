@@ -13,7 +13,7 @@ from policylang.language.predicate_tree import CUT, FLAGS
 from policylang.language.source import Span
 from policylang.language.statement_tree import ACTIONS
 
-_OPENERS = ("policy", "requires", "include", "let", "blocks", "undecided", "fuse", "expect", "optional", "override")
+_OPENERS = ("policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect", "optional", "override")
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
@@ -138,6 +138,8 @@ def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> _Missing:
         if last == "FUSE":
             return _Missing("`all_gather chains` or `reduce_scatter chains`")
         return _Missing("a mesh dimension", "such as `dp`") if last in ("OVER", "COMMA") else _Missing("`chains`")
+    if opener == "COLLAPSE":
+        return _Missing("`round_trips`")
     if opener == "UNDECIDED" and "ACTION" in expected:
         return _Missing("`auto`, `save` or `recompute`")
     if last == "COMPARISON":

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Fuse, Policy, Rule
+from policylang.language.syntax import Action, Policy, Rewriting, Rule
 
 Fate = Literal["auto", "save", "recompute", "as traced"]
 """What becomes of forward values that no rule decides."""
@@ -96,7 +96,7 @@ class Plan:
     decisions: Sequence[Decision | None]
     """Decisions are shared objects: there are few distinct ones."""
     rules: tuple[RuleOutcome, ...]
-    rewrites: tuple[Fuse, ...]
+    rewrites: tuple[Rewriting, ...]
     expectations: tuple[ExpectationOutcome, ...]
     diagnostics: tuple[Diagnostic, ...]
     """Errors and warnings. A caller that acts on the plan raises the errors first."""

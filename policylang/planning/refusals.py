@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from policylang.graph.facts import Facts, LostRecord
 from policylang.language.diagnostics import Diagnostic, Related, Severity
 from policylang.language.source import Span
-from policylang.language.syntax import Blocks, Expectation, Fuse, Policy, Rule, Selector, Undecided
+from policylang.language.syntax import Blocks, Expectation, Policy, Rewriting, Rule, Selector, Undecided
 from policylang.planning.matching import nearest_paths, part_counts
 from policylang.planning.plan import Capabilities, Decision, RuleOutcome
 from policylang.planning.selectors import Selections
@@ -161,7 +161,7 @@ def cannot_offload(rule: Rule, capabilities: Capabilities) -> Diagnostic:
     )
 
 
-def cannot_fuse(fuse: Fuse, capabilities: Capabilities) -> Diagnostic:
+def cannot_fuse(fuse: Rewriting, capabilities: Capabilities) -> Diagnostic:
     return Diagnostic(
         PATH_CANNOT,
         f"`{' '.join(fuse.span.text.split())}` asks for a rewrite of collectives, which {capabilities.name} cannot do",

@@ -77,6 +77,7 @@ def test_canonical_policy() -> None:
         undecided → save
         optional bmm → must_recompute
         fuse allgather chains over dp,tp
+        collapse   round_trips
         expect every big saved
     """
     assert policy(text).canonical == (
@@ -87,6 +88,7 @@ def test_canonical_policy() -> None:
         "save big\n"
         "optional must_recompute bmm\n"
         "fuse all_gather chains over dp, tp\n"
+        "collapse round_trips\n"
         "expect every big saved\n"
     )
 

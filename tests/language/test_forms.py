@@ -10,6 +10,7 @@ from policylang.language.syntax import (
     BlockSet,
     Chain,
     ChainOf,
+    Collapse,
     Compare,
     CrossesCut,
     Difference,
@@ -30,6 +31,7 @@ from policylang.language.syntax import (
     Ordinal,
     Quantity,
     Reference,
+    Rewriting,
     Rule,
     Scope,
     Step,
@@ -323,9 +325,10 @@ def test_undecided(fate: str) -> None:
         ("fuse all_gather chains", Fuse("all_gather")),
         ("fuse all_gather chains over dp, tp", Fuse("all_gather", ("dp", "tp"))),
         ("fuse reduce_scatter chains over tp", Fuse("reduce_scatter", ("tp",))),
+        ("collapse round_trips", Collapse()),
     ],
 )
-def test_rewrites(text: str, tree: Fuse) -> None:
+def test_rewrites(text: str, tree: Rewriting) -> None:
     assert policy(text).rewrites == (tree,)
 
 

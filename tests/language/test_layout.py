@@ -112,7 +112,7 @@ STATEMENTS = st.one_of(
     st.builds(lambda s: f"let some = {format_selector(s)}", strategies.selectors),
     st.builds(format_expectation, strategies.expectations),
     st.sampled_from(
-        ["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "fuse all_gather chains"]
+        ["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "collapse round_trips"]
     ),
 )
 SPACE = st.sampled_from(["", " ", "   ", "\t", " \r"])
