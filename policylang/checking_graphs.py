@@ -74,11 +74,6 @@ def findings(made: Plan) -> tuple[Diagnostic, ...]:
     return (*made.diagnostics, *conflicts(made), *_unsettled(made))
 
 
-def findings(made: Plan) -> tuple[Diagnostic, ...]:
-    """All that a check says of a policy on a graph."""
-    return (*made.diagnostics, *conflicts(made), *_unsettled(made))
-
-
 def _unsettled(made: Plan) -> Iterable[Diagnostic]:
     for expectation, outcome in zip(made.policy.expectations, made.expectations, strict=True):
         if outcome.status == "deferred":

@@ -27,7 +27,7 @@ def test_help_lists_every_command(policylang):
 
 
 def test_a_bug_in_policylang_says_so(policylang, monkeypatch):
-    def broken(*paths):
+    def broken(*paths, **options):
         raise ZeroDivisionError("the planets are not aligned")
 
     monkeypatch.setattr("policylang.checking.check", broken)
