@@ -18,15 +18,18 @@ GROUPS = {
     "2": "Meaning: the text can be read and every name is known, and yet it means nothing",
     "3": "On this graph: the policy does not fit the graph it is applied to",
     "4": "Audit: the graph that came out does not do what the plan said",
+    "5": "Policy tests: a test, or the graph that is written in it, cannot be read or fails",
+    "6": "Between ranks: those that share a graph do not agree about it",
 }
 
 
 def page(code: Code) -> str:
     parts = [f"# {code.code}: {code.title}", f"*{code.severity.value}*", code.text]
     if code.wrong:
-        parts.append(f"Wrong:\n\n```apl\n{code.wrong}\n```")
+        parts.append(f"Wrong:\n\n```apl ignore\n{code.wrong}\n```")
     if code.mended:
-        parts.append(f"Right:\n\n```apl\n{code.mended}\n```")
+        said = "apl" if code.code[3] in "012" else "apl ignore"  # what is right on a graph needs one
+        parts.append(f"Right:\n\n```{said}\n{code.mended}\n```")
     return "\n\n".join(parts) + "\n"
 
 

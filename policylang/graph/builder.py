@@ -155,7 +155,7 @@ class GraphBuilder:
                 continue
             readers = [rows[user] for user in users[row]]
             if any(reader["phase"] == Phase.BACKWARD for reader in readers):
-                node["flags"] |= Flag.FEEDS_BACKWARD
-                rows[node["owner"]]["flags"] |= Flag.FEEDS_BACKWARD
+                node["flags"] |= int(Flag.FEEDS_BACKWARD)
+                rows[node["owner"]]["flags"] |= int(Flag.FEEDS_BACKWARD)
             if any(reader["op"] == "output" for reader in readers):
-                node["flags"] |= Flag.FORWARD_OUTPUT
+                node["flags"] |= int(Flag.FORWARD_OUTPUT)

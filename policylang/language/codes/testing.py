@@ -24,6 +24,49 @@ CODES: tuple[Code, ...] = (
         "passes for the wrong reason.",
     ),
     Code(
+        "APL504",
+        "words behind a fence",
+        "Behind the fence of a policy test stands what it is planned on: `apl graph=two_layers` names a block "
+        "`graph two_layers` of the same file, `apl graph=llama3_8b.graph` a snapshot beside it. `apl ignore` is shown "
+        "and not tested. A block `graph` may have a name and a kind: `joint`, `flat` or `forward`.",
+    ),
+    Code(
+        "APL510",
+        "not what the policy says comes of it",
+        "A comment in a policy test claims which nodes a rule matches or decides, or which values are saved or "
+        "computed again, and it is otherwise. Either is wrong; the message says what was found.",
+    ),
+    Code(
+        "APL511",
+        "an expected diagnostic that does not come",
+        "A comment in a policy test claims that its line gets an error or a warning, and it does not. Behind a "
+        "statement the claim is about that statement, on a line of its own about the whole policy.",
+    ),
+    Code(
+        "APL512",
+        "a claim that cannot be read",
+        "A comment of a policy test that starts with `matches:`, `decides:`, `saved:`, `recomputed:`, `error:` or "
+        "`warning:` is a claim. What cannot be read would never be checked, so it is an error.",
+    ),
+    Code(
+        "APL513",
+        "a claim without a graph",
+        "Which nodes a rule matches is a question to a graph, and this policy has none: name one behind the fence, or "
+        "put a `graph` block above it, under the same heading.",
+    ),
+    Code(
+        "APL514",
+        "a rule that no test exercises",
+        "With `policylang test --cover`, every rule of a policy has to match at least one node in some test: a rule "
+        "that none exercises may say anything.",
+    ),
+    Code(
+        "APL515",
+        "nothing to test",
+        "The file or folder holds no policy. A policy test is a Markdown file with fenced blocks of `apl`; a "
+        "test run that finds none has most likely been given the wrong path.",
+    ),
+    Code(
         "APL520",
         "formatting would change more than the layout",
         "`policylang fmt` proves what it writes: the same tree, the same words, every comment between the same words, "

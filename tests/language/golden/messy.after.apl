@@ -17,7 +17,7 @@ recompute everything in block      # the ground rule
 save attention in block            # its exceptions
 optional save both
 recompute every 2nd mm per block   # and an exception to that exception
-mm in last block -> save
+mm in last block -> must_save
 
 expect saved per block <= 220MiB
 expect every (all_gather where from parameter) recomputed

@@ -1,0 +1,196 @@
+"""One policy of a test file: loaded, planned on its graph, and compared with what its comments claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from attrs import define, evolve, field, frozen
+
+from policylang.checking_graphs import findings
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts
+from policylang.language.codes import diagnose, is_error
+from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.loader import load_source
+from policylang.language.parser import parse_file
+from policylang.language.source import Source, Span
+from policylang.language.syntax import Include, Let, Rule, Selector, Statement
+from policylang.loading import operators_at_hand
+from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.paths import capabilities_for
+from policylang.planning.plan import Plan
+from policylang.planning.planner import blocks_for, plan
+from policylang.planning.selectors import Selections
+from policylang.testing.claims import OF_DIAGNOSTICS, OF_POLICY, Claim, read_claims
+from policylang.testing.fences import Fence, lifted, lowered
+
+OTHERWISE, NOT_FOUND, NO_GRAPH = "APL510", "APL511", "APL513"
+_UNUSED = "APL110"
+_FIRST_ON_A_GRAPH = "APL300"
+_MOST_NAMES = 8
+
+
+@frozen
+class Outcome:
+    """What came of one policy. ``diagnostics`` is empty if all is as it claims."""
+
+    claims: int
+    diagnostics: tuple[Diagnostic, ...]
+    plan: Plan | None
+
+
+def run_case(fence: Fence, file: Path, facts: Facts | None, *, planned: bool) -> Outcome:
+    """Test the policy of an ``apl`` block. ``planned`` says that it has a graph; without ``facts``, that the graph
+    could not be read, and all that takes one is left out."""
+    source = lifted(fence)
+    claims, problems = read_claims(source)
+    loaded = load_source(source, file, operators=operators_at_hand())
+    made = None if facts is None or loaded.policy is None else plan(loaded.policy, facts, capabilities_for(facts.kind))
+    found = (*loaded.diagnostics, *(() if made is None else findings(made)))
+    case = _Case(source, claims, made, planned, planned and facts is None)
+    diagnostics = [*problems, *case.compare(found)]
+    return Outcome(len(claims), tuple(_lowered(each, fence, source) for each in diagnostics), made)
+
+
+@define(eq=False)
+class _Case:
+    source: Source
+    claims: Sequence[Claim]
+    plan: Plan | None
+    planned: bool
+    graph_is_broken: bool
+    statements: tuple[Statement, ...] = field(init=False)
+    _selections: Selections | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.statements = parse_file(self.source)[0].statements
+
+    def compare(self, found: Sequence[Diagnostic]) -> Iterable[Diagnostic]:
+        """All that is not as it is claimed. Of a policy or graph that cannot be read, only why not."""
+        unclaimed = list(self._unclaimed(found))
+        yield from unclaimed
+        unplanned = self.planned and self.plan is None and (self.graph_is_broken or any(map(is_error, unclaimed)))
+        for claim in self.claims:
+            if claim.word in OF_DIAGNOSTICS:
+                yield from self._missing(claim, found, unplanned)
+            elif self.plan is not None:
+                yield from self._nodes(claim, self.plan)
+            elif not self.planned:
+                help = "name one behind the fence, `apl graph=NAME`, or put a `graph` block above"
+                yield diagnose(NO_GRAPH, f"`{claim.word}:` needs a graph, and there is none", claim.span, help=help)
+            elif not unplanned:
+                yield diagnose(OTHERWISE, "a policy with errors matches nothing", claim.span)
+
+    def _unclaimed(self, found: Iterable[Diagnostic]) -> Iterable[Diagnostic]:
+        """Errors and warnings that the policy does not claim to get."""
+        for each in found:
+            if each.severity is Severity.NOTE or (each.code == _UNUSED and self._is_looked_at(each)):
+                continue
+            if not any(each.code in claim.values and self._is_about(claim, each) for claim in self._claimed(each)):
+                yield each
+
+    def _claimed(self, diagnostic: Diagnostic) -> Iterable[Claim]:
+        return (claim for claim in self.claims if claim.word == diagnostic.severity.value)
+
+    def _is_about(self, claim: Claim, diagnostic: Diagnostic) -> bool:
+        if claim.lines is None or diagnostic.span is None:
+            return claim.lines is None
+        if diagnostic.span.source != self.source:
+            return self._includes(claim.lines)
+        return claim.lines[0] <= diagnostic.span.line <= claim.lines[1]
+
+    def _includes(self, lines: tuple[int, int]) -> bool:
+        return any(isinstance(each, Include) and lines[0] <= each.span.line <= lines[1] for each in self.statements)
+
+    def _is_looked_at(self, unused: Diagnostic) -> bool:
+        """Whether an unused name is there to be claimed something of."""
+        return any(claim.word == "matches" and self._is_about(claim, unused) for claim in self.claims)
+
+    def _missing(self, claim: Claim, found: Sequence[Diagnostic], unplanned: bool) -> Iterable[Diagnostic]:
+        there = [each for each in found if self._is_about(claim, each)]
+        for code in claim.values:
+            if unplanned and code >= _FIRST_ON_A_GRAPH:
+                continue
+            if not any(each.code == code and each.severity.value == claim.word for each in there):
+                said = sorted({f"{each.severity.value} {each.code}" for each in there})
+                help = f"found: {', '.join(said)}" if said else "nothing was found here"
+                yield diagnose(NOT_FOUND, f"there is no {claim.word} {code} here", claim.span, help=help)
+
+    def _nodes(self, claim: Claim, made: Plan) -> Iterable[Diagnostic]:
+        rows = self._rows(claim, made)
+        if rows is None:
+            help = "it stands behind a rule or, with `matches:`, behind a `let`"
+            yield diagnose(OTHERWISE, f"`{claim.word}:` is about no rule", claim.span, help=help)
+            return
+        names = [made.facts.names[row] for row in rows]
+        if claim.count is not None:
+            if claim.count != len(names):
+                found = (f"found: {_listed(names)}",) if names else ()
+                message = f"it {_SAYS[claim.word]} {_counted(len(names))}, not {claim.count}"
+                yield diagnose(OTHERWISE, message, claim.span, details=found)
+            return
+        there, said = set(names), set(claim.values)
+        if there != said:
+            missing = [name for name in claim.values if name not in there]
+            beyond = [name for name in names if name not in said]
+            message = f"it {_SAYS[claim.word]} {_listed(names)}"
+            details = (
+                *((f"not among them: {_listed(missing)}",) if missing else ()),
+                *((f"not expected: {_listed(beyond)}",) if beyond else ()),
+                *self._unknown(missing, made),
+            )
+            yield diagnose(OTHERWISE, message, claim.span, details=details)
+
+    def _unknown(self, names: Sequence[str], made: Plan) -> Iterable[str]:
+        unknown = [name for name in names if name not in made.facts.index]
+        return (f"the graph has no node {_listed(unknown)}",) if unknown else ()
+
+    def _rows(self, claim: Claim, made: Plan) -> Sequence[int] | None:
+        """The rows that a claim is about: forward nodes, in graph order."""
+        if claim.word in OF_POLICY:
+            outcome = saved_and_recomputed(made)
+            return outcome.saved if claim.word == "saved" else outcome.recomputed
+        statement = self._statement(claim)
+        if isinstance(statement, Let) and claim.word == "matches":
+            return self._select(made.policy.lets[statement.name].selector, made)
+        for account in made.rules:
+            if isinstance(statement, Rule) and account.rule.span == statement.span:
+                return self._select(account.rule.selector, made) if claim.word == "matches" else account.decided
+        return None
+
+    def _statement(self, claim: Claim) -> Rule | Let | None:
+        """The last rule or ``let`` on the lines that a claim is about."""
+        first, last = claim.lines or (0, -1)
+        here = [each for each in self.statements if isinstance(each, Rule | Let) and first <= each.span.line <= last]
+        return here[-1] if here else None
+
+    def _select(self, selector: Selector, made: Plan) -> Sequence[int]:
+        if self._selections is None:
+            facts, policy = made.facts, made.policy
+            self._selections = Selections(facts, policy.lets, blocks_for(policy, facts), Chains(facts))
+        return self._selections.rows(selector)
+
+
+_SAYS = {"matches": "matches", "decides": "decides", "saved": "saves", "recomputed": "recomputes"}
+
+
+def _counted(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "nothing"
+    shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
+
+
+def _lowered(diagnostic: Diagnostic, fence: Fence, source: Source) -> Diagnostic:
+    related = tuple(evolve(each, span=lowered(each.span, fence, source)) for each in diagnostic.related)
+    return evolve(diagnostic, span=_span(diagnostic.span, fence, source), related=related)
+
+
+def _span(span: Span | None, fence: Fence, source: Source) -> Span:
+    """What points nowhere points at the fence."""
+    return lowered(span, fence, source) or fence.opening

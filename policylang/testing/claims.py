@@ -1,0 +1,120 @@
+"""What the comments of a policy claim: ``# matches: mm, mm_2``, ``# error: APL301``.
+
+A comment is cut at ``;``. A piece that starts with one of the words and a colon is a claim, any other is prose. Behind
+a statement, a claim is about that statement; on a line of its own, about the whole policy.
+"""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+from policylang.language.codes import CODES, diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.source import Source, Span
+from policylang.language.statements import comments, split
+
+CANNOT_BE_READ = "APL512"
+
+OF_STATEMENTS = ("matches", "decides")
+OF_POLICY = ("saved", "recomputed")
+OF_DIAGNOSTICS = ("error", "warning")
+WORDS = (*OF_STATEMENTS, *OF_POLICY, *OF_DIAGNOSTICS)
+NOTHING = "nothing"
+
+_CLAIM = re.compile(r"\s*(?P<word>[A-Za-z]+)\s*:(?P<value>.*)", re.DOTALL)
+_WITHOUT_COLON = re.compile(r"\s*(error|warning)\s+APL\d+")
+_CODE = re.compile(r"APL\d{3}")
+_NAME = re.compile(r"\w+")
+_COUNT = re.compile(r"\d{1,9}")
+
+
+@frozen
+class Claim:
+    """``span`` is where it is written; ``lines`` are those of the statement that it is about, first and last, None for
+    the whole policy."""
+
+    word: str
+    values: tuple[str, ...]
+    """Node names or codes; empty for ``nothing``."""
+    count: int | None
+    """Where a number stands in the place of names."""
+    span: Span
+    lines: tuple[int, int] | None
+
+
+def read_claims(source: Source) -> tuple[list[Claim], list[Diagnostic]]:
+    """The claims of a policy's text, and what keeps others from being read."""
+    claims: list[Claim] = []
+    problems: list[Diagnostic] = []
+    statements = _statement_lines(source)
+    for start, end in comments(source):
+        at = start + 1
+        line = source.line_column(start)[0]
+        alone = not source.text[source.text.rfind("\n", 0, start) + 1 : start].strip()
+        lines = None if alone else statements.get(line, (line, line))
+        for piece in source.text[start + 1 : end].split(";"):
+            lead = len(piece) - len(piece.lstrip())
+            span = Span(source, at + lead, at + len(piece.rstrip()))
+            at += len(piece) + 1
+            found = _read(piece, span, lines)
+            if isinstance(found, Claim):
+                claims.append(found)
+            elif found is not None:
+                problems.append(found)
+    return claims, problems
+
+
+def _statement_lines(source: Source) -> dict[int, tuple[int, int]]:
+    """Line to the first and last line of the statements that it holds."""
+    lines: dict[int, tuple[int, int]] = {}
+    for start, end in split(source).ranges:
+        first, last = source.line_column(start)[0], source.line_column(end)[0]
+        if first in lines:
+            first = lines[first][0]
+        for line in range(first, last + 1):
+            lines[line] = (first, last)
+    return lines
+
+
+def _read(piece: str, span: Span, lines: tuple[int, int] | None) -> Claim | Diagnostic | None:
+    found = _CLAIM.fullmatch(piece)
+    if found is None:
+        if _WITHOUT_COLON.match(piece):
+            word = piece.split()[0]
+            return diagnose(CANNOT_BE_READ, f"a claim has a colon: `{word}: …`", span)
+        return None
+    word = found["word"]
+    if word not in WORDS:
+        near = nearest(word, WORDS)
+        return diagnose(CANNOT_BE_READ, f"there is no claim `{word}:`", span, help=did_you_mean(near)) if near else None
+    if word in OF_STATEMENTS and lines is None:
+        help = "put it behind the rule or the `let` that it is about"
+        return diagnose(CANNOT_BE_READ, f"`{word}:` is about a statement", span, help=help)
+    if word in OF_POLICY and lines is not None:
+        return diagnose(
+            CANNOT_BE_READ, f"`{word}:` is about the whole policy", span, help="put it on a line of its own"
+        )
+    return _valued(word, [value.strip() for value in found["value"].split(",")], span, lines)
+
+
+def _valued(word: str, values: list[str], span: Span, lines: tuple[int, int] | None) -> Claim | Diagnostic:
+    if word in OF_DIAGNOSTICS:
+        wrong = next((value for value in values if not _CODE.fullmatch(value)), None)
+        if wrong is not None:
+            return diagnose(CANNOT_BE_READ, f"`{wrong}` is no code", span, help="for example `# error: APL301`")
+        unknown = next((value for value in values if value not in CODES), None)
+        if unknown is not None:
+            return diagnose(CANNOT_BE_READ, f"no diagnostic has the code `{unknown}`", span)
+        return Claim(word, tuple(values), None, span, lines)
+    if values == [NOTHING]:
+        return Claim(word, (), None, span, lines)
+    if len(values) == 1 and _COUNT.fullmatch(values[0]):
+        return Claim(word, (), int(values[0]), span, lines)
+    wrong = next((value for value in values if not _NAME.fullmatch(value)), None)
+    if wrong is not None:
+        help = f"after `{word}:` come names of nodes, their number, or `{NOTHING}`"
+        return diagnose(CANNOT_BE_READ, f"`{wrong}` is no name of a node", span, help=help)
+    return Claim(word, tuple(values), None, span, lines)

@@ -1,0 +1,60 @@
+"""Which rules the tests have exercised: a rule is covered once it has matched a node in some test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from attrs import define, field
+
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.files import find_policy, policy_files, read_source
+from policylang.language.parser import parse_file
+from policylang.language.syntax import Rule
+from policylang.planning.plan import Plan
+
+UNCOVERED = "APL514"
+
+_Key = tuple[str, int]
+"""The text of a rule's file, and where in it the rule starts: a file is the same by whatever path it is included."""
+
+
+@define(eq=False)
+class Coverage:
+    _covered: set[_Key] = field(factory=set)
+
+    def add(self, plan: Plan) -> None:
+        """Count the rules of a plan that matched."""
+        self._covered.update(_key(outcome.rule) for outcome in plan.rules if outcome.matched)
+
+    def of(self, paths: Sequence[str]) -> tuple[int, tuple[Diagnostic, ...]]:
+        """How many rules some policies have, and an error for each that no plan covered."""
+        rules = 0
+        found: list[Diagnostic] = []
+        for each in _rules(paths):
+            if isinstance(each, Diagnostic):
+                found.append(each)
+                continue
+            rules += 1
+            if _key(each) not in self._covered:
+                help = "write one with a graph on which it matches"
+                found.append(diagnose(UNCOVERED, f"no test exercises `{each.text}`", each.span, help=help))
+        return rules, tuple(found)
+
+
+def _rules(paths: Iterable[str]) -> Iterable[Rule | Diagnostic]:
+    """The rules that stand in some files themselves, and what kept files from being read."""
+    for name in (file for path in paths for file in policy_files(path)):
+        file, shown = find_policy(name)
+        source = read_source(Path(file), shown)
+        if isinstance(source, Diagnostic):
+            yield source
+            continue
+        parsed, problems = parse_file(source)
+        yield from problems
+        yield from (statement for statement in parsed.statements if isinstance(statement, Rule))
+
+
+def _key(rule: Rule) -> _Key:
+    return rule.span.source.text, rule.span.start

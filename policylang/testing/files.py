@@ -1,0 +1,132 @@
+"""Files of policy tests: what ``policylang test`` prints, as data. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import define, evolve, field, frozen
+
+from policylang.checking import CheckResult
+from policylang.graph.facts import Facts
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.files import read_source
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.source import Source
+from policylang.testing.cases import run_case
+from policylang.testing.coverage import Coverage
+from policylang.testing.fences import Fence, fences
+from policylang.testing.graphs import INFO, Drawn, Graphs
+
+NO_TESTS = "APL515"
+POLICY, GRAPH, IGNORE = "apl", "graph", "ignore"
+SUFFIX = ".md"
+_NOT_OURS = ("node_modules", "__pycache__")
+
+
+@frozen
+class TestResult:
+    """What the policies of some files came to. ``found`` holds all that is not as the policies claim."""
+
+    __test__ = False  # not one of pytest's, for all its name
+
+    files: int
+    policies: int
+    claims: int
+    found: CheckResult
+    rules: int = 0
+    """How many rules were to be covered."""
+
+
+def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
+    """Run the policy tests of Markdown files; a folder stands for every ``.md`` file below it that holds a policy.
+
+    ``cover`` names policies, files or folders of them: a rule of theirs that matches no node in any test is an error.
+    Never raises for what is in a file, or for a file that is not there.
+    """
+    coverage, snapshots = Coverage(), dict[str, Facts | None]()
+    found: list[Diagnostic] = []
+    files = [file for path in paths for file in files_of(path)]
+    policies = claims = 0
+    for name in files:
+        source = read_source(Path(name), name)
+        if isinstance(source, Diagnostic):
+            found.append(source)
+            continue
+        run = _File(source, Graphs(Path(name).parent, snapshots=snapshots), coverage)
+        found.extend(run.run())
+        policies, claims = policies + run.policies, claims + run.claims
+    rules, uncovered = coverage.of(cover)
+    return TestResult(len(files), policies, claims, CheckResult((), (*found, *uncovered)), rules)
+
+
+def files_of(path: str) -> list[str]:
+    """The files a path stands for. A folder without a policy in it stands for itself, so that someone says so."""
+    if not os.path.isdir(path):
+        return [path]
+    found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if _is_ours(file.relative_to(path)))
+    return [file for file in found if _holds_a_policy(file)] or [path]
+
+
+def _is_ours(file: Path) -> bool:
+    return not any(part.startswith(".") or part in _NOT_OURS for part in file.parts)
+
+
+def _holds_a_policy(file: str) -> bool:
+    source = read_source(Path(file), file)
+    return isinstance(source, Diagnostic) or any(fence.language == POLICY for fence in fences(source))
+
+
+@define(eq=False)
+class _File:
+    """The run of one file."""
+
+    source: Source
+    graphs: Graphs
+    coverage: Coverage
+    policies: int = 0
+    claims: int = 0
+    problems: list[Diagnostic] = field(factory=list)
+
+    def run(self) -> list[Diagnostic]:
+        blocks = fences(self.source)
+        for fence in blocks:
+            if fence.language == GRAPH and self.graphs.is_named(fence):
+                self.graphs.draw(fence)
+        for fence in blocks:
+            if fence.language == GRAPH and not self.graphs.is_named(fence):
+                self.graphs.draw(fence)
+            elif fence.language == POLICY:
+                self._policy(fence)
+        if not any(fence.language == POLICY for fence in blocks):
+            help = "a policy stands in a fenced block, ```apl"
+            self.problems.append(diagnose(NO_TESTS, f"`{self.source.name}` holds no policy to test", help=help))
+        found = [*self.problems, *self.graphs.problems]
+        return sorted(dict.fromkeys(found), key=lambda each: each.span.start if each.span else 0)
+
+    def _policy(self, fence: Fence) -> None:
+        words = [word.text for word in fence.words[1:]]
+        if words == [IGNORE]:
+            return
+        drawn = self._graph(fence)
+        facts = None if drawn is None else drawn.facts
+        outcome = run_case(fence, Path(self.source.name), facts, planned=drawn is not None)
+        self.policies += 1
+        self.claims += outcome.claims
+        self.problems.extend(outcome.diagnostics)
+        if outcome.plan is not None:
+            self.coverage.add(outcome.plan)
+
+    def _graph(self, fence: Fence) -> Drawn | None:
+        """The graph that a policy names behind its fence, or else stands below."""
+        drawn: Drawn | None = None
+        for word in fence.words[1:]:
+            key, sign, name = word.text.partition("=")
+            if key == GRAPH and sign and drawn is None:
+                drawn = self.graphs.find(name, evolve(word, start=word.start + len(key) + 1))
+            else:
+                help = did_you_mean(nearest(word.text, (IGNORE,))) or "for example `apl graph=two_layers`, `apl ignore`"
+                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a policy", word, help=help))
+        return drawn or self.graphs.above(fence)

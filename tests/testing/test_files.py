@@ -1,0 +1,202 @@
+"""Policy tests: what passes, what fails, and what a failure says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policylang.graph import snapshot
+from policylang.graph.textual import read_graph
+from policylang.language.source import Source
+from policylang.report.diagnostics import render_text
+from policylang.testing.files import run_files
+
+GRAPH = """\
+%x = input
+%w = parameter
+%a = aten.mm.default(%x, %w) layers.0 bytes=8
+%b = aten.sin.default(%a) layers.0 bytes=8
+%c = aten.mm.default(%b, %w) layers.1 bytes=16
+---
+%d = aten.cos.default(%a, %b, %c)
+"""
+
+
+def page(policy: str, info: str = "", graph: str = f"```graph\n{GRAPH}```\n") -> str:
+    return f"# Test\n\n{graph}\n```apl{info}\n{policy}\n```\n"
+
+
+def run(folder: Path, text: str, **more: list[str]):
+    (folder / "test.md").write_text(text)
+    return run_files([str(folder / "test.md")], **more)
+
+
+def said(result) -> list[tuple[str, int, str]]:
+    """Of each diagnostic its code, its line and the text that it underlines."""
+    return [(each.code, each.span.line, each.span.text) for each in result.found.diagnostics]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "save mm  # matches: a, c",
+        "save mm  # matches: c, a; decides: 2",
+        "save mm  # the order of names does not count; matches: a, c",
+        "optional save bmm  # matches: nothing",
+        "save bmm  # error: APL301",
+        "save everything; save mm  # matches: a, c",
+        "recompute mm  # decides: c\nsave mm in layers.0  # decides: a",
+        "let some = mm where bytes > 8  # matches: c",
+        "let some = mm  # warning: APL110\nsave mm",
+        "save everything\n# saved: a, b, c\n# recomputed: nothing",
+        "save mm\nrecompute sin\n# saved: 2\n# recomputed: b",
+        "save (  # matches: b\n    sin\n)",
+        "save (\n    sin\n)  # matches: b",
+        "save bmm\n# error: APL301",
+        "save mmm  # error: APL101\nsave mm or  # error: APL011",
+        "save mm\nsave mm in layers.0  # matches: a; decides: a\n# a word: of prose",
+        "blocks layers.*\nexpect exactly 1 mm per block\nexpect every mm saved  # error: APL305\nrecompute mm",
+        "recompute mm  # warning: APL303\nsave mm",
+        "include <save_all>\n# saved: 3",
+    ],
+)
+def test_policies_that_are_as_they_claim(tmp_path, policy):
+    result = run(tmp_path, page(policy))
+    assert result.found.diagnostics == (), render_text(result.found.diagnostics)
+    assert (result.files, result.policies) == (1, 1)
+    assert result.claims >= 1 or "expect" in policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "underlined"),
+    [
+        ("save mm  # matches: a", "APL510", "matches: a"),
+        ("save mm  # matches: a, b, c", "APL510", "matches: a, b, c"),
+        ("save mm  # matches: nothing", "APL510", "matches: nothing"),
+        ("save mm  # matches: 3", "APL510", "matches: 3"),
+        ("save mm  # matches: a, c; decides: a", "APL510", "decides: a"),
+        ("save mm\n# saved: a", "APL510", "saved: a"),
+        ("save mm\nrecompute sin\n# recomputed: nothing", "APL510", "recomputed: nothing"),
+        ("let some = mm  # matches: a", "APL510", "matches: a"),
+        ("blocks layers.*  # matches: a\nsave mm", "APL510", "matches: a"),
+        ("save bmm", "APL301", "bmm"),
+        ("save mm  # error: APL301", "APL511", "error: APL301"),
+        ("save bmm  # warning: APL301", "APL301", "bmm"),
+        ("recompute mm\nsave mm", "APL303", "recompute mm"),
+        ("save mm\nsave bmm  # error: APL301, APL302", "APL511", "error: APL301, APL302"),
+        ("save mm  # matchs: a", "APL512", "matchs: a"),
+        ("save mm  # matches: a c", "APL512", "matches: a c"),
+        ("save mm  # error APL301", "APL512", "error APL301"),
+        ("save mm  # error: all", "APL512", "error: all"),
+        ("save mm  # error: APL999", "APL512", "error: APL999"),
+        ("save mm\n# matches: a", "APL512", "matches: a"),
+        ("save mm  # saved: a", "APL512", "saved: a"),
+        ("save mm or", "APL011", ""),
+    ],
+)
+def test_policies_that_are_not(tmp_path, policy, code, underlined):
+    found = said(run(tmp_path, page(policy)))
+    lines = page(policy).splitlines()
+    assert (code, underlined) in [(code, text) for code, _, text in found]
+    assert all(text.strip() in lines[line - 1] for _, line, text in found)
+
+
+def test_what_a_failure_says(tmp_path):
+    (found,) = run(tmp_path, page("save mm  # matches: a, b, e")).found.diagnostics
+    assert found.message == "it matches `a`, `c`"
+    assert found.details == (
+        "not among them: `b`, `e`",
+        "not expected: `c`",
+        "the graph has no node `e`",
+    )
+    assert found.span.source.name == str(tmp_path / "test.md")
+
+
+def test_a_policy_without_a_graph_is_read_and_no_more(tmp_path):
+    assert run(tmp_path, page("save bmm", graph="")).found.diagnostics == ()
+    assert said(run(tmp_path, page("save bmm  # matches: a", graph=""))) == [("APL513", 5, "matches: a")]
+
+
+def test_a_graph_without_a_name_is_for_its_section(tmp_path):
+    text = page("save mm  # matches: 2") + "\n## Another\n\n```apl\nsave bmm\n```\n"
+    assert run(tmp_path, text).found.diagnostics == ()
+
+
+def test_a_graph_with_a_name_is_for_whoever_names_it(tmp_path):
+    text = page("save mm  # matches: 2", " graph=two", graph="") + f"\n```graph two\n{GRAPH}```\n"
+    assert run(tmp_path, text).found.diagnostics == ()
+
+
+def test_a_flat_graph_is_planned_as_one(tmp_path):
+    flat = f"```graph flat\n{GRAPH}```\n"
+    joint = run(tmp_path, page("undecided -> auto\n# saved: 0", graph=flat.replace(" flat", "")))
+    assert joint.found.diagnostics == ()
+    assert run(tmp_path, page("undecided -> auto\n# saved: a, b, c", graph=flat)).found.diagnostics == ()
+
+
+def test_a_snapshot_beside_the_file(tmp_path):
+    facts, _ = read_graph(Source("graph", GRAPH))
+    snapshot.write(facts, tmp_path / "small.graph")
+    assert run(tmp_path, page("save mm  # matches: a, c", " graph=small.graph", graph="")).found.diagnostics == ()
+
+
+@pytest.mark.parametrize(
+    ("info", "underlined"),
+    [(" graph=twoo", "twoo"), (" grap=two", "grap=two"), (" ignor", "ignor"), (" graph=two graph=two", "graph=two")],
+)
+def test_words_behind_a_fence_that_say_nothing(tmp_path, info, underlined):
+    text = page("save mm  # matches: a, c", info, graph=f"```graph two\n{GRAPH}```\n")
+    codes = {(code, text) for code, _, text in said(run(tmp_path, text))}
+    assert ("APL504", underlined) in codes
+
+
+def test_a_snapshot_that_is_not_there(tmp_path):
+    result = run(tmp_path, page("save mm  # matches: a, c", " graph=small.graph", graph=""))
+    assert said(result) == [("APL355", 5 - 1, "small.graph")]
+
+
+def test_a_graph_that_cannot_be_read_is_said_once_and_nothing_follows(tmp_path):
+    text = page("save mm  # matches: a, c\nsave bmm # error: APL301", graph="```graph\n%x = inpt\n```\n")
+    assert said(run(tmp_path, text)) == [("APL503", 4, "inpt")]
+
+
+def test_an_ignored_policy_is_not_tested(tmp_path):
+    assert run(tmp_path, page("save mmm", " ignore")).policies == 0
+    assert run(tmp_path, page("save mmm", " ignore")).found.diagnostics == ()
+
+
+def test_an_error_of_an_included_file_belongs_to_its_include(tmp_path):
+    (tmp_path / "other.apl").write_text("save bmm\n")
+    assert run(tmp_path, page('include "other.apl"  # error: APL301')).found.diagnostics == ()
+    (found,) = run(tmp_path, page('include "other.apl"')).found.diagnostics
+    assert found.span.source.name.endswith("other.apl")
+
+
+def test_a_file_without_a_policy(tmp_path):
+    result = run(tmp_path, "# Nothing\n")
+    assert [each.code for each in result.found.diagnostics] == ["APL515"]
+
+
+def test_a_rule_is_covered_once_it_matches(tmp_path):
+    (tmp_path / "mine.apl").write_text("save mm\noptional save bmm\nrecompute sin\n")
+    result = run(tmp_path, page('include "mine.apl"\n# saved: 2'), cover=[str(tmp_path / "mine.apl")])
+    assert result.rules == 3
+    assert [(code, text) for code, _, text in said(result)] == [("APL514", "optional save bmm")]
+
+
+def test_a_rule_that_nothing_includes_is_not_covered(tmp_path):
+    (tmp_path / "mine.apl").write_text("save mm\n")
+    result = run(tmp_path, page("save mm"), cover=[str(tmp_path)])
+    assert [each.code for each in result.found.diagnostics] == ["APL514"]
+
+
+def test_coverage_of_a_bundled_policy_by_its_name(tmp_path):
+    result = run(tmp_path, page("include <save_all>"), cover=["save_all"])
+    assert (result.rules, result.found.diagnostics) == (1, ())
+
+
+def test_coverage_of_a_file_that_is_not_there(tmp_path):
+    result = run(tmp_path, page("save mm"), cover=["nowhere.apl"])
+    assert [each.code for each in result.found.diagnostics] == ["APL103"]
+    assert result.found.unreadable
