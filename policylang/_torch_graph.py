@@ -141,6 +141,13 @@ def has_data_symbol(value: Any) -> bool:
     return False
 
 
+def own_rank() -> int | None:
+    """This process's global rank; None where torch.distributed is not set up."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.get_rank()
+
+
 def group_ranks(name: str) -> tuple[int, ...]:
     """The global ranks of the process group that a collective names; empty where it is not known here.
 

@@ -71,6 +71,8 @@ def check_document(found: Mapping[str, Any]) -> None:
         raise DamagedError("it is of no kind of graph")
     if not _is_text(found["torch_version"]):
         raise DamagedError("its version of torch is not text")
+    if found["rank"] is not None and not _is_amount(found["rank"]):
+        raise DamagedError("its rank is no number")
     groups, lost = found["groups"], found["lost_records"]
     if not isinstance(groups, dict) or not all(_is_group(name, group) for name, group in groups.items()):
         raise DamagedError("a process group in it is none")

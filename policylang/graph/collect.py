@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from policylang._torch_graph import has_data_symbol, is_backward_output, is_saved_output
+from policylang._torch_graph import has_data_symbol, is_backward_output, is_saved_output, own_rank
 from policylang.graph.arguments import argument_column
 from policylang.graph.collectives import group_columns
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase
@@ -150,6 +150,7 @@ class _Collector:
             arguments=argument_column(nodes, row_of),
             group_names=group_names,
             groups=groups,
+            rank=own_rank(),
             torch_version=str(torch.__version__),
             lost_records=lost,
         )

@@ -141,7 +141,8 @@ class Facts:
     shapes: Sequence[tuple[int, ...] | None]
     """Of a single tensor; None for tuples and symbolic values."""
     strides: Sequence[tuple[int, ...] | None]
-    """Of a single tensor, in elements; None where there is none, or where its layout has no strides."""
+    """Of a single tensor, in elements; None where there is none, where its layout has no strides, or where sizes or
+    strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
     dtypes: Sequence[str]
     """``bfloat16``; empty where there is no single tensor."""
     devices: Sequence[str]
@@ -165,6 +166,8 @@ class Facts:
     groups: dict[str, Group] = field(factory=dict)
     meshes: tuple[Mesh, ...] = ()
     """Where known, the meshes that the graph's groups belong to."""
+    rank: int | None = None
+    """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: str = ""
     lost_records: tuple[LostRecord, ...] = ()
 
