@@ -9,9 +9,10 @@ from lark import Lark
 from lark.exceptions import UnexpectedToken
 
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.grammar_table import parser_of
 from policylang.language.lexer import Lexeme, Lexer
 from policylang.language.source import Source, Span
-from policylang.language.statement_tree import StatementRules, report_loose
+from policylang.language.statement_tree import report_loose
 from policylang.language.statements import MAX_DEPTH, split, too_deep
 from policylang.language.syntax import File, Statement
 from policylang.language.unexpected import explain_unexpected
@@ -27,15 +28,7 @@ class _Machine:
 
 @cache
 def _machine() -> _Machine:
-    grammar = grammar_file().read_text(encoding="utf-8")
-    lark = Lark(
-        grammar,
-        parser="lalr",
-        lexer="basic",
-        keep_all_tokens=True,
-        maybe_placeholders=False,
-        transformer=StatementRules(),
-    )
+    lark = parser_of(grammar_file().read_text(encoding="utf-8"))
     return _Machine(lark, Lexer(list(lark.terminals)))
 
 

@@ -133,7 +133,7 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
 
 def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> _Missing:
     """What has to follow the words, by what they are and by what the parser would take."""
-    opener, last = before[0].type, before[-1].type
+    opener, last = _opener(before), before[-1].type
     if opener == "FUSE" and "OVER" not in expected:
         if last == "FUSE":
             return _Missing("`all_gather chains` or `reduce_scatter chains`")
@@ -167,6 +167,12 @@ def _in_predicate(words: Sequence[Lexeme], expected: frozenset[str]) -> bool:
     return "COMPARISON" in expected and any(word.type == "WHERE" for word in words)
 
 
+def _opener(before: Sequence[Lexeme]) -> str:
+    """What says which statement it is; `optional` stands before several."""
+    verbs = [word.type for word in before[1:2] if word.type in ("FUSE", "COLLAPSE")]
+    return verbs[0] if before[0].type == "OPTIONAL" and verbs else before[0].type
+
+
 def _predicate_help(before: Sequence[Lexeme], word: Lexeme | None) -> str | None:
     last = before[-1]
     flags = [flag for flag in (*FLAGS, CUT) if flag.split()[0] == last]
@@ -182,7 +188,7 @@ def _near_keyword(
     word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str], keywords: Mapping[str, str]
 ) -> str | None:
     possible = [text for text, kind in keywords.items() if kind in expected and text.isidentifier()]
-    if before[0].type == "FUSE" and len(before) == 2:
+    if _opener(before) == "FUSE" and len(before) > 1 and before[-2].type == "FUSE":
         possible = ["chains"]
     if before[0].type == "UNDECIDED" and before[-1].type == "ARROW":
         possible = ["auto", "save", "recompute"]

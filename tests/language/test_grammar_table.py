@@ -1,0 +1,39 @@
+"""The table of the parser that travels with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policylang.language.grammar_table import TABLE, key, parser_of, table_of
+from policylang.language.parser import parse_file
+from policylang.language.source import Source
+from policylang.resources import grammar_file
+
+GRAMMAR = grammar_file().read_text(encoding="utf-8")
+
+
+def test_the_table_is_that_of_the_grammar() -> None:
+    assert f'"{key(GRAMMAR)}"' in TABLE.read_text(encoding="utf-8"), "run scripts/make_grammar_table.py"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", None])
+def test_a_table_that_does_not_fit_is_not_used(tmp_path: Path, content: str | None) -> None:
+    table = tmp_path / "table.json"
+    table.write_text(table_of(GRAMMAR).replace(key(GRAMMAR), key("another grammar")) if content is None else content)
+    made = parser_of(GRAMMAR, table)
+    assert sorted(each.name for each in made.terminals) == sorted(each.name for each in parser_of(GRAMMAR).terminals)
+
+
+def test_with_and_without_a_table_the_parser_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from policylang.language import parser
+
+    text = "policy p\nsave mm in layers.*; recompute every 2nd mm per blok\nexpect saved <= 1 GiB\nsave (mm or"
+    with_table = parse_file(Source("p.apl", text))
+    monkeypatch.setattr(parser, "parser_of", lambda grammar: parser_of(grammar, Path("nowhere")))
+    parser._machine.cache_clear()
+    try:
+        assert parse_file(Source("p.apl", text)) == with_table
+    finally:
+        parser._machine.cache_clear()
