@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def parser_of(grammar: str, table: Path = TABLE) -> Lark:
     try:
         found = json.loads(table.read_text(encoding="utf-8"), object_hook=_numbered)
         if found["key"] == key(grammar):
-            made: Lark = Lark._load_from_dict(found["data"], found["memo"], transformer=StatementRules())
-            return made
+            load: Callable[..., Lark] = Lark._load_from_dict
+            return load(found["data"], found["memo"], transformer=StatementRules())
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         pass  # the grammar says it all
     return Lark(grammar, **_OPTIONS, transformer=StatementRules())
