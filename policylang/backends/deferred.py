@@ -17,8 +17,8 @@ from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
 
-DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS)
-"""Of the diagnostics that say "nothing here": a rule or a ``blocks`` glob."""
+DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE)
+"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line."""
 
 
 @frozen
@@ -80,7 +80,8 @@ def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Complaint, ...]:
 
 def _statements(policy: Policy) -> list[Span]:
     blocks = [policy.blocks.span] if policy.blocks is not None else []
-    return [*blocks, *(rule.span for rule in policy.rules), *(expected.span for expected in policy.expectations)]
+    acting = (*policy.rules, *policy.expectations, *policy.rewrites)
+    return [*blocks, *(each.span for each in acting)]
 
 
 def _number_of(span: Span | None, statements: Sequence[Span]) -> int | None:

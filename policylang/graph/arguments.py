@@ -58,7 +58,7 @@ def _schema(target: Any) -> Schema | None:
 def _in_order(node: fx.Node, schema: Schema) -> Sequence[Any]:
     args, kwargs = node.args, node.kwargs
     if len(args) == len(schema):
-        return args
+        return tuple(args)
     return [*args, *[kwargs.get(name, default) for name, default in schema[len(args) :]]]
 
 

@@ -51,8 +51,7 @@ class Values:
         try:
             known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
-            plain = None if stride is None else tuple(hint(step) for step in stride)
-            return self._describe(tuple(hint(length) for length in size), plain, dtype, device)
+            return self._describe(tuple(hint(length) for length in size), None, dtype, device)
         if known is None:
             known = self._describe(tuple(size), stride, dtype, device)
             self._tensors[size, stride, dtype, device] = known

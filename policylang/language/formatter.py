@@ -123,10 +123,11 @@ def format_expectation(expectation: Expectation) -> str:
 
 def format_rewrite(statement: Rewriting) -> str:
     """The canonical text of a rewrite: ``fuse all_gather chains over dp, tp``."""
+    optional = "optional " if statement.optional else ""
     if isinstance(statement, Collapse):
-        return "collapse round_trips"
+        return f"{optional}collapse round_trips"
     over = f" over {', '.join(statement.dims)}" if statement.dims else ""
-    return f"fuse {statement.collective} chains{over}"
+    return f"{optional}fuse {statement.collective} chains{over}"
 
 
 def _used_lets(policy: Policy) -> list[Let]:

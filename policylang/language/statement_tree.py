@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lark import v_args
@@ -79,7 +80,8 @@ class StatementRules(SelectorRules):
             )
         return Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
 
-    def fuse(self, word: Lexeme, collective: Lexeme, chains: Lexeme, *rest: Lexeme) -> Fuse:
+    def fuse(self, *words: Lexeme) -> Fuse:
+        word, (collective, chains, *rest), optional = _opened(words)
         if collective not in _COLLECTIVES:
             help = (
                 did_you_mean(nearest(str(collective), _COLLECTIVES)) or "chains of `all_gather` or `reduce_scatter` are"
@@ -91,13 +93,15 @@ class StatementRules(SelectorRules):
             chains.origin.report("APL010", message, chains.span, help="write `chains`")
         end = rest[-1] if rest else chains
         dims = tuple(str(dim) for dim in rest[1::2])
-        return Fuse(_COLLECTIVES.get(collective, "all_gather"), dims, word.span.to(end.span))  # type: ignore[arg-type]
+        known = _COLLECTIVES.get(collective, "all_gather")
+        return Fuse(known, dims, optional, word.span.to(end.span))  # type: ignore[arg-type]
 
-    def collapse(self, word: Lexeme, what: Lexeme) -> Collapse:
+    def collapse(self, *words: Lexeme) -> Collapse:
+        word, (what,), optional = _opened(words)
         if what != "round_trips":
             message = f"`{what}` cannot be collapsed"
             what.origin.report("APL116", message, what.span, help="write `collapse round_trips`")
-        return Collapse(word.span.to(what.span))
+        return Collapse(optional, word.span.to(what.span))
 
     # --- rules ---
 
@@ -157,6 +161,12 @@ class StatementRules(SelectorRules):
             word.origin.report("APL208", message, selector.span, help=help)
         span = word.span.to(fate.span)
         return ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
+
+
+def _opened(words: Sequence[Lexeme]) -> tuple[Lexeme, Sequence[Lexeme], bool]:
+    """The first word of a statement, those after its verb, and whether it may find nothing."""
+    optional = words[0].type == "OPTIONAL"
+    return words[0], words[1 + optional :], optional
 
 
 def report_loose(statement_words: list[Lexeme]) -> None:

@@ -382,6 +382,7 @@ class Undecided:
 class Fuse:
     collective: Literal["all_gather", "reduce_scatter"]
     dims: tuple[str, ...] = ()
+    optional: bool = False
     span: Span = _span()
 
 
@@ -389,6 +390,7 @@ class Fuse:
 class Collapse:
     """``collapse round_trips``: what was gathered and cut back to this rank's own part is the part itself."""
 
+    optional: bool = False
     span: Span = _span()
 
 

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
 from policylang.planning.plan import Decision
+from policylang.planning.rewrites.data import FusedGroup, Rewrite, Rewrites
 
 _CHUNK = 1 << 14
+NO_REWRITES = Rewrites()
 
 
-def plan_digest(policy: Policy, facts: Facts, decisions: Sequence[Decision | None]) -> str:
-    """Hex SHA-256 over the policy's resolved text, the node names, the operators and the decisions."""
+def plan_digest(
+    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], rewrites: Rewrites = NO_REWRITES
+) -> str:
+    """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the rewrites.
+
+    Of a rewrite, what every rank has alike: names and sizes, not the ranks of its own group.
+    """
     digest = hashlib.sha256()
     _feed(digest, [policy_text(policy)])
     _feed(digest, facts.names)
     _feed(digest, facts.targets)
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     _feed(digest, (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions))
+    if rewrites.done or rewrites.refused:
+        _feed(digest, (word for rewrite in rewrites.done for word in _rewrite_words(rewrite)))
+        _feed(digest, (f"{each.statement} {each.collectives} {each.reason}" for each in rewrites.refused))
     return digest.hexdigest()
 
 
@@ -36,6 +46,18 @@ def _word(decision: Decision | None) -> str:
         return "-"
     action = "auto" if decision.action is None else decision.action.name
     return f"{action} {decision.rule} {decision.why.name}"
+
+
+def _rewrite_words(rewrite: Rewrite) -> Iterator[str]:
+    yield f"{rewrite.statement} {rewrite.kind} {rewrite.source} {rewrite.before}"
+    yield f"{rewrite.replaced} {rewrite.dead} {rewrite.restrided}"
+    for node in rewrite.nodes:
+        arguments = () if node.per_rank else [_alike(value) for value in node.arguments]
+        yield f"{node.name} {node.target} {node.shape} {node.stride} {node.dtype} {arguments}"
+
+
+def _alike(value: object) -> object:
+    return len(value.ranks) if isinstance(value, FusedGroup) else value
 
 
 def _feed(digest: hashlib._Hash, words: Iterable[str]) -> None:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from policylang.graph.facts import GraphKind
 from policylang.planning.plan import Capabilities
 
-JOINT = Capabilities(name="the joint-graph partitioner", replays_random=True, undecided_auto=True)
-FLAT = Capabilities(name="a flat graph", replays_random=True, saves_routing=True, keeps_undecided=True)
+JOINT = Capabilities(name="the joint-graph partitioner", replays_random=True, rewrites=True, undecided_auto=True)
+FLAT = Capabilities(name="a flat graph", replays_random=True, rewrites=True, saves_routing=True, keeps_undecided=True)
 """No min-cut exists there: with ``undecided -> auto``, and for ``leave``, a value stays saved as the traced graph has
 it, and the report says how many those are."""
 
-HALF = Capabilities(name="a half of a partition", fuses=True, undecided_auto=True)
+HALF = Capabilities(name="a half of a partition", rewrites=True, undecided_auto=True)
 """Given a policy's rewrites alone: what it saves was settled when it was cut."""
 
 

@@ -10,7 +10,8 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy, Rewriting, Rule
+from policylang.language.syntax import Action, Policy, Rule
+from policylang.planning.rewrites.data import Rewrites
 
 Fate = Literal["auto", "save", "recompute", "as traced"]
 """What becomes of forward values that no rule decides."""
@@ -24,7 +25,10 @@ class Capabilities:
     """As a diagnostic names it: ``the joint-graph partitioner``."""
     replays_random: bool = False
     offloads: bool = False
-    fuses: bool = False
+    rewrites: bool = False
+    """Whether it carries out rewrites of collectives."""
+    unsorted_groups: bool = True
+    """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided_auto: bool = False
     """Whether ``undecided -> auto`` can be left to PyTorch's min-cut there."""
     saves_routing: bool = False
@@ -92,11 +96,15 @@ class Plan:
     """Policy × facts. ``decisions`` has a row for every row of ``facts``; None for nodes no rule can range over."""
 
     policy: Policy
+    before: Facts
+    """The graph as it is."""
     facts: Facts
+    """The graph as it will be once :attr:`rewrites` are carried out; the same object where there are none."""
     decisions: Sequence[Decision | None]
     """Decisions are shared objects: there are few distinct ones."""
     rules: tuple[RuleOutcome, ...]
-    rewrites: tuple[Rewriting, ...]
+    rewrites: Rewrites
+    """What becomes of the graph's structure; rules are planned on what it leaves."""
     expectations: tuple[ExpectationOutcome, ...]
     diagnostics: tuple[Diagnostic, ...]
     """Errors and warnings. A caller that acts on the plan raises the errors first."""

@@ -16,6 +16,8 @@ from policylang.planning.expectations import check_expectations
 from policylang.planning.outcome import backward_needs, with_cost
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
 from policylang.planning.replaying import records_lost
+from policylang.planning.rewrites.diagnostics import rewrite_diagnostics
+from policylang.planning.rewrites.planning import plan_rewrites
 from policylang.planning.routing import keep_routing
 from policylang.planning.safety import Safety
 from policylang.planning.selectors import Selections
@@ -28,6 +30,8 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities) -> Plan:
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
     """
+    before = facts
+    rewrites, facts = plan_rewrites(policy, before, capabilities)
     blocks = blocks_for(policy, facts)
     selections = Selections(facts, policy.lets, blocks, Chains(facts))
     tagged = user_decisions(facts)
@@ -42,15 +46,17 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities) -> Plan:
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
     return Plan(
         policy=policy,
+        before=before,
         facts=facts,
         decisions=decisions,
         rules=rules,
-        rewrites=policy.rewrites,
+        rewrites=rewrites,
         expectations=expectations,
         diagnostics=(
             *_blocks_diagnostics(policy, facts, blocks),
             *_rule_diagnostics(policy, rules, selections),
             *without_effect(rules, facts, decisions, needs),
+            *rewrite_diagnostics(policy, rewrites, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
             *records_lost(policy, facts),
             *safety.diagnostics(),
@@ -58,7 +64,7 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities) -> Plan:
             *failures,
         ),
         undecided=fate,
-        digest=plan_digest(policy, facts, decisions),
+        digest=plan_digest(policy, facts, decisions, rewrites),
         block_of=blocks.block_of,
         block_names=blocks.names,
     )
@@ -109,8 +115,6 @@ def _capability_diagnostics(
             found.append(refusals.cannot_offload(rule, capabilities))
         if rule.action is Action.LEAVE and not (capabilities.undecided_auto or capabilities.keeps_undecided):
             found.append(refusals.cannot_leave(rule, capabilities))
-    if not capabilities.fuses:
-        found.extend(refusals.cannot_fuse(fuse, capabilities) for fuse in policy.rewrites)
     undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
     asked = policy.undecided is not None and policy.undecided.fate == "auto" and not capabilities.keeps_undecided
     if (asked or undecided) and not capabilities.undecided_auto:

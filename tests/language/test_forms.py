@@ -326,6 +326,8 @@ def test_undecided(fate: str) -> None:
         ("fuse all_gather chains over dp, tp", Fuse("all_gather", ("dp", "tp"))),
         ("fuse reduce_scatter chains over tp", Fuse("reduce_scatter", ("tp",))),
         ("collapse round_trips", Collapse()),
+        ("optional fuse all_gather chains over dp", Fuse("all_gather", ("dp",), optional=True)),
+        ("optional collapse round_trips", Collapse(optional=True)),
     ],
 )
 def test_rewrites(text: str, tree: Rewriting) -> None:

@@ -262,13 +262,16 @@ def test_offloading_is_refused_where_it_cannot_be_done():
 
 
 def test_a_rewrite_is_refused_where_it_cannot_be_done():
-    fuse = s.Fuse("all_gather", (), span("fuse all_gather chains"))
+    fuse = s.Fuse("all_gather", (), False, span("fuse all_gather chains"))
     made = planned(facts_of(TWO_LAYERS), recompute(everything), rewrites=(fuse,))
     found = only(made.diagnostics, "APL306")
     assert found.message == (
         "`fuse all_gather chains` asks for a rewrite of collectives, which the joint-graph partitioner cannot do"
     )
-    able = Capabilities("rewrites", replays_random=True, fuses=True, undecided_auto=True)
+    able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided_auto=True)
+    made = planned(facts_of(TWO_LAYERS), recompute(everything), rewrites=(fuse,), capabilities=able)
+    assert only(made.diagnostics, "APL311").message == "`fuse all_gather chains` finds nothing to rewrite in this graph"
+    fuse = s.Fuse("all_gather", (), True, span("optional fuse all_gather chains"))
     assert planned(facts_of(TWO_LAYERS), recompute(everything), rewrites=(fuse,), capabilities=able).diagnostics == ()
 
 

@@ -103,4 +103,24 @@ CODES: tuple[Code, ...] = (
         "some outputs of an operator and recomputed others, which no decision says. Saving what is left would not be "
         "the first decision, so it is an error; the details name the values.",
     ),
+    Code(
+        "APL311",
+        "nothing to rewrite",
+        "The graph has nothing that a `fuse` or `collapse` line could change: no gather reads another gather, straight "
+        "or through layout operators, for one. Like a rule that matches nothing this is an error, so that a rewrite "
+        "which never fires is noticed; `optional` lets it pass.",
+        wrong="fuse all_gather chains",
+        mended="optional fuse all_gather chains",
+    ),
+    Code(
+        "APL312",
+        "every rewrite is refused",
+        "The graph has what a `fuse` or `collapse` line looks for, and each candidate was left as it is. The details "
+        "name them with the reasons: another reader of a value in between, another dtype, groups that overlap, a mesh "
+        "dimension that the line leaves out. Reports list these reasons for every candidate, whether or not others "
+        "were rewritten.",
+        wrong="fuse all_gather chains over dp",
+        mended="fuse all_gather chains over dp, tp",
+        severity=Severity.WARNING,
+    ),
 )

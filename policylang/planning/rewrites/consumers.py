@@ -1,8 +1,8 @@
 """Who may read a value that is laid out otherwise in memory than it was, and who may not.
 
-The operators after a chain were traced with the strides that its result had. A permuted view in its place holds the same
-elements elsewhere. Layout operators hand the new strides on, which is followed; matrix products take any strides and
-return fresh memory, so that nothing behind them can tell. Everyone else (pointwise operators, whose results would
+The operators after a chain were traced with the strides that its result had. A permuted view in its place holds the
+same elements elsewhere. Layout operators hand the new strides on, which is followed; matrix products take any strides
+and return fresh memory, so that nothing behind them can tell. Everyone else (pointwise operators, whose results would
 follow the strides of what they read, collectives, writers, the graph's outputs) gets the strides it was traced with.
 """
 
@@ -33,10 +33,11 @@ _RESHAPES = frozenset({"aten.reshape.default", "aten.flatten.using_ints"})
 _UNSAFE = "aten._unsafe_view.default"
 
 
-def relaid(facts: Facts, row: int, stride: Lengths) -> list[tuple[int, Lengths]] | int:
+def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
     """The rows behind a value whose strides change with it, in graph order, and their strides then.
 
-    Or a row that needs the value as it was.
+    Or a row that needs the value as it was. With ``dense_for_gaps``, an operator that makes a value of its own may read
+    a dense value in place of one with gaps between its rows: its result is laid out in the same way.
     """
     found: list[tuple[int, Lengths]] = []
     pending = [(row, stride)]
@@ -47,11 +48,27 @@ def relaid(facts: Facts, row: int, stride: Lengths) -> list[tuple[int, Lengths]]
                 continue
             after = _after(facts, user, at, now)
             if after is None:
+                if dense_for_gaps and _only_gaps(facts, at, now) and _makes_its_own(facts, user):
+                    continue
                 return user
             if after != facts.strides[user]:
                 found.append((user, after))
                 heappush(pending, (user, after))
     return sorted(found)
+
+
+def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
+    """Whether a value is dense with these strides and had gaps between its rows, in the same order, before."""
+    shape, before = facts.shapes[row], facts.strides[row]
+    if shape is None or before is None or not strides.is_contiguous(shape, stride):
+        return False
+    lengths = [(step, length) for step, length in zip(before, shape, strict=True) if length != 1]
+    return all(outer >= inner * length for (outer, _), (inner, length) in zip(lengths, lengths[1:], strict=False))
+
+
+def _makes_its_own(facts: Facts, row: int) -> bool:
+    ours = Flag.VIEW | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.RANDOM
+    return facts.ops[row] == "call_function" and not facts.flags[row] & ours and facts.targets[row] != GETITEM
 
 
 def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | None:

@@ -9,12 +9,12 @@ it comes from the groups' own rank lists. Then both chains are run on all ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, Ref
+from policylang.graph.facts import Facts, Flag, Group, Phase
 from policylang.language.syntax import Fuse
 from policylang.planning.plan import Capabilities
 from policylang.planning.rewrites import layouts
@@ -24,11 +24,11 @@ from policylang.planning.rewrites.consumers import relaid
 from policylang.planning.rewrites.data import FusedGroup, NewNode, Node, Refused, Rewrite
 from policylang.planning.rewrites.grids import Grid, dims_of, grid_of
 from policylang.planning.rewrites.layouts import Layout, NoDigitsError
-from policylang.planning.rewrites.lines import Link, Path, Step, is_backward, last_row, links, path_between, tail
+from policylang.planning.rewrites.lines import Link, Path, Step, last_row, links, path_between, phase, tail
 from policylang.planning.rewrites.moves import GATHER, WAIT, Fan, copies, fanned, moved
 from policylang.planning.rewrites.naming import Names
 from policylang.planning.rewrites.proof import Prover
-from policylang.planning.rewrites.strides import is_contiguous
+from policylang.planning.rewrites.strides import contiguous, is_contiguous
 
 _SLICE = "aten.slice.Tensor"
 _MOST_ORDERS = 4
@@ -36,10 +36,19 @@ _MOST_ORDERS = 4
 
 
 def fuse_gathers(
-    facts: Facts, number: int, fuse: Fuse, capabilities: Capabilities, names: Names, prover: Prover
+    facts: Facts,
+    number: int,
+    fuse: Fuse,
+    capabilities: Capabilities,
+    names: Names,
+    prover: Prover,
+    known: Mapping[str, Group],
 ) -> list[Rewrite | Refused]:
-    """What a ``fuse all_gather chains`` statement comes to, in graph order. Linear in nodes and edges."""
-    return _Fusing(facts, number, fuse, capabilities, names, prover).outcomes()
+    """What a ``fuse all_gather chains`` statement comes to, in graph order. Linear in nodes and edges.
+
+    ``known``: the groups that exist, without those that earlier statements have planned.
+    """
+    return _Fusing(facts, number, fuse, capabilities, names, prover, known).outcomes()
 
 
 class _RefusedError(Exception):
@@ -88,7 +97,14 @@ class _Derived:
 
 class _Fusing:
     def __init__(
-        self, facts: Facts, number: int, fuse: Fuse, capabilities: Capabilities, names: Names, prover: Prover
+        self,
+        facts: Facts,
+        number: int,
+        fuse: Fuse,
+        capabilities: Capabilities,
+        names: Names,
+        prover: Prover,
+        known: Mapping[str, Group],
     ) -> None:
         self.facts = facts
         self.number = number
@@ -98,7 +114,7 @@ class _Fusing:
         self.prover = prover
         self.grids: dict[tuple[str, ...], Grid | str] = {}
         self.groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
-        self.existing = {group.ranks: group.name for group in reversed(facts.groups.values()) if group.ranks}
+        self.existing = {group.ranks: group.name for group in reversed(list(known.values())) if group.ranks}
 
     def outcomes(self) -> list[Rewrite | Refused]:
         found: list[tuple[int, Rewrite | Refused]] = []
@@ -145,7 +161,7 @@ class _Fusing:
             if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[link.inner]:
                 raise _RefusedError(f"dtype changes: {facts.names[row]}")
         for row in (wait, *path.rows, link.outer):
-            if facts.phases[row] != facts.phases[link.inner]:
+            if phase(facts, row) != phase(facts, link.inner):
                 raise _RefusedError(
                     f"other phase: {facts.names[row]}",
                     f"`{facts.names[link.inner]}` runs in the forward and `{facts.names[row]}` in the backward",
@@ -393,7 +409,7 @@ class _Fusing:
 
     def _may_read_part(self, row: int, user: int) -> bool:
         facts = self.facts
-        if not is_backward(facts, row) or not is_backward(facts, user) or facts.ops[user] != "call_function":
+        if facts.ops[user] != "call_function" or {phase(facts, row), phase(facts, user)} != {int(Phase.BACKWARD)}:
             return False
         return facts.targets[row] != GATHER and not facts.flags[user] & (Flag.WRITES | Flag.EFFECTFUL)
 
@@ -446,7 +462,7 @@ class _Maker:
         assert shape is not None
         size = len(derived.group.ranks)
         start = (shape[0] * size, *shape[1:])
-        stride = _contiguous(start)
+        stride = contiguous(start)
         source_name = Node(facts.names[source])
         gather = self._add(GATHER, (source_name, size, derived.group), start, stride, chain.gathers[-1])
         self.gathered = self._add(WAIT, (Node(gather),), start, stride, chain.waits[-1])
@@ -470,7 +486,7 @@ class _Maker:
         shape = (length, *self.start[1:])
         arguments = (Node(self.gathered), 0, index * length, (index + 1) * length)
         wait = self.chain.waits[first - 1]
-        name = self._add(_SLICE, arguments, shape, _contiguous(shape), wait, per_rank=True)
+        name = self._add(_SLICE, arguments, shape, contiguous(shape), wait, per_rank=True)
         return _Own(name, shape, len(lacking))
 
     def own(self, row: int, own: _Own) -> str:
@@ -550,15 +566,8 @@ def _slice_of_rank(node: NewNode, grid: Grid, order: Sequence[int], fixed: int) 
             part = part * grid.shape[place] + at[place]
         index.append((rank, part))
     ends = tuple((rank, part + 1) for rank, part in index)
-    return Call(
-        node.name, node.target, (node.arguments[0], 0, Part(tuple(index), count), Part(ends, count)), node.shape
-    )
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    from policylang.planning.rewrites.strides import contiguous
-
-    return contiguous(shape)
+    bounds = Part(tuple(index), count), Part(ends, count)
+    return Call(node.name, node.target, (node.arguments[0], 0, *bounds), node.shape)
 
 
 def _same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int] | None) -> bool:
@@ -569,6 +578,3 @@ def _same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")
-
-
-__all__ = ["Ref", "fuse_gathers"]

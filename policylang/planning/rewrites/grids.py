@@ -80,11 +80,24 @@ def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
         if not group.ranks:
             return f"ranks of group `{group.name}` not known"
     here = set(groups[0].ranks).intersection(*(group.ranks for group in groups[1:]))
-    if len(here) != 1:
-        return f"groups {_and(names)} {'overlap' if here else 'have no rank in common'}"
-    (rank,) = here
+    if len(here) > 1 and len(names) > 1:
+        return f"groups {_and(names)} overlap"
+    rank = next(iter(here)) if len(here) == 1 else own_rank(facts)
+    if not here:
+        return f"groups {_and(names)} have no rank in common"
+    if rank is None or rank not in here:
+        return "not known which rank's graph it is"
     mesh = _mesh_of(groups, facts.meshes, rank)
     return _translated(groups, rank) if mesh is None else _of_mesh(groups, mesh, rank)
+
+
+def own_rank(facts: Facts) -> int | None:
+    """The rank whose graph it is: it was told, or it is the only one that takes part in all groups of the graph."""
+    if facts.rank is not None or not facts.groups:
+        return facts.rank
+    members = [set(group.ranks) for group in facts.groups.values()]
+    common = members[0].intersection(*members[1:])
+    return common.pop() if len(common) == 1 else None
 
 
 def dims_of(group: Group, meshes: Sequence[Mesh]) -> tuple[str, ...]:

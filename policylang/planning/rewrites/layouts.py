@@ -82,7 +82,7 @@ def rejoined(value: Layout, cut: int, count: int, joined: int, stacked: bool) ->
 
     ``stacked``: the pieces lie along a new dimension, as with ``stack``.
     """
-    piece, rest = _first(value.dims[cut], count)
+    piece, rest = first(value.dims[cut], count)
     dims = [*value.dims[:cut], rest, *value.dims[cut + 1 :]]
     if stacked:
         dims.insert(joined, piece)
@@ -105,17 +105,38 @@ def size_of(digits: Digits) -> int:
     return prod(digit.size for digit in digits)
 
 
+def relative(value: Layout, home: Layout) -> Layout:
+    """A value that has digits of ``home`` only, as digits of the row-major index of an element there.
+
+    Raises :class:`NoDigitsError` where it has others.
+    """
+    weights: list[tuple[Digit, int]] = []
+    worth = 1
+    for digit in reversed(home.flat):
+        weights.append((digit, worth))
+        worth *= digit.size
+
+    def of(digit: Digit) -> Digit:
+        for whole, worth in weights:
+            inside = whole.weight <= digit.weight and digit.weight * digit.size <= whole.weight * whole.size
+            if whole.origin == digit.origin and inside and digit.weight % whole.weight == 0:
+                return Digit(SHARD, worth * (digit.weight // whole.weight), digit.size)
+        raise NoDigitsError
+
+    return Layout(tuple(tuple(map(of, digits)) for digits in value.dims))
+
+
 def _dealt(digits: Digits, shape: Sequence[int]) -> Layout:
     dims = []
     for length in shape:
-        taken, digits = _first(digits, length)
+        taken, digits = first(digits, length)
         dims.append(taken)
     if digits:
         raise NoDigitsError
     return Layout(tuple(dims))
 
 
-def _first(digits: Digits, length: int) -> tuple[Digits, Digits]:
+def first(digits: Digits, length: int) -> tuple[Digits, Digits]:
     """The slowest digits that count ``length`` together, and the others. A digit is cut where it has to be."""
     taken: list[Digit] = []
     for index, digit in enumerate(digits):

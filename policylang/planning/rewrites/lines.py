@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, Phase, Ref
+from policylang.graph.facts import Facts, GraphKind, Phase, Ref
 from policylang.planning.rewrites.moves import GATHER, GETITEM, JOINS, PASSING, WAIT, Fan, fan_of
 
 NOWHERE = -1
+_HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
 
 
 @frozen
@@ -26,12 +27,12 @@ def links(facts: Facts, target: str = GATHER) -> Iterator[Link]:
     origin = array("l", [NOWHERE]) * len(facts)
     for row, name in enumerate(facts.targets):
         if name == target:
-            source = _source(facts, row)
+            source = source_of(facts, row)
             if source != NOWHERE and origin[source] != NOWHERE:
                 yield Link(origin[source], row)
             origin[row] = row
         elif name in PASSING:
-            source = _source(facts, row)
+            source = source_of(facts, row)
             origin[row] = NOWHERE if source == NOWHERE else origin[source]
         elif name in JOINS:
             found = {origin[source] for source in facts.inputs[row]}
@@ -66,7 +67,7 @@ def path_between(facts: Facts, start: int, end: int) -> Path | str:
             if facts.targets[row] == GETITEM:
                 return f"{facts.names[row]} keeps a part"
             steps.append(row)
-            row = _source(facts, row)
+            row = source_of(facts, row)
     steps.reverse()
     return Path(tuple(steps), rows_of(steps))
 
@@ -97,7 +98,7 @@ def _only_reader(facts: Facts, row: int) -> Step | None:
     if not users:
         return None
     first = users[0]
-    if len(users) == 1 and facts.targets[first] in PASSING and facts.phases[first] == facts.phases[row]:
+    if len(users) == 1 and facts.targets[first] in PASSING and phase(facts, first) == phase(facts, row):
         if facts.shapes[first] is not None:
             return None if facts.targets[first] == WAIT else first
         pieces = facts.users[first]
@@ -107,7 +108,7 @@ def _only_reader(facts: Facts, row: int) -> Step | None:
     if len(joins) != 1:
         return None
     (join,) = joins
-    if facts.targets[join] not in JOINS or facts.phases[join] != facts.phases[row]:
+    if facts.targets[join] not in JOINS or phase(facts, join) != phase(facts, row):
         return None
     fan = fan_of(facts, join)
     if isinstance(fan, str) or fan.base != row:
@@ -118,18 +119,14 @@ def _only_reader(facts: Facts, row: int) -> Step | None:
     return fan
 
 
-def same_phase(facts: Facts, rows: tuple[int, ...]) -> tuple[int, int] | None:
-    """Two rows of different phases, if there are any. In a half of a partition the whole graph is one."""
-    for row in rows:
-        if facts.phases[row] != facts.phases[rows[0]]:
-            return rows[0], row
-    return None
+def phase(facts: Facts, row: int) -> int:
+    """Of a half of a partition the whole graph is one phase, whatever it recomputes."""
+    if facts.kind in _HALVES and facts.ops[row] == "call_function":
+        return _HALVES[facts.kind]
+    return facts.phases[row]
 
 
-def is_backward(facts: Facts, row: int) -> bool:
-    return facts.phases[row] == Phase.BACKWARD
-
-
-def _source(facts: Facts, row: int) -> int:
+def source_of(facts: Facts, row: int) -> int:
+    """The row that a layout operator or a collective reads; ``NOWHERE`` where its first argument is no single row."""
     arguments = facts.arguments[row]
     return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NOWHERE

@@ -64,6 +64,22 @@ class Fan:
     """Whether the pieces have lost the dimension they were cut along (``unbind``)."""
 
 
+@frozen
+class Piece:
+    """One of several equal parts of a value."""
+
+    base: int
+    split: int | None
+    """The row that makes all parts; None of a slice."""
+    cut: int
+    """The dimension that is cut."""
+    drops: bool
+    """Whether the part has lost that dimension (``unbind``)."""
+    place: int
+    """Which part, from 0."""
+    count: int
+
+
 def permutation(facts: Facts, row: int) -> list[int] | None:
     """The dimensions that a row brings into a new order; None where it does something else."""
     target, arguments = facts.targets[row], facts.arguments[row]
@@ -178,6 +194,12 @@ def copies(facts: Facts, rows: Sequence[int]) -> int:
             else:
                 count += viewed(shape, stride, wanted) is None
     return count
+
+
+def piece_of(facts: Facts, row: int) -> Piece | None:
+    """Of a slice, or of a ``getitem`` of a split, which part it is; None where parts are not equal, and of others."""
+    found = _piece(facts, row)
+    return None if found is None else Piece(*found)
 
 
 def _piece(facts: Facts, row: int) -> tuple[int, int | None, int, bool, int, int] | None:
