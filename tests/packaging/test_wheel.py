@@ -50,7 +50,7 @@ def test_every_file_that_the_package_reads_is_in_the_wheel(wheel):
     in_package = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "policylang").rglob("*")
-        if path.suffix in (".py", ".json", ".gz")
+        if path.suffix in (".py", ".json", ".gz", ".html", ".css", ".js")
     }
     assert names >= in_package
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
