@@ -49,8 +49,9 @@ def _word(decision: Decision | None) -> str:
 
 
 def _rewrite_words(rewrite: Rewrite) -> Iterator[str]:
-    yield f"{rewrite.statement} {rewrite.kind} {rewrite.source} {rewrite.before}"
-    yield f"{rewrite.replaced} {rewrite.dead} {rewrite.restrided}"
+    yield f"{rewrite.statement} {rewrite.kind} {rewrite.source} {rewrite.collectives}"
+    if rewrite.kind != "round_trip":  # a rank's own part of a split is another `getitem` on every rank
+        yield f"{rewrite.before} {rewrite.replaced} {rewrite.dead} {rewrite.restrided}"
     for node in rewrite.nodes:
         arguments = () if node.per_rank else [_alike(value) for value in node.arguments]
         yield f"{node.name} {node.target} {node.shape} {node.stride} {node.dtype} {arguments}"

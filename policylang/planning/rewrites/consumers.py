@@ -9,10 +9,11 @@ follow the strides of what they read, collectives, writers, the graph's outputs)
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from policylang.graph.facts import Facts, Flag
 from policylang.planning.rewrites import strides
-from policylang.planning.rewrites.moves import CASTS, permutation
+from policylang.planning.rewrites.moves import CASTS, GETITEM, permutation
 
 Lengths = strides.Lengths
 
@@ -63,7 +64,7 @@ def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
     if shape is None or before is None or not strides.is_contiguous(shape, stride):
         return False
     lengths = [(step, length) for step, length in zip(before, shape, strict=True) if length != 1]
-    return all(outer >= inner * length for (outer, _), (inner, length) in zip(lengths, lengths[1:], strict=False))
+    return all(outer >= inner * length for (outer, _), (inner, length) in pairwise(lengths))
 
 
 def _makes_its_own(facts: Facts, row: int) -> bool:

@@ -1,0 +1,412 @@
+"""``collapse round_trips``: what is gathered and cut back to this rank's own part is the part itself.
+
+Values are followed from the gathers on as digits (:mod:`policylang.planning.rewrites.layouts`). A slice at this rank's
+positions in the groups takes away the digits that count their ranks; where only digits of one value on the chain are
+left, the slice is a view of that value, and its readers can read it there. Which part is a rank's own is a number in
+its graph, other in every rank's: this rank's is compared with its positions in the groups, and of the other ranks the
+proof assumes that they take theirs. Where they do not, they refuse, and ranks that differ are stopped before anything
+is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from policylang.graph.facts import Facts, Flag, InputKind
+from policylang.language.syntax import Rewriting
+from policylang.planning.plan import Capabilities
+from policylang.planning.rewrites import layouts
+from policylang.planning.rewrites.calls import Call, Part, new_call, old_calls
+from policylang.planning.rewrites.canonical import Steps, steps_to
+from policylang.planning.rewrites.consumers import relaid
+from policylang.planning.rewrites.data import NewNode, Node, Proof, Refused, Rewrite
+from policylang.planning.rewrites.grids import Grid, grid_of
+from policylang.planning.rewrites.layouts import Layout, NoDigitsError
+from policylang.planning.rewrites.lines import source_of
+from policylang.planning.rewrites.moves import (
+    GATHER,
+    GETITEM,
+    JOINS,
+    PASSING,
+    Fan,
+    Piece,
+    copies,
+    fan_of,
+    fanned,
+    moved,
+    piece_of,
+)
+from policylang.planning.rewrites.naming import Names
+from policylang.planning.rewrites.proof import Prover
+from policylang.planning.rewrites.strides import is_contiguous
+from policylang.planning.storage import storage_roots
+
+OTHERS = "other ranks take their own parts, as this one does"
+SLICE = "aten.slice.Tensor"
+_CUTS = frozenset({SLICE, "aten.narrow.default", GETITEM})
+
+
+def collapse_round_trips(
+    facts: Facts, number: int, statement: Rewriting, capabilities: Capabilities, names: Names, prover: Prover
+) -> list[Rewrite | Refused]:
+    """What a ``collapse round_trips`` statement comes to, in graph order. Linear in nodes, edges and chains."""
+    return _Collapsing(facts, number, names, prover).outcomes()
+
+
+class _RefusedError(Exception):
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+@frozen
+class _Value:
+    """A row whose elements are those of one value, gathered and moved."""
+
+    gathers: tuple[int, ...]
+    """All gathers on the way, the first to run first; digits name them by their places here."""
+    layout: Layout
+
+
+@frozen
+class _Trip:
+    """A slice that comes back to what was gathered."""
+
+    row: int
+    piece: Piece
+    home: int
+    """The row that the slice is a view of."""
+    gathers: tuple[int, ...]
+    """The gathers between the two."""
+    layout: Layout
+    """The slice, as digits of ``home``."""
+
+
+class _Collapsing:
+    def __init__(self, facts: Facts, number: int, names: Names, prover: Prover) -> None:
+        self.facts = facts
+        self.number = number
+        self.names = names
+        self.prover = prover
+        self.values: dict[int, _Value] = {}
+        self.grids: dict[tuple[str, ...], Grid | str] = {}
+        self.cuts: dict[int, tuple[Piece, layouts.Digits]] = {}
+        """Slices at this rank's own part, and the digits that each fixes."""
+        self.dead: set[int] = set()
+        self.stands: dict[int, str] = {}
+        """What is read in place of a slice, by name."""
+        self.handed: dict[int, list[int]] = {}
+        """Rows that are read in place of slices, and those slices."""
+        self.roots = storage_roots(facts)
+        self.written: dict[int, list[int]] = {}
+        """Memory, by the row that made it, and the rows that write there."""
+        for row, flags in enumerate(facts.flags):
+            if flags & Flag.WRITES:
+                for source in facts.inputs[row]:
+                    self.written.setdefault(self.roots[source], []).append(row)
+
+    def outcomes(self) -> list[Rewrite | Refused]:
+        found: list[tuple[int, Rewrite | Refused]] = []
+        for row, target in enumerate(self.facts.targets):
+            if target == GATHER:
+                self._gather(row)
+            elif target in JOINS:
+                self._join(row)
+            elif target in PASSING:
+                found.extend((row, outcome) for outcome in self._pass(row))
+        # A slice that keeps too much may be part of the way to one that does not.
+        return [outcome for row, outcome in found if isinstance(outcome, Rewrite) or row not in self.dead]
+
+    # --- values on their way ---
+
+    def _gather(self, row: int) -> None:
+        facts = self.facts
+        source = source_of(facts, row)
+        name = facts.group_names[row]
+        if source < 0 or not name:
+            return
+        before = self.values.get(source)
+        shape = facts.shapes[source]
+        if before is None:
+            if not shape or 0 in shape or facts.strides[source] is None:
+                return
+            before = _Value((), layouts.shard(shape))
+        layout = layouts.gathered(before.layout, len(before.gathers), facts.groups[name].size)
+        self._keep(row, _Value((*before.gathers, row), layout))
+
+    def _join(self, row: int) -> None:
+        fan = fan_of(self.facts, row)
+        if isinstance(fan, Fan) and fan.base in self.values:
+            value = self.values[fan.base]
+            try:
+                self._keep(row, evolve(value, layout=fanned(self.facts, fan, value.layout)))
+            except NoDigitsError:
+                return
+
+    def _keep(self, row: int, value: _Value) -> None:
+        if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
+            self.values[row] = value
+
+    def _pass(self, row: int) -> Iterator[Rewrite | Refused]:
+        facts = self.facts
+        piece = piece_of(facts, row) if facts.targets[row] in _CUTS else None
+        if piece is not None and piece.count > 1:
+            if piece.base in self.values and not piece.drops and not self._fans_out(piece):
+                yield self._cut(row, piece)
+            return
+        source = source_of(facts, row)
+        if source in self.values:
+            value = self.values[source]
+            try:
+                self._keep(row, evolve(value, layout=moved(facts, row, value.layout)))
+            except NoDigitsError:
+                return
+
+    def _fans_out(self, piece: Piece) -> bool:
+        """Whether all parts are joined again: a gather along another dimension, written out."""
+        facts = self.facts
+        readers = facts.users[piece.base if piece.split is None else piece.split]
+        joins = {user for reader in readers for user in facts.users[reader] if facts.targets[user] in JOINS}
+        return any(isinstance(fan := fan_of(facts, join), Fan) and fan.base == piece.base for join in sorted(joins))
+
+    # --- one slice ---
+
+    def _cut(self, row: int, piece: Piece) -> Rewrite | Refused:
+        value = self.values[piece.base]
+        try:
+            grid = self._grid(value.gathers)
+            taken, rest = self._part(piece, value)
+            if _part_of(grid.here, taken, 0) != piece.place:
+                raise _RefusedError(f"not this rank's own part: {self.facts.names[row]}")
+            self._check_others(row, piece)
+            dims = value.layout.dims
+            self._keep(row, evolve(value, layout=Layout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :]))))
+            if row not in self.values:
+                raise _RefusedError(f"sizes not fixed: {self.facts.names[row]}")
+            self.cuts[row] = piece, taken
+            trip = self._trip(row, piece, self.values[row])
+            self.values[row] = evolve(self.values[row], gathers=value.gathers[: -len(trip.gathers)])
+            if not self.values[row].gathers:  # what is gathered from here is gathered anew
+                del self.values[row]
+            return self._rewrite(trip, len(value.gathers) - len(trip.gathers))
+        except _RefusedError as why:
+            gathers = tuple(self.facts.names[gather] for gather in value.gathers)
+            return Refused(self.number, "round_trip", gathers, why.reason, why.detail)
+
+    def _grid(self, gathers: Sequence[int]) -> Grid:
+        names = tuple(self.facts.group_names[gather] for gather in gathers)
+        if names not in self.grids:
+            self.grids[names] = grid_of(self.facts, names)
+        grid = self.grids[names]
+        if isinstance(grid, str):
+            raise _RefusedError(grid)
+        return grid
+
+    def _part(self, piece: Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
+        """The digits that the slice fixes, and those of the dimension that it leaves."""
+        name = self.facts.names[piece.base]
+        digits = value.layout.dims[piece.cut]
+        try:
+            taken, rest = layouts.first(digits, piece.count)
+        except NoDigitsError:
+            raise _RefusedError(f"cuts across shards of {name}") from None
+        if any(digit.origin == layouts.SHARD for digit in taken):
+            raise _RefusedError(f"cuts dimension {piece.cut} of {name} within a shard")
+        return taken, rest
+
+    def _check_others(self, row: int, piece: Piece) -> None:
+        """A rank's own part and its neighbour's are other nodes on every rank: then plans would differ."""
+        facts = self.facts
+        readers = facts.users[piece.base if piece.split is None else piece.split]
+        for reader in readers:
+            other = piece_of(facts, reader) if reader != row and facts.targets[reader] in _CUTS else None
+            if other is not None and other.cut == piece.cut and other.place != piece.place:
+                raise _RefusedError("parts of other ranks are read too")
+
+    def _trip(self, row: int, piece: Piece, value: _Value) -> _Trip:
+        """Back to which value on the chain: the input of the first gather of which nothing is left."""
+        left = {digit.origin for digit in value.layout.flat} - {layouts.SHARD}
+        facts = self.facts
+        for place, gather in enumerate(value.gathers):
+            if left <= set(range(place)):
+                home = source_of(facts, gather)
+                before = self.values[home].layout if home in self.values else layouts.shard(facts.shapes[home] or ())
+                try:
+                    layout = layouts.relative(value.layout, before)
+                except NoDigitsError:
+                    continue
+                if layout.shape != facts.shapes[row] or layouts.size_of(layout.flat) != facts.numel[home]:
+                    continue
+                return _Trip(row, piece, home, value.gathers[place:], layout)
+        names = ", ".join(facts.names[value.gathers[place]] for place in sorted(left))
+        raise _RefusedError(f"keeps shards of other ranks: {names}")
+
+    # --- the plan of it ---
+
+    def _rewrite(self, trip: _Trip, passed: int) -> Rewrite:
+        """``passed``: how many gathers lie before the trip."""
+        facts = self.facts
+        home, row = trip.home, trip.row
+        shape, stride = facts.shapes[home] or (), facts.strides[home]
+        if stride is None or not is_contiguous(shape, stride):
+            raise _RefusedError(f"not contiguous: {facts.names[home]}")
+        rows = self._rows(trip)
+        for each in rows:
+            if facts.flags[each] & Flag.RECORDED_SAVED:
+                raise _RefusedError(f"recorded as saved: {facts.names[each]}")
+            if facts.dtypes[each] and facts.dtypes[each] != facts.dtypes[home]:
+                raise _RefusedError(f"dtype changes: {facts.names[each]}")
+        if facts.phases[home] != facts.phases[row] and facts.input_kinds[home] == InputKind.NOT_AN_INPUT:
+            raise _RefusedError(f"other phase: {facts.names[row]}")
+        self._check_memory(trip)
+        steps = steps_to(trip.layout, (), shape)
+        if steps.copies > copies(facts, rows):
+            raise _RefusedError("would copy what is not copied now")
+        restrided: list[tuple[int, tuple[int, ...]]] = []
+        if steps.stride != facts.strides[row]:
+            found = relaid(facts, row, steps.stride, dense_for_gaps=True)
+            if isinstance(found, int):
+                raise _RefusedError(f"{facts.names[found]} needs {facts.names[row]} as it lies in memory")
+            restrided = found
+        nodes, result = self._nodes(trip, steps)
+        proof = self._prove(trip, passed, rows, nodes, result)
+        self.handed.setdefault(home, []).append(row)
+        dead = self._newly_dead(rows)
+        source = self.stands.get(home, facts.names[home])
+        nodes = [evolve(node, arguments=_reading(node.arguments, facts.names[home], source)) for node in nodes]
+        self.stands[row] = result if nodes else source
+        return Rewrite(
+            statement=self.number,
+            kind="round_trip",
+            collectives=tuple(facts.names[gather] for gather in trip.gathers),
+            source=source,
+            before=facts.names[row],
+            nodes=tuple(nodes),
+            replaced=((facts.names[row], self.stands[row]),),
+            dead=tuple(facts.names[each] for each in dead),
+            proof=proof,
+            restrided=tuple((facts.names[each], stride) for each, stride in restrided),
+            note="" if trip.gathers[-1] in self.dead else f"{facts.names[trip.gathers[-1]]} has other readers",
+        )
+
+    def _rows(self, trip: _Trip) -> tuple[int, ...]:
+        """What lies on the way from home, left out, to the slice."""
+        facts = self.facts
+        found, pending = {trip.row}, [trip.row]
+        while pending:
+            for source in facts.inputs[pending.pop()]:
+                if source != trip.home and source not in found:
+                    found.add(source)
+                    pending.append(source)
+        return tuple(sorted(found))
+
+    def _check_memory(self, trip: _Trip) -> None:
+        """The slice lay in memory of its own; its readers are about to read home's."""
+        facts = self.facts
+        home, gathered = self.roots[trip.home], self.roots[trip.row]
+        reach = self._aliases(trip.row)
+        last = max(user for row in reach for user in (row, *facts.users[row]))
+        later = (row for row in self.written.get(home, ()) if trip.gathers[0] < row <= last)
+        for row in (*self.written.get(gathered, ()), *later):
+            raise _RefusedError(f"memory is written: {facts.names[row]}")
+        given = facts.ops[home] != "call_function" or self._is_returned(home)
+        for row in reach if given else ():
+            if any(facts.ops[user] == "output" for user in facts.users[row]):
+                raise _RefusedError(
+                    f"returned: {facts.names[row]}", f"it would share memory with `{facts.names[home]}`"
+                )
+
+    def _is_returned(self, row: int) -> bool:
+        facts = self.facts
+        return any(facts.ops[user] == "output" for each in self._aliases(row) for user in facts.users[each])
+
+    def _aliases(self, row: int) -> list[int]:
+        """A row and the views of it."""
+        facts = self.facts
+        found, pending = [row], [row]
+        while pending:
+            for user in facts.users[pending.pop()]:
+                if facts.flags[user] & Flag.VIEW or facts.targets[user] == GETITEM:
+                    found.append(user)
+                    pending.append(user)
+        return found
+
+    def _nodes(self, trip: _Trip, steps: Steps) -> tuple[list[NewNode], str]:
+        facts, row = self.facts, trip.row
+        names = self.names.trial()
+        name = facts.names[trip.home]
+        nodes = []
+        for step in steps.steps:
+            arguments = (Node(name),) if step.argument is None else (Node(name), step.argument)
+            name = names.new(step.target)
+            nodes.append(
+                NewNode(
+                    name=name,
+                    target=step.target,
+                    arguments=arguments,
+                    shape=step.shape,
+                    stride=step.stride,
+                    dtype=facts.dtypes[row],
+                    device=facts.devices[row],
+                    module=facts.modules[row],
+                    like=facts.names[row],
+                )
+            )
+        names.settle()
+        return nodes, name
+
+    def _prove(self, trip: _Trip, passed: int, rows: Sequence[int], nodes: Sequence[NewNode], result: str) -> Proof:
+        facts = self.facts
+        grid = self._grid(trip.gathers)
+        splits = {self.cuts[row][0].split for row in rows if row in self.cuts}
+        old = []
+        for row in rows:
+            if row in self.cuts:
+                old.append(self._slice_of_ranks(row, grid, passed))
+            elif row not in splits:
+                old.extend(old_calls(facts, [row]))
+        proof = self.prover.prove(
+            facts.shapes[trip.home] or (), facts.names[trip.home], old, list(map(new_call, nodes)),
+            [(facts.names[trip.row], result)], grid, [facts.group_names[gather] for gather in trip.gathers],
+        )  # fmt: skip
+        if isinstance(proof, str):
+            raise _RefusedError("the check failed", proof)
+        return evolve(proof, assumed="; ".join(filter(None, (OTHERS, proof.assumed))))
+
+    def _slice_of_ranks(self, row: int, grid: Grid, passed: int) -> Call:
+        """A slice as every rank of the grid has it: at its own part."""
+        piece, taken = self.cuts[row]
+        parts = [(rank, _part_of(grid.position(rank), taken, passed)) for rank in grid.ranks]
+        begin = Part(tuple(parts), piece.count)
+        end = Part(tuple((rank, part + 1) for rank, part in parts), piece.count)
+        arguments = (Node(self.facts.names[piece.base]), piece.cut, begin, end)
+        return Call(self.facts.names[row], SLICE, arguments, self.facts.shapes[row])
+
+    def _newly_dead(self, rows: Sequence[int]) -> list[int]:
+        """The rows that nobody reads any more now that the last of them is not read, in graph order."""
+        found = []
+        for row in reversed(rows):
+            if row not in self.dead and (row == rows[-1] or all(user in self.dead for user in self._readers(row))):
+                self.dead.add(row)
+                found.append(row)
+        return found[::-1]
+
+    def _readers(self, row: int) -> Iterator[int]:
+        """Who reads a row, those included that read it in place of a slice."""
+        yield from self.facts.users[row]
+        for handed in self.handed.get(row, ()):
+            yield from self.facts.users[handed]
+
+
+def _part_of(positions: Sequence[int], taken: layouts.Digits, passed: int) -> int:
+    """Which part a rank has by its positions in the groups; the first ``passed`` of the gathers have none."""
+    part = 0
+    for digit in taken:
+        part = part * digit.size + positions[digit.origin - passed] // digit.weight % digit.size
+    return part
+
+
+def _reading(arguments: tuple[object, ...], name: str, instead: str) -> tuple[object, ...]:
+    return tuple(Node(instead) if value == Node(name) else value for value in arguments)
