@@ -40,15 +40,15 @@ class Outcome:
     plan: Plan | None
 
 
-def run_case(fence: Fence, file: Path, facts: Facts | None, *, planned: bool) -> Outcome:
+def run_case(fence: Fence, file: Path, facts: Facts | None, *, planned: bool, allowed: Sequence[str] = ()) -> Outcome:
     """Test the policy of an ``apl`` block. ``planned`` says that it has a graph; without ``facts``, that the graph
-    could not be read, and all that takes one is left out."""
+    could not be read, and all that takes one is left out. Diagnostics of ``allowed`` codes need no claim."""
     source = lifted(fence)
     claims, problems = read_claims(source)
     loaded = load_source(source, file, operators=operators_at_hand())
     made = None if facts is None or loaded.policy is None else plan(loaded.policy, facts, capabilities_for(facts.kind))
     found = (*loaded.diagnostics, *(() if made is None else findings(made)))
-    case = _Case(source, claims, made, planned, planned and facts is None)
+    case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
     diagnostics = [*problems, *case.compare(found)]
     return Outcome(len(claims), tuple(_lowered(each, fence, source) for each in diagnostics), made)
 
@@ -60,6 +60,7 @@ class _Case:
     plan: Plan | None
     planned: bool
     graph_is_broken: bool
+    allowed: frozenset[str]
     statements: tuple[Statement, ...] = field(init=False)
     _selections: Selections | None = field(default=None, init=False)
 
@@ -85,7 +86,9 @@ class _Case:
     def _unclaimed(self, found: Iterable[Diagnostic]) -> Iterable[Diagnostic]:
         """Errors and warnings that the policy does not claim to get."""
         for each in found:
-            if each.severity is Severity.NOTE or (each.code == _UNUSED and self._is_looked_at(each)):
+            if each.severity is Severity.NOTE or each.code in self.allowed:
+                continue
+            if each.code == _UNUSED and self._is_looked_at(each):
                 continue
             if not any(each.code in claim.values and self._is_about(claim, each) for claim in self._claimed(each)):
                 yield each

@@ -10,7 +10,7 @@ from attrs import define, evolve, field, frozen
 
 from policylang.checking import CheckResult
 from policylang.graph.facts import Facts
-from policylang.language.codes import diagnose
+from policylang.language.codes import CODES, diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
 from policylang.language.nearest import did_you_mean, nearest
@@ -21,8 +21,9 @@ from policylang.testing.fences import Fence, fences
 from policylang.testing.graphs import INFO, Drawn, Graphs
 
 NO_TESTS = "APL515"
-POLICY, GRAPH, IGNORE = "apl", "graph", "ignore"
+POLICY, GRAPH, ALLOW, IGNORE = "apl", "graph", "allow", "ignore"
 SUFFIX = ".md"
+_INFO_HELP = "for example `apl graph=two_layers`, `apl allow=APL303`, `apl ignore`"
 _NOT_OURS = ("node_modules", "__pycache__")
 
 
@@ -110,23 +111,26 @@ class _File:
         words = [word.text for word in fence.words[1:]]
         if words == [IGNORE]:
             return
-        drawn = self._graph(fence)
+        drawn, allowed = self._info(fence)
         facts = None if drawn is None else drawn.facts
-        outcome = run_case(fence, Path(self.source.name), facts, planned=drawn is not None)
+        outcome = run_case(fence, Path(self.source.name), facts, planned=drawn is not None, allowed=allowed)
         self.policies += 1
         self.claims += outcome.claims
         self.problems.extend(outcome.diagnostics)
         if outcome.plan is not None:
             self.coverage.add(outcome.plan)
 
-    def _graph(self, fence: Fence) -> Drawn | None:
-        """The graph that a policy names behind its fence, or else stands below."""
+    def _info(self, fence: Fence) -> tuple[Drawn | None, tuple[str, ...]]:
+        """The graph that a policy names behind its fence, or else stands below; and the codes that it allows."""
         drawn: Drawn | None = None
+        allowed: tuple[str, ...] = ()
         for word in fence.words[1:]:
-            key, sign, name = word.text.partition("=")
+            key, sign, value = word.text.partition("=")
             if key == GRAPH and sign and drawn is None:
-                drawn = self.graphs.find(name, evolve(word, start=word.start + len(key) + 1))
+                drawn = self.graphs.find(value, evolve(word, start=word.start + len(key) + 1))
+            elif key == ALLOW and sign and not allowed and all(code in CODES for code in value.split(",")):
+                allowed = tuple(value.split(","))
             else:
-                help = did_you_mean(nearest(word.text, (IGNORE,))) or "for example `apl graph=two_layers`, `apl ignore`"
+                help = did_you_mean(nearest(word.text, (IGNORE,))) or _INFO_HELP
                 self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a policy", word, help=help))
-        return drawn or self.graphs.above(fence)
+        return drawn or self.graphs.above(fence), allowed

@@ -161,6 +161,14 @@ def test_a_graph_that_cannot_be_read_is_said_once_and_nothing_follows(tmp_path):
     assert said(run(tmp_path, text)) == [("APL503", 4, "inpt")]
 
 
+def test_an_allowed_code_needs_no_claim(tmp_path):
+    graph = f"```graph two\n{GRAPH}```\n"
+    text = page("recompute mm\nsave mm  # decides: 2", " graph=two allow=APL303,APL309", graph=graph)
+    assert run(tmp_path, text).found.diagnostics == ()
+    wrong = run(tmp_path, text.replace("APL303", "APL999"))
+    assert ("APL504", "allow=APL999,APL309") in {(code, text) for code, _, text in said(wrong)}
+
+
 def test_an_ignored_policy_is_not_tested(tmp_path):
     assert run(tmp_path, page("save mmm", " ignore")).policies == 0
     assert run(tmp_path, page("save mmm", " ignore")).found.diagnostics == ()
