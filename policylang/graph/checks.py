@@ -67,20 +67,9 @@ COLUMNS: Mapping[str, Callable[[Any], bool]] = {
 
 def check_document(found: Mapping[str, Any]) -> None:
     """What is said of the whole graph. Raises :class:`DamagedError`."""
-    if found["kind"] not in [kind.value for kind in GraphKind]:
-        raise DamagedError("it is of no kind of graph")
-    if not _is_text(found["torch_version"]):
-        raise DamagedError("its version of torch is not text")
-    if found["rank"] is not None and not _is_amount(found["rank"]):
-        raise DamagedError("its rank is no number")
-    groups, lost = found["groups"], found["lost_records"]
-    if not isinstance(groups, dict) or not all(_is_group(name, group) for name, group in groups.items()):
-        raise DamagedError("a process group in it is none")
-    if not isinstance(lost, tuple) or not all(map(_is_lost_record, lost)):
-        raise DamagedError("a lost record in it is none")
-    meshes = found["meshes"]
-    if not isinstance(meshes, tuple) or not all(map(_is_mesh, meshes)):
-        raise DamagedError("a mesh in it is none")
+    for name, check in DOCUMENT.items():
+        if not check(found[name]):
+            raise DamagedError(f"what it says as `{name}` cannot be")
 
 
 def check_facts(facts: Facts) -> None:
@@ -127,3 +116,14 @@ def _is_ranks(ranks: Any) -> bool:
 
 def _is_lost_record(record: Any) -> bool:
     return isinstance(record, LostRecord) and _is_text(record.name) and _is_text(record.reason)
+
+
+DOCUMENT: Mapping[str, Callable[[Any], bool]] = {
+    "kind": lambda value: type(value) is str and value in {kind.value for kind in GraphKind},
+    "groups": lambda value: type(value) is dict and all(_is_group(name, group) for name, group in value.items()),
+    "meshes": lambda value: type(value) is tuple and all(map(_is_mesh, value)),
+    "rank": lambda value: value is None or _is_amount(value),
+    "torch_version": _is_text,
+    "lost_records": lambda value: type(value) is tuple and all(map(_is_lost_record, value)),
+}
+"""What is said of the whole graph, and what that may be."""

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import struct
+import zlib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
+from policylang.graph.checks import COLUMNS, DOCUMENT
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts
-from tests.support.shared_graphs import NAMES, shared_graph
+from policylang.graph.facts import Facts, GraphKind, Group, LostRecord, Mesh, Ref
+from policylang.language.loader import load_policy
+from policylang.planning.paths import capabilities_for
+from policylang.planning.planner import plan
+from tests.support.flat_graphs import flat_graph
+from tests.support.joint import capture_joint
+from tests.support.models import ZOO
+from tests.support.shared_graphs import JOINT, NAMES, shared_graph
+from tests.support.textgraph import facts_of
+
+POLICIES = tuple(path.stem for path in sorted((Path(__file__).parents[2] / "policies").glob("*.apl")))
+SMALL = """
+    %w = parameter
+    %x = input
+    %mm = aten.mm.default(%x, %w) layers.0 shape=8x8
+    %sin = aten.sin.default(%mm) layers.0 shape=8x8
+    %mm_1 = aten.mm.default(%sin, %w) layers.1 shape=8x8
+    ---
+    %b = aten.mul.Tensor(%sin, %mm_1)
+    output(%mm_1, %b)
+"""
 
 
 def assert_same(left: Facts, right: Facts) -> None:
@@ -21,10 +49,296 @@ def assert_same(left: Facts, right: Facts) -> None:
         assert one == other, each.name
 
 
+def everything_said() -> Facts:
+    """A graph of three nodes with a value of its own in each column, and something in all that is said of the whole."""
+    facts = facts_of("%x = input\n%a = aten.sin.default(%x)\n%b = aten.add.Tensor(%a, %x)\n---\noutput(%b)")
+    rows = len(facts)
+    own: dict[str, Any] = {
+        "modules": ["", "layers.0", "layers.1", ""],
+        "ac_regions": [None, 3, 0, None],
+        "user_tags": [None, "MUST_SAVE", None, None],
+        "flags": [0, 1, 32767, 0],
+        "bytes": [0, 1 << 40, 3, 0],
+        "numel": [0, 1 << 39, 4, 0],
+        "shapes": [None, (1 << 39, 1), (), None],
+        "strides": [None, (1, 0), None, None],
+        "dtypes": ["", "bfloat16", "float32", ""],
+        "devices": ["", "cuda:0", "cpu", ""],
+        "flops": [0, 5, 1 << 60, 0],
+        "owners": [0, 1, 1, 3],
+        "input_kinds": [1, 0, 0, 0],
+        "input_names": ["layers.0.weight", "", "", ""],
+        "arguments": [(), (Ref(0), 1, True, 1.5, None, "float32", (Ref(0), -7)), ([Ref(1), 2],), ()],
+        "group_names": ["", "7", "", ""],
+    }
+    assert all(len(column) == rows for column in own.values())
+    return attrs.evolve(
+        facts,
+        **own,
+        groups={"7": Group("7", (0, 8, 16), 3, "dp")},
+        meshes=(Mesh(("dp", "tp"), (2, 2), (0, 1, 2, 3)),),
+        rank=5,
+        torch_version="2.13.0",
+        lost_records=(LostRecord("value 7 of 36", "gone"),),
+    )
+
+
+def test_every_field_is_stored() -> None:
+    """A field that is added to facts and not stored fails here: give it a value above."""
+    facts = everything_said()
+    assert_same(snapshot.parse(snapshot.dump(facts)), facts)
+    plain = facts_of("%x = input\n%a = aten.sin.default(%x)\n---\noutput(%a)")
+    same = [each.name for each in attrs.fields(Facts) if list_of(facts, each.name) == list_of(plain, each.name)]
+    assert not set(same) - {"kind", "ops"}, "these have no value of their own above"
+
+
+def test_every_field_is_checked_when_it_is_read() -> None:
+    """A field that is added to facts needs a check in ``graph/checks.py``, since a file may say anything of it."""
+    where_they_are_read = {"names", "inputs", "owners", "arguments", "users"}
+    for each in attrs.fields(Facts):
+        known = COLUMNS if snapshot.is_column(each.name) else DOCUMENT
+        assert each.name in known or each.name in where_they_are_read, each.name
+
+
+def list_of(facts: Facts, name: str) -> Any:
+    value = getattr(facts, name)
+    return list(value)[:3] if snapshot.is_column(name) else value
+
+
+def test_whole_numbers_and_truth_values_are_told_apart() -> None:
+    facts = everything_said()
+    read = snapshot.parse(snapshot.dump(facts))
+    assert repr(list(read.arguments)) == repr(list(facts.arguments))
+
+
+@pytest.mark.parametrize("kind", list(GraphKind))
+def test_every_kind_of_graph(kind: GraphKind) -> None:
+    facts = attrs.evolve(everything_said(), kind=kind)
+    assert snapshot.parse(snapshot.dump(facts)).kind is kind
+
+
+@pytest.mark.parametrize(
+    "names", [("mm", "mm_1", "mm_3", "mm_2"), ("_1", "a_01", "a_", "a_1_2"), ("é_7", "b_9999999999", "0", "_")]
+)
+def test_names_of_every_form(names: tuple[str, ...]) -> None:
+    facts = attrs.evolve(everything_said(), names=names)
+    assert tuple(snapshot.parse(snapshot.dump(facts)).names) == names
+
+
+@cache
+def recorded(name: str) -> Facts:
+    return collect(shared_graph(name))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_graph_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
-    facts = collect(shared_graph(name))
+    facts = recorded(name)
     path = tmp_path / "recorded.graph"
     snapshot.write(facts, path)
-    assert_same(snapshot.load(path), facts)
+    read = snapshot.load(path)
+    assert_same(read, facts)
     assert path.stat().st_size < 3 * len(facts), "three bytes a node"
+    assert_same_plans(read, facts)
+
+
+def assert_same_plans(left: Facts, right: Facts) -> None:
+    for name in POLICIES:
+        policy = load_policy(name).policy
+        assert policy is not None
+        one, other = (plan(policy, facts, capabilities_for(facts.kind)) for facts in (left, right))
+        assert one.digest == other.digest, name
+        assert one.diagnostics == other.diagnostics, name
+        assert [each.found for each in one.expectations] == [each.found for each in other.expectations], name
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        *((model, "joint") for model in ("llama", "mixtral", "gpt2", "resnet", "dropout", "counter")),
+        *((model, "flat") for model in ("llama", "gpt2", "resnet", "dropout", "counter")),
+    ],
+)
+def test_a_plan_on_a_snapshot_is_the_plan_on_the_graph(model: str, path: str) -> None:
+    example = ZOO[model]()
+    if path == "joint":
+        joint = capture_joint(example.module, example.inputs, example.loss_fn)
+        facts = collect(joint.gm)
+    else:
+        facts = collect(flat_graph(example).gm)
+    read = snapshot.parse(snapshot.dump(facts))
+    assert_same(read, facts)
+    assert_same_plans(read, facts)
+
+
+def test_equal_facts_are_equal_bytes() -> None:
+    assert snapshot.dump(facts_of(SMALL)) == snapshot.dump(facts_of(SMALL))
+
+
+# --- files that are no snapshots ------------------------------------------------------------------------------------
+
+
+def refusal(data: bytes) -> Any:
+    with pytest.raises(PolicyGraphError) as raised:
+        snapshot.parse(data, "g.graph")
+    (diagnostic,) = raised.value.diagnostics
+    return diagnostic
+
+
+def packed(body: bytes, *, version: int = 1, length: int | None = None) -> bytes:
+    content = zlib.compress(body)
+    length = len(body) if length is None else length
+    return struct.pack("<8sHQI", snapshot.MAGIC, version, length, zlib.crc32(content)) + content
+
+
+def unpacked(data: bytes) -> bytearray:
+    return bytearray(zlib.decompress(data[struct.calcsize("<8sHQI") :]))
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "said"),
+    [
+        (b"", "APL353", "`g.graph` is damaged: it is empty"),
+        (snapshot.MAGIC[:4], "APL353", "`g.graph` is damaged: it ends too early"),
+        (snapshot.MAGIC + b"\1", "APL353", "`g.graph` is damaged: it ends too early"),
+        (b"policy llama3\n", "APL351", "`g.graph` is not a snapshot of a graph"),
+        (bytes(range(256)) * 100, "APL351", "`g.graph` is not a snapshot of a graph"),
+        (packed(b"", version=7), "APL352", "`g.graph` has format 7, and this policylang reads formats up to 1"),
+        (packed(b""), "APL353", "`g.graph` is damaged: it ends too early"),
+        (packed(b"\0", length=5), "APL353", "`g.graph` is damaged: its content has another length than it says"),
+        (packed(b"\0" * 5, length=1), "APL353", "`g.graph` is damaged: its content has another length than it says"),
+        (
+            packed(b"", length=1 << 40),
+            "APL354",
+            "`g.graph` is larger than a snapshot can be: it unpacks to 1,099,511,627,776 bytes",
+        ),
+        (
+            packed(b"\xff\xff\xff\x7f"),
+            "APL354",
+            "`g.graph` is larger than a snapshot can be: it has 268,435,455 nodes",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_snapshot_is_refused_by_name(data: bytes, code: str, said: str) -> None:
+    found = refusal(data)
+    assert (found.code, found.message) == (code, said)
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    """A gigabyte of zeros in a megabyte: no more of it is made than the header says there is."""
+    content = zlib.compress(bytes(1 << 30), 9)
+    data = struct.pack("<8sHQI", snapshot.MAGIC, 1, 1000, zlib.crc32(content)) + content
+    assert refusal(data).message == "`g.graph` is damaged: its content has another length than it says"
+
+
+def test_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.graph"
+    with open(path, "wb") as file:
+        file.write(snapshot.MAGIC)
+        file.truncate(1 << 33)  # sparse: it takes no room
+    with pytest.raises(PolicyGraphError, match="it has 8,589,934,592 bytes"):
+        snapshot.load(path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no endless file here")
+def test_an_endless_file_is_not_read_to_its_end() -> None:
+    with pytest.raises(PolicyGraphError, match="is larger than a snapshot can be"):
+        snapshot.load("/dev/zero")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.graph", tmp_path):
+        with pytest.raises(PolicyGraphError) as raised:
+            snapshot.load(path)
+        assert raised.value.diagnostics[0].code == "APL355"
+    with pytest.raises(PolicyGraphError, match="cannot be written"):
+        snapshot.write(facts_of(SMALL), tmp_path / "no" / "such" / "folder.graph")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("owners", [0, 0, 2, 5, 4, 5, 6], "share the decision"),
+        ("owners", [0, 1, 2, 2, 3, 5, 6], "share the decision"),
+        ("ops", ["x"] * 7, "`ops` holds what cannot be there"),
+        ("phases", [9] * 7, "`phases` holds what cannot be there"),
+        ("flags", [1 << 20] * 7, "`flags` holds what cannot be there"),
+        ("bytes", [-1] * 7, "`bytes` holds what cannot be there"),
+        ("bytes", [True] * 7, "`bytes` holds what cannot be there"),
+        ("shapes", [("x",)] * 7, "`shapes` holds what cannot be there"),
+        ("group_names", ["9"] * 7, "names a process group that it does not list"),
+        ("names", ["a"] * 7, "two of its nodes have one name"),
+        ("targets", ["mm"] * 7, "an operator without a namespace"),
+        ("groups", {"1": 5}, "what it says as `groups` cannot be"),
+        ("groups", {"1": Group("1", ("x",), 1)}, "what it says as `groups` cannot be"),  # type: ignore[arg-type]
+        ("meshes", (Mesh(("a",), (3,), (0, 1)),), "what it says as `meshes` cannot be"),
+        ("lost_records", (1,), "what it says as `lost_records` cannot be"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(column: str, values: Any, said: str) -> None:
+    """Planning relies on what facts say; a file may say anything."""
+    facts = facts_of(SMALL)
+    rows = len(facts)
+    found = refusal(
+        snapshot.dump(attrs.evolve(facts, **{column: values[:rows] if isinstance(values, list) else values}))
+    )
+    assert found.code == "APL353"
+    assert said in found.message
+
+
+def test_a_column_of_a_newer_version_is_not_left_out() -> None:
+    body = unpacked(snapshot.dump(facts_of(SMALL)))
+    at = body.index(b"\5flops")
+    body[at + 1 : at + 6] = b"flips"
+    found = refusal(packed(bytes(body)))
+    assert (found.code, found.help) == ("APL352", "update policylang, or write the snapshot again")
+    assert "`flips`" in found.message
+
+
+def planned(data: bytes) -> None:
+    """Read it and plan on it; a diagnostic is an answer too."""
+    try:
+        facts = snapshot.parse(data)
+    except PolicyGraphError:
+        return
+    policy = load_policy("llama3_sac").policy
+    assert policy is not None
+    plan(policy, facts, capabilities_for(facts.kind))
+
+
+DATA = snapshot.dump(everything_said())
+BODY = bytes(unpacked(snapshot.dump(facts_of(SMALL))))
+
+
+@given(st.integers(0, len(DATA)))
+@settings(max_examples=50, deadline=None)
+def test_a_file_that_was_cut_short(length: int) -> None:
+    if length < len(DATA):
+        assert refusal(DATA[:length]).code == "APL353"
+
+
+@given(st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_a_file_with_changed_bytes(changes: list[tuple[int, int]]) -> None:
+    data = bytearray(DATA)
+    for at, change in changes:
+        data[at] ^= change
+    planned(bytes(data))
+
+
+@given(st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(0, 255)), min_size=1, max_size=3))
+@settings(max_examples=500, deadline=None)
+def test_a_file_that_was_changed_and_packed_again(changes: list[tuple[int, int]]) -> None:
+    body = bytearray(BODY)
+    for at, byte in changes:
+        body[at] = byte
+    planned(packed(bytes(body)))
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_packed(body: bytes) -> None:
+    planned(packed(body))
+
+
+def test_the_large_graph_is_far_below_a_megabyte() -> None:
+    assert len(snapshot.dump(recorded(JOINT))) < 64 << 10
