@@ -10,11 +10,11 @@ is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Flag, InputKind
+from policylang.graph.facts import Facts, Flag, Group, InputKind
 from policylang.language.syntax import Rewriting
 from policylang.planning.plan import Capabilities
 from policylang.planning.rewrites import layouts
@@ -49,7 +49,13 @@ _CUTS = frozenset({SLICE, "aten.narrow.default", GETITEM})
 
 
 def collapse_round_trips(
-    facts: Facts, number: int, statement: Rewriting, capabilities: Capabilities, names: Names, prover: Prover
+    facts: Facts,
+    number: int,
+    _statement: Rewriting,
+    _capabilities: Capabilities,
+    names: Names,
+    prover: Prover,
+    _known: Mapping[str, Group],
 ) -> list[Rewrite | Refused]:
     """What a ``collapse round_trips`` statement comes to, in graph order. Linear in nodes, edges and chains."""
     return _Collapsing(facts, number, names, prover).outcomes()
