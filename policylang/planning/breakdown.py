@@ -18,7 +18,7 @@ from policylang.language.syntax import Action
 from policylang.planning.estimate import Peak, peak_of
 from policylang.planning.outcome import Needs, Outcome, backward_needs, own_bytes, with_cost
 from policylang.planning.plan import Decision, Plan, Why
-from policylang.planning.storage import storage_roots
+from policylang.planning.storage import GETITEM, storage_roots
 from policylang.planning.timeline import Timeline, simulate
 
 Fate = Literal["saved", "left to PyTorch", "recomputed", "offloaded"]
@@ -195,7 +195,7 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> Entry:
     rule = None if decision is None or decision.rule is None else plan.policy.rules[decision.rule]
     return Entry(
         fate=fate,
-        operator=facts.targets[row],
+        operator=operator_of(facts, row),
         module=_relative(module, plan.block_names[block]) if block >= 0 else module,
         shape=facts.shapes[row],
         dtype=facts.dtypes[row],
@@ -204,6 +204,11 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> Entry:
         bytes=size,
         flops=facts.flops[row] if fate == "recomputed" else 0,
     )
+
+
+def operator_of(facts: Facts, row: int) -> str:
+    """The operator that a value comes from: of a ``getitem`` the one that it reads."""
+    return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
 
 
 def _relative(module: str, block: str) -> str:
@@ -262,4 +267,4 @@ def _ranges(numbers: Sequence[int]) -> str:
     step = numbers[1] - numbers[0]
     if step > 1 and len(numbers) > 3 and all(b - a == step for a, b in pairwise(numbers)):
         return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -10,7 +10,7 @@ from attrs import asdict
 
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy
-from policylang.planning.breakdown import Breakdown, Scenario
+from policylang.planning.breakdown import Breakdown, Scenario, operator_of
 from policylang.planning.plan import Plan, Why
 from policylang.planning.worth import Worth
 from policylang.report.report import word
@@ -55,11 +55,12 @@ def _lines(source: Source) -> list[str]:
 
 
 def _sources(policy: Policy) -> list[Source]:
-    """Every file that a statement of the policy stands in, in the order in which the statements come up."""
+    """Every file that a statement of the policy stands in, the user's before those of the bundled library."""
     spans: list[Span] = [rule.span for rule in policy.rules]
     spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
     spans += [each.span for each in (*policy.rewrites, *policy.expectations)]
-    return list(dict.fromkeys(span.source for span in spans if span.source.text))
+    found = dict.fromkeys(span.source for span in spans if span.source.text)
+    return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
 
 
 def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
     decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
     return {
         "name": [facts.names[row] for row in rows],
-        "operator": _coded(facts.targets[row] for row in rows),
+        "operator": _coded(operator_of(facts, row) for row in rows),
         "module": _coded(facts.modules[row] or facts.modules[facts.owners[row]] for row in rows),
         "shape": _coded("×".join(map(str, facts.shapes[row] or ())) for row in rows),
         "dtype": _coded(facts.dtypes[row] for row in rows),

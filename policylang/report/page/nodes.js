@@ -115,11 +115,13 @@ function bringIntoView(at) {
   paint();
 }
 
+const placeOf = (rule) => (data.sources.length > 1 ? rule.source : `line ${rule.line}`);
+
 function standing(rule, row) {
   if (nodes.rule[row] === rule) return "decides";
   if (nodes.always[row]) return "a size is always saved";
   if (nodes.rule[row] < 0) return "the user's own checkpoint keeps it";
-  return `overridden by line ${data.rules[nodes.rule[row]].line}`;
+  return `overridden by ${placeOf(data.rules[nodes.rule[row]])}`;
 }
 
 function showDetail(row, choose) {
@@ -138,7 +140,7 @@ function showDetail(row, choose) {
   for (const rule of rules) {
     const decides = nodes.rule[row] === rule;
     found.append(make("li", { class: decides ? "" : "no-decision" },
-      make("button", { type: "button", class: "choose", "data-rule": rule, on: { click: () => choose(rule) } }, `${data.rules[rule].line}: ${data.rules[rule].text}`),
+      make("button", { type: "button", class: "choose", "data-rule": rule, on: { click: () => choose(rule) } }, `${placeOf(data.rules[rule])}: ${data.rules[rule].text}`),
       make("span", { class: "hint" }, standing(rule, row))));
   }
   box.append(found);

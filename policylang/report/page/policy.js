@@ -61,7 +61,7 @@ function worthTitle(rule) {
   if (!rule.worth) return "";
   const worth = rule.worth;
   const price = worth.flops_per_gib ? `, ${flops(worth.flops_per_gib)} a GiB` : "";
-  return `${worth.verdict}: ${signed(worth.saved_bytes, bytes)} saved, ${signed(worth.recomputed_flops, flops)} recomputed, ` +
+  return `It ${worth.verdict}: ${signed(worth.saved_bytes, bytes)} saved, ${signed(worth.recomputed_flops, flops)} recomputed, ` +
     `${signed(worth.peak_bytes, bytes)} at the peak, compared with the policy without this rule${price}`;
 }
 

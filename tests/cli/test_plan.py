@@ -1,0 +1,127 @@
+"""`policylang plan`: what it prints, what it exits with, what it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from policylang.graph.snapshot import write
+from tests.support.textgraph import facts_of
+
+GRAPH = """
+    %x = input bytes=100
+    %w = parameter bytes=1073741824
+    %a0 = aten.mm.default(%x, %w) layers.0 bytes=1073741824 flops=4000 shape=8x8 dtype=float32
+    %b0 = aten.sin.default(%a0) layers.0 bytes=1073741824 shape=8x8 dtype=float32
+    %a1 = aten.mm.default(%b0, %w) layers.1 bytes=1073741824 flops=4000 shape=8x8 dtype=float32
+    %b1 = aten.sin.default(%a1) layers.1 bytes=1073741824 shape=8x8 dtype=float32
+    ---
+    %t = tangent bytes=8
+    %g1 = aten.mul.Tensor(%t, %b1, %a1) bytes=8
+    %g0 = aten.mul.Tensor(%g1, %b0, %a0) bytes=8
+    output(%b1, %g0)
+"""
+POLICY = "blocks layers.*\nrecompute everything in block\nsave mm in block\n"
+
+
+@pytest.fixture
+def graph(tmp_path):
+    path = tmp_path / "small.graph"
+    write(facts_of(GRAPH), path)
+    return str(path)
+
+
+@pytest.fixture
+def policy(tmp_path):
+    def make(text: str = POLICY) -> str:
+        path = tmp_path / "mine.apl"
+        path.write_text(text)
+        return str(path)
+
+    return make
+
+
+def test_what_is_saved_and_recomputed_by_which_line(policylang, graph, policy):
+    outcome = policylang("plan", policy(), "--graph", graph)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "policy mine: 4 forward values, 2 blocks" in outcome.out
+    assert re.search(r"saved +2 GiB +4 GiB", outcome.out)
+    assert "layers.0–1 ×2: 1 GiB saved, 1 GiB and 0 FLOP recomputed, each" in outcome.out
+    assert re.search(r"saved +aten.mm.default +8×8 float32 +1 GiB +mine.apl:3", outcome.out)
+    assert re.search(r"recomputed +aten.sin.default +8×8 float32 +1 GiB +mine.apl:2", outcome.out)
+
+
+def test_what_each_rule_is_worth(policylang, graph, policy):
+    """Without `save mm` both products run twice; without the ground rule the two sines are kept."""
+    outcome = policylang("plan", policy(), "--graph", graph, "--output-format", "json")
+    ground, save = json.loads(outcome.out)["rules"]
+    assert (save["worth"]["saved_bytes"], save["worth"]["recomputed_flops"]) == (2 << 30, -8000)
+    assert (save["worth"]["verdict"], save["worth"]["flops_per_gib"]) == ("buys FLOPs", 4000)
+    assert (ground["worth"]["saved_bytes"], ground["worth"]["recomputed_flops"]) == (-(2 << 30), 0)
+    assert (ground["worth"]["verdict"], ground["worth"]["flops_per_gib"]) == ("frees memory", None)
+
+
+def test_what_is_left_to_pytorch_counts_as_saved_and_is_told(policylang, graph, policy):
+    outcome = policylang("plan", policy("save mm\n"), "--graph", graph)
+    assert outcome.code == 0
+    assert "2 GiB of what is saved is left to PyTorch's partitioner" in outcome.out
+
+
+def test_json_is_one_document(policylang, graph, policy):
+    outcome = policylang("plan", policy(), "--graph", graph, "--output-format", "json")
+    found = json.loads(outcome.out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert found["with"]["saved_bytes"] == 2 << 30
+    assert found["without"]["saved_bytes"] == 4 << 30
+    (group,) = found["groups"]
+    assert group["blocks"] == ["layers.0", "layers.1"]
+    assert [value["fate"] for value in group["values"]] == ["saved", "recomputed"]
+    assert found["diagnostics"] == []
+
+
+def test_errors_between_policy_and_graph_are_printed_with_the_plan(policylang, graph, policy):
+    outcome = policylang("plan", policy(POLICY + "save bmm\n"), "--graph", graph)
+    assert outcome.code == 1
+    assert outcome.out.startswith("error[APL301]")
+    assert "layers.0–1 ×2" in outcome.out
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize(("case", "code"), [("syntax", 1), ("no policy", 2), ("no graph", 2), ("foreign graph", 1)])
+def test_what_cannot_be_read(policylang, graph, policy, tmp_path, format, case, code):
+    (tmp_path / "foreign.graph").write_text("a graph, it says")
+    name = policy("save mm or\n" if case == "syntax" else POLICY)
+    name = str(tmp_path / "nowhere.apl") if case == "no policy" else name
+    where = {"no graph": "nowhere.graph", "foreign graph": "foreign.graph"}.get(case)
+    outcome = policylang(
+        "plan", name, "--graph", graph if where is None else str(tmp_path / where), "--output-format", format
+    )
+    assert "APL" in outcome.out
+    assert outcome.err == ""
+    assert outcome.code == code
+    if format == "json":
+        assert json.loads(outcome.out)["diagnostics"]
+
+
+def test_the_page_is_written(policylang, graph, policy, tmp_path):
+    out = tmp_path / "plan.html"
+    outcome = policylang("plan", policy(), "--graph", graph, "--html", str(out))
+    assert (outcome.code, outcome.err) == (0, f"wrote {out}\n")
+    assert "<title>mine on small.graph</title>" in out.read_text()
+
+
+def test_a_page_that_cannot_be_written(policylang, graph, policy, tmp_path):
+    outcome = policylang("plan", policy(), "--graph", graph, "--html", str(tmp_path / "nowhere" / "plan.html"))
+    assert outcome.code == 2
+    assert "cannot write" in outcome.err
+
+
+def test_planning_needs_no_torch(process, graph, policy, tmp_path):
+    script = (
+        "import sys; from policylang.cli import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
+    )
+    outcome = process("-c", script, "plan", policy(), "--graph", graph, "--html", str(tmp_path / "plan.html"))
+    assert outcome.code == 0, outcome.err
