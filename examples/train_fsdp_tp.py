@@ -83,11 +83,13 @@ Step = Callable[[Tensor, Tensor], Tensor]
 """Runs forward and backward, leaves the gradients in ``.grad`` and returns the loss."""
 
 
-def traced_step(run: Run, model: nn.Module, tokens: Tensor, labels: Tensor) -> tuple[Step, Callable[[], object]]:
+def traced_step(
+    run: Run, model: nn.Module, mesh: DeviceMesh, tokens: Tensor, labels: Tensor
+) -> tuple[Step, Callable[[], object]]:
     """The step as one graph of forward, loss and backward, and its report."""
     traced = policylang.trace_step(model, loss_fn(run), tokens, labels)
     if run.policy is not None:
-        traced.apply(run.policy)
+        traced.apply(run.policy, mesh)
 
     def step(tokens: Tensor, labels: Tensor) -> Tensor:
         loss, gradients = traced(tokens, labels)
@@ -121,8 +123,8 @@ def train(run: Run, mesh: DeviceMesh) -> tuple[list[float], object]:
     for number in range(run.steps):
         tokens, labels = (share_of(each, mesh, run.layout).to(mesh.device_type) for each in batch_of(run, number))
         if step is None:
-            make = traced_step(run, model, tokens, labels) if run.how == "trace" else compiled_step(run, model)
-            step, report = make
+            traced = run.how == "trace"
+            step, report = traced_step(run, model, mesh, tokens, labels) if traced else compiled_step(run, model)
         loss = step(tokens, labels)
         optimizer.step()
         optimizer.zero_grad()
