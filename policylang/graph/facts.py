@@ -95,7 +95,7 @@ class Mesh:
     """A mesh of ranks, as ``DeviceMesh`` has it."""
 
     dims: tuple[str, ...]
-    """The names of its dimensions, slow to fast."""
+    """The names of its dimensions, slow to fast; empty where they have none."""
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
     """Global ranks in row-major order."""

@@ -52,6 +52,8 @@ def _rewrite_words(rewrite: Rewrite) -> Iterator[str]:
     yield f"{rewrite.statement} {rewrite.kind} {rewrite.source} {rewrite.collectives}"
     if rewrite.kind != "round_trip":  # a rank's own part of a split is another `getitem` on every rank
         yield f"{rewrite.before} {rewrite.replaced} {rewrite.dead} {rewrite.restrided}"
+    if rewrite.group is not None and rewrite.proof.assumed:  # ranks of which it does not hold find other distances
+        yield f"{[rank - rewrite.group.ranks[0] for rank in rewrite.group.ranks]}"
     for node in rewrite.nodes:
         arguments = () if node.per_rank else [_alike(value) for value in node.arguments]
         yield f"{node.name} {node.target} {node.shape} {node.stride} {node.dtype} {arguments}"

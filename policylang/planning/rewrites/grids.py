@@ -104,7 +104,7 @@ def dims_of(group: Group, meshes: Sequence[Mesh]) -> tuple[str, ...]:
     """The mesh dimensions that a group spans, slow to fast; empty where nothing says so."""
     for mesh in meshes:
         for spanned in _spans(mesh, group):
-            return tuple(mesh.dims[dim] for dim in spanned)
+            return tuple(mesh.dims[dim] for dim in spanned) if mesh.dims else ()
     return () if group.dim is None else (group.dim,)
 
 
@@ -146,7 +146,7 @@ def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
     mine = next(ranks for ranks in grids if rank in ranks)
     shape = tuple(group.size for group in groups)
     here = tuple(group.ranks.index(rank) for group in groups)
-    named = tuple(tuple(mesh.dims[dim] for dim in span) for span in spans)
+    named = tuple(tuple(mesh.dims[dim] for dim in span) if mesh.dims else () for span in spans)
     return Grid(shape, mine, here, tuple(sorted(grids, key=min)), named, "")
 
 
