@@ -55,7 +55,8 @@ class NodeExplanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        what = f"{'×'.join(map(str, self.shape))} {self.dtype}, " if self.shape is not None else ""
+        sizes = "×".join(map(str, self.shape)) if self.shape is not None else ""
+        what = f"{f'{sizes} {self.dtype}'.strip()}, " if sizes or self.dtype else ""
         place = f" in {self.module}" if self.module else ""
         lines = [
             f"{self.name}: {self.operator}{place}",

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from policylang.graph.snapshot import write
 from policylang.language.codes import CODES
+from tests.support.textgraph import facts_of
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
@@ -23,3 +27,95 @@ def test_an_unknown_code(policylang):
     assert outcome.code == 2
     assert "no diagnostic has the code `APL10`" in outcome.err
     assert "help: did you mean `APL" in outcome.err
+
+
+GRAPH = """
+    %x = input
+    %w = parameter
+    %mm = aten.mm.default(%x, %w) layers.0 shape=8x8 bytes=256
+    %sin = aten.sin.default(%mm) layers.0 shape=8x8 bytes=256
+    %mm_1 = aten.mm.default(%sin, %w) layers.1 shape=8x8 bytes=256
+    %split = aten.split.Tensor(%mm_1) layers.1 multi_output
+    %piece = builtin.getitem(%split) layers.1 follows=split
+    ---
+    %b = aten.mul.Tensor(%piece, %sin)
+    output(%mm_1, %b)
+"""
+POLICY = """\
+blocks layers.*
+recompute everything
+save mm, sin
+recompute every 2nd mm per graph
+save mm in encoder.*
+"""
+
+
+@pytest.fixture
+def explain(policylang, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.apl").write_text(POLICY)
+    write(facts_of(GRAPH), "g.graph")
+    return lambda *more: policylang("explain", "p.apl", "--graph", "g.graph", *more)
+
+
+def test_a_node_and_every_rule_in_turn(explain):
+    outcome = explain("--node", "mm")
+    assert outcome.code == 0
+    assert outcome.out == (
+        "mm: aten.mm.default in layers.0\n"
+        "  in block layers.0, 8×8, 256 B, 0 FLOP\n"
+        "  save: p.apl:3 decided; the backward does not need it\n\n"
+        "line     rule\n"
+        "p.apl:2  recompute everything              overridden by p.apl:3: save mm, sin\n"
+        "p.apl:3  save mm, sin                      decided\n"
+        "p.apl:4  recompute every 2nd mm per graph  no match: `every 2nd per graph`: it is the 1st of 2 in the graph\n"
+        "p.apl:5  save mm in encoder.*              no match: `in encoder.*`: it is in layers.0\n"
+    )
+
+
+def test_a_node_that_shares_a_decision(explain):
+    found = json.loads(explain("--node", "piece", "--output-format", "json").out)
+    assert (found["shares"], found["action"], found["operator"]) == ("split", "recompute", "builtin.getitem")
+    assert [rule["standing"] for rule in found["rules"]] == ["decided", "no match", "no match", "no match"]
+    assert found["rules"][2]["why"] == "`mm`: it is aten.split.Tensor"
+
+
+def test_a_rule_and_its_parts(explain):
+    outcome = explain("--rule", "3")
+    assert outcome.code == 0
+    assert outcome.out == (
+        "p.apl:3: save mm, sin\n"
+        "  matches 3, decides 2\n"
+        "  1 taken over by p.apl:4: recompute every 2nd mm per graph\n\n"
+        "what each part of it matches\n"
+        "  mm: 2 nodes\n"
+        "  sin: 1 node\n"
+        "  or: 3 nodes\n\n"
+        "what it decides\n"
+        "  mm, sin\n"
+    )
+    parts = json.loads(explain("--rule", "p.apl:5", "--output-format", "json").out)["parts"]
+    assert parts == ["mm: 2 nodes", "in encoder.*: 0 of them; nearest module paths: layers.0, layers"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--node", "mm_11"), "the graph has no node `mm_11`\nhelp: did you mean `mm_1`"),
+        (("--node", "x"), "no rule ranges over `x`, which is a graph input"),
+        (("--node", "b"), "no rule ranges over `b`, which is a backward node"),
+        (("--rule", "1"), "no rule of the policy begins in line `1`\nhelp: its rules begin in 2, 3, 4, 5"),
+        ((), "a node or a rule is explained of a policy on a graph"),
+    ],
+)
+def test_what_cannot_be_explained(explain, asked, said):
+    outcome = explain(*asked)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+def test_a_policy_with_errors(explain, tmp_path):
+    (tmp_path / "p.apl").write_text("save mmm\n")
+    outcome = explain("--node", "mm")
+    assert outcome.code == 1
+    assert "error[APL101]" in outcome.err

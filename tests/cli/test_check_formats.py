@@ -1,0 +1,175 @@
+"""A mistake of each kind in every output format, whole. ``python -m tests.cli.test_check_formats`` writes the files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import chdir, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jsonschema
+import pytest
+
+from policylang.cli import main
+from policylang.graph.snapshot import write
+from policylang.language.operators import OperatorTable
+from tests.support.textgraph import facts_of
+
+GOLDEN = Path(__file__).parent / "golden"
+FORMATS = {"text": "txt", "concise": "txt", "json": "json", "github": "txt", "sarif": "json"}
+CASES = {
+    "syntax": "policy p\nsave mm or\nrecompute every 2nd mm per blok\n",
+    "name": "let big = mm\nlet big = bmm\nsave big, atention in block\n",
+    "graph": "blocks layers.*\nrecompute everything\nmust_recompute mm\nsave mm in layers.0\nsave bmm in encoder.*\n"
+    "expect saved <= 1 B\n",
+    "include": 'include <fsdp>\ninclude "other.apl"\nsave mm\n',
+}
+GRAPH = """
+    %x = input
+    %w = parameter
+    %mm = aten.mm.default(%x, %w) layers.0 shape=8x8 bytes=256
+    %sin = aten.sin.default(%mm) layers.0 shape=8x8 bytes=256
+    %mm_1 = aten.mm.default(%sin, %w) layers.1 shape=8x8 bytes=256
+    %cos = aten.cos.default(%mm_1) layers.1 shape=8x8 bytes=256
+    ---
+    %b = aten.mul.Tensor(%cos, %mm_1)
+    %c = aten.mul.Tensor(%b, %sin)
+    %d = aten.mul.Tensor(%c, %mm)
+    output(%cos, %d)
+"""
+
+
+def printed(case: str, form: str, folder: Path) -> str:
+    """What the command prints in a folder that holds the case."""
+    (folder / f"{case} error.apl").write_text(CASES[case], encoding="utf-8")
+    write(facts_of(GRAPH), folder / "small.graph")
+    graph = ["--graph", "small.graph"] if case == "graph" else []
+    out = StringIO()
+    version = mock.patch("policylang.report.diagnostics.sarif.installed_version", return_value="1.2.3")
+    # a torch that is loaded has more names to suggest
+    operators = mock.patch("policylang.checking.operators_at_hand", OperatorTable.bundled)
+    with chdir(folder), redirect_stdout(out), version, operators:
+        assert main(["check", f"{case} error.apl", "--output-format", form, *graph]) == 1
+    return out.getvalue()
+
+
+def golden(case: str, form: str) -> Path:
+    return GOLDEN / f"{case}.{form}.{FORMATS[form]}"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_format(case: str, form: str, tmp_path: Path) -> None:
+    assert printed(case, form, tmp_path) == golden(case, form).read_text(encoding="utf-8")
+
+
+def of(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def several(items: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+TEXT = {"type": "string"}
+MESSAGE = of({"text": {"type": "string", "minLength": 1}}, "text")
+LEVEL = {"enum": ["none", "note", "warning", "error"]}
+FROM_1 = {"type": "integer", "minimum": 1}
+FROM_0 = {"type": "integer", "minimum": 0}
+REGION = of(
+    {
+        **dict.fromkeys(("startLine", "startColumn", "endLine", "endColumn"), FROM_1),
+        "charOffset": FROM_0,
+        "charLength": FROM_0,
+    },
+    "startLine",
+)
+ARTIFACT = of({"uri": {"type": "string", "format": "uri-reference", "pattern": r"^[^\s\\<>\"{}|^`]+$"}}, "uri")
+LOCATION = of(
+    {
+        "id": FROM_0,
+        "physicalLocation": of({"artifactLocation": ARTIFACT, "region": REGION}, "artifactLocation"),
+        "message": MESSAGE,
+    }
+)
+RULE = of(
+    {
+        "id": TEXT,
+        "shortDescription": MESSAGE,
+        "fullDescription": MESSAGE,
+        "defaultConfiguration": of({"level": LEVEL}),
+    },
+    "id",
+)
+RESULT = of(
+    {
+        "ruleId": TEXT,
+        "ruleIndex": FROM_0,
+        "level": LEVEL,
+        "message": MESSAGE,
+        "locations": several(LOCATION),
+        "relatedLocations": several(LOCATION, uniqueItems=True),
+    },
+    "message",
+)
+DRIVER = of({"name": TEXT, "version": TEXT, "rules": several(RULE, uniqueItems=True)}, "name")
+RUN = of(
+    {
+        "tool": of({"driver": DRIVER}, "driver"),
+        "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+        "results": several(RESULT),
+    },
+    "tool",
+)
+SARIF = of(
+    {"$schema": {"type": "string", "format": "uri"}, "version": {"const": "2.1.0"}, "runs": several(RUN)},
+    "version",
+    "runs",
+)
+"""What SARIF 2.1.0 demands of the objects that are written (sections 3.13 to 3.49 of the standard), and no others: a
+property that is not here is not one of the standard's, or one that is not written today."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sarif_is_what_the_standard_demands(case: str) -> None:
+    log = json.loads(golden(case, "sarif").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(SARIF)
+    jsonschema.validate(log, SARIF)
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert all(rules[result["ruleIndex"]]["id"] == result["ruleId"] for result in run["results"])
+    text = CASES[case]
+    for result in run["results"]:
+        for place in result.get("locations", ()):
+            region = place["physicalLocation"]["region"]
+            start = sum(map(len, text.splitlines(keepends=True)[: region["startLine"] - 1])) + region["startColumn"] - 1
+            assert start == region["charOffset"]
+
+
+def test_a_clean_policy_is_an_empty_log(tmp_path: Path) -> None:
+    (tmp_path / "good.apl").write_text("save mm\n")
+    out = StringIO()
+    with chdir(tmp_path), redirect_stdout(out):
+        assert main(["check", "good.apl", "--output-format", "sarif"]) == 0
+    log = json.loads(out.getvalue())
+    jsonschema.validate(log, SARIF)
+    assert log["runs"][0]["results"] == []
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for each in CASES:
+        for name in FORMATS:
+            with tempfile.TemporaryDirectory() as folder:
+                os.makedirs(GOLDEN, exist_ok=True)
+                golden(each, name).write_text(printed(each, name, Path(folder)), encoding="utf-8")
