@@ -28,7 +28,8 @@ CODES: tuple[Code, ...] = (
         "words behind a fence",
         "Behind the fence of a policy test stands what it is planned on: `apl graph=two_layers` names a block "
         "`graph two_layers` of the same file, `apl graph=llama3_8b.graph` a snapshot beside it. `apl ignore` is shown "
-        "and not tested; `apl allow=APL303` does not mind that warning. A block `graph` may have a name and a kind: `joint`, `flat` or `forward`.",
+        "and not tested; `apl allow=APL303` does not mind that warning. "
+        "A block `graph` may have a name and a kind: `joint`, `flat` or `forward`.",
     ),
     Code(
         "APL510",
