@@ -16,6 +16,7 @@ from policylang.planning.rewrites.gathers import fuse_gathers
 from policylang.planning.rewrites.naming import Names
 from policylang.planning.rewrites.proof import Prover
 from policylang.planning.rewrites.round_trips import collapse_round_trips
+from policylang.planning.rewrites.scatters import fuse_scatters
 
 
 def plan_rewrites(policy: Policy, facts: Facts, capabilities: Capabilities) -> tuple[Rewrites, Facts]:
@@ -64,4 +65,8 @@ def _renamed(value: Any, replaced: dict[str, str]) -> Any:
 
 Planner = Callable[..., list[Rewrite | Refused]]
 
-_PLANNERS: dict[str, Planner] = {"all_gather": fuse_gathers, "round_trips": collapse_round_trips}
+_PLANNERS: dict[str, Planner] = {
+    "all_gather": fuse_gathers,
+    "reduce_scatter": fuse_scatters,
+    "round_trips": collapse_round_trips,
+}

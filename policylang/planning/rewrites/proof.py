@@ -15,6 +15,7 @@ from policylang.planning.rewrites.evaluator import EvaluationError, Tensor, run
 from policylang.planning.rewrites.grids import Grid
 from policylang.planning.rewrites.shrinking import ShrinkingError, Sizes
 
+SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 MOST_ELEMENTS = 1 << 22
 """Of all ranks' shards together: what could not be made smaller than this is not tried."""
 
@@ -65,11 +66,12 @@ def _prove(
         sizes.shrink()
         small = sizes.small_shape(source)
         count = _product(small)
-        if count * len(grid.ranks) ** 2 > MOST_ELEMENTS:
-            return f"shards of {list(small)} on {len(grid.ranks)} ranks are too much to check"
+        world, sums = len(grid.ranks), any(call.target == SCATTER for call in old)
+        if count * world * (1 if sums else world) > MOST_ELEMENTS:
+            return f"shards of {list(small)} on {world} ranks are too much to check"
+        label = _labels_to_add if sums else _labels
         shards = {
-            rank: Tensor.fresh(range(place * count, (place + 1) * count), small)
-            for place, rank in enumerate(sorted(grid.ranks))
+            rank: Tensor.fresh(label(place, count, world), small) for place, rank in enumerate(sorted(grid.ranks))
         }
         groups = _groups(grid, names)
         before = run([sizes.small_call(call) for call in old], {source: shards}, groups)
@@ -86,6 +88,17 @@ def _prove(
             if not _equal(one, other):
                 return f"`{was}` would be another value on rank {rank}"
     return Proof(len(grid.ranks), small, grid.assumed)
+
+
+def _labels(place: int, count: int, _world: int) -> Sequence[int]:
+    """A number for each element of a rank's shard that no other element of any rank has."""
+    return range(place * count, (place + 1) * count)
+
+
+def _labels_to_add(place: int, count: int, world: int) -> Sequence[int]:
+    """Numbers whose sums tell what was added: each rank's indices have binary digits of their own."""
+    width = (count * world).bit_length() + 1
+    return [index + 1 << place * width for index in range(count)]
 
 
 def _groups(grid: Grid, names: Sequence[str]) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:

@@ -105,7 +105,9 @@ class Sizes:
         if target.endswith("all_gather_into_tensor.default"):
             return [[Factor(arguments[1], fixed=True), *value[0]], *value[1:]]
         if target.endswith("reduce_scatter_tensor.default"):
-            return [_parts(value[0], arguments[2])[1], *value[1:]]
+            mine, rest = _parts(value[0], arguments[2])
+            _fix(mine)
+            return [rest, *value[1:]]
         if target in _MOVES:
             return _moved(value, call)
         if target in _SPLITS:
