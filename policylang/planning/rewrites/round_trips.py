@@ -184,22 +184,32 @@ class _Collapsing:
         try:
             grid = self._grid(value.gathers)
             taken, rest = self._part(piece, value)
-            if _part_of(grid.here, taken, 0) != piece.place:
-                raise _RefusedError(f"not this rank's own part: {self.facts.names[row]}")
-            self._check_others(row, piece)
             dims = value.layout.dims
-            self._keep(row, evolve(value, layout=Layout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :]))))
-            if row not in self.values:
-                raise _RefusedError(f"sizes not fixed: {self.facts.names[row]}")
-            self.cuts[row] = piece, taken
-            trip = self._trip(row, piece, self.values[row])
-            self.values[row] = evolve(self.values[row], gathers=value.gathers[: -len(trip.gathers)])
-            if not self.values[row].gathers:  # what is gathered from here is gathered anew
-                del self.values[row]
+            cut = evolve(value, layout=Layout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
+            if cut.layout.shape != self.facts.shapes[row] or self.facts.strides[row] is None:
+                raise _RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
+            # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
+            self._check_others(row, piece)
+            own = _part_of(grid.here, taken, 0) == piece.place
+            if own:
+                self.cuts[row] = piece, taken
+                self.values[row] = cut
+            trip = self._trip(row, piece, cut)
+            if not own:
+                raise _RefusedError(f"not this rank's own part of {self.facts.names[piece.base]}")
+            self._start_anew(row, cut, trip)
             return self._rewrite(trip, len(value.gathers) - len(trip.gathers))
         except _RefusedError as why:
             gathers = tuple(self.facts.names[gather] for gather in value.gathers)
             return Refused(self.number, "round_trip", gathers, why.reason, why.detail)
+
+    def _start_anew(self, row: int, value: _Value, trip: _Trip) -> None:
+        """Followed from here on as a view of home: what is gathered again starts from there."""
+        passed = len(value.gathers) - len(trip.gathers)
+        if passed:
+            self.values[row] = evolve(value, gathers=value.gathers[:passed])
+        else:
+            del self.values[row]
 
     def _grid(self, gathers: Sequence[int]) -> Grid:
         names = tuple(self.facts.group_names[gather] for gather in gathers)

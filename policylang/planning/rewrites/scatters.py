@@ -272,7 +272,7 @@ class _Fusing:
             listed = ", ".join(map(str, refused.ranks[:6])) + (", …" if len(refused.ranks) > 6 else "")
             detail = "this torch sorts the ranks of a new group; it can be told not to from 2.12"
             raise _RefusedError(f"rank order {listed} needs `sort_ranks`", detail)
-        raise _RefusedError("would copy what is not copied now")
+        raise _RefusedError("scatters several dimensions", "one scatter would need a copy of the whole value first")
 
     def _nodes(self, chain: _Chain, source: int, steps: Steps, group: FusedGroup) -> tuple[NewNode, ...]:
         facts = self.facts
