@@ -80,10 +80,10 @@ def _of_module(gm: Any) -> Facts:
 
     outcome = outcome_of(gm)
     plan = outcome[0] if outcome is not None else plan_of(gm)
-    if plan is not None and plan.facts.kind is GraphKind.FLAT:
-        return plan.facts
+    if plan is not None and plan.before.kind is GraphKind.FLAT:
+        return plan.before
     facts = collect(gm)
-    return plan.facts if plan is not None and facts.kind is plan.facts.kind else facts
+    return plan.before if plan is not None and facts.kind is plan.before.kind else facts
 
 
 def _nothing(message: str, help: str) -> PolicyGraphError:
