@@ -137,17 +137,65 @@ def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
         return f"groups {_and([group.name for group in groups])} overlap"
     dims = tuple(dim for span in spans for dim in span)
     others = [dim for dim in range(len(mesh.shape)) if dim not in dims]
+    shape = tuple(group.size for group in groups)
+    here = tuple(group.ranks.index(rank) for group in groups)
+    lists = None if list(mesh.ranks) == sorted(mesh.ranks) else _Lists(mesh, groups, spans)
     grids = []
     for fixed in product(*(range(mesh.shape[dim]) for dim in others)):
         at = [0] * len(mesh.shape)
         for dim, place in zip(others, fixed, strict=True):
             at[dim] = place
-        grids.append(_slice(mesh, dims, at))
+        ranks = _slice(mesh, dims, at)
+        if lists is not None:
+            ranks = lists.composed(rank if rank in ranks else min(ranks))
+            if not lists.agree(Grid(shape, ranks, here, (), (), "")):
+                return f"ranks of groups {_and([group.name for group in groups])} gather in different orders"
+        grids.append(ranks)
     mine = next(ranks for ranks in grids if rank in ranks)
-    shape = tuple(group.size for group in groups)
-    here = tuple(group.ranks.index(rank) for group in groups)
     named = tuple(tuple(mesh.dims[dim] for dim in span) if mesh.dims else () for span in spans)
     return Grid(shape, mine, here, tuple(sorted(grids, key=min)), named, "")
+
+
+class _Lists:
+    """The groups of every rank of a mesh whose ranks are not counted row by row.
+
+    torch sorts the ranks of a mesh's groups unless they are handed to it as groups; a group of the graph shows which.
+    """
+
+    def __init__(self, mesh: Mesh, groups: Sequence[Group], spans: Sequence[tuple[int, ...]]) -> None:
+        self.mesh = mesh
+        self.spans = spans
+        self.sorted = [list(group.ranks) == sorted(group.ranks) for group in groups]
+        self.place = {rank: index for index, rank in enumerate(mesh.ranks)}
+        self.known: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def ranks(self, collective: int, rank: int) -> tuple[int, ...]:
+        """The ranks of a rank's group, in group order."""
+        key = collective, rank
+        if key not in self.known:
+            at = _unravel(self.place[rank], self.mesh.shape)
+            found = _slice(self.mesh, self.spans[collective], list(at))
+            self.known[key] = tuple(sorted(found)) if self.sorted[collective] else found
+        return self.known[key]
+
+    def composed(self, rank: int) -> tuple[int, ...]:
+        """Whose shards a rank gets, by their places: each gather brings what the members of its group have by then."""
+        sizes = [len(self.ranks(collective, rank)) for collective in range(len(self.spans))]
+        found = []
+        for at in product(*map(range, sizes)):
+            source = rank
+            for collective in reversed(range(len(sizes))):
+                source = self.ranks(collective, source)[at[collective]]
+            found.append(source)
+        return tuple(found)
+
+    def agree(self, grid: Grid) -> bool:
+        """Whether every rank of a grid finds itself where the grid has it."""
+        return len(set(grid.ranks)) == len(grid.ranks) and all(
+            grid.group(collective, rank) == self.ranks(collective, rank)
+            for rank in grid.ranks
+            for collective in range(len(grid.shape))
+        )
 
 
 def _disjoint(choices: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]] | None:
@@ -160,7 +208,7 @@ def _disjoint(choices: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]]
 
 
 def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:
-    """The dimensions along which the mesh has the ranks of a group, in that order; one of size 1 has none."""
+    """The dimensions along which the mesh has a group, in mesh order or sorted; of a single rank any of size 1."""
     place = {rank: index for index, rank in enumerate(mesh.ranks)}
     if not group.ranks or any(rank not in place for rank in group.ranks):
         return []
@@ -168,7 +216,8 @@ def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:
     varying = tuple(dim for dim in range(len(mesh.shape)) if len({at[dim] for at in positions}) > 1)
     if not varying:
         return [(dim,) for dim, size in enumerate(mesh.shape) if size == 1]
-    return [varying] if _slice(mesh, varying, list(positions[0])) == group.ranks else []
+    found = _slice(mesh, varying, list(positions[0]))
+    return [varying] if group.ranks in (found, tuple(sorted(found))) else []
 
 
 def _slice(mesh: Mesh, dims: Sequence[int], at: list[int]) -> tuple[int, ...]:
