@@ -199,11 +199,13 @@ class _Simulation:
         sizes: dict[int, int] = {}
         freed: dict[int, int] = {}
 
-        def give_back(storage: int, size: int) -> None:
-            step = last.get(storage, len(order))
+        def give_back(storage: int, size: int, not_before: int = 0) -> None:
+            step = max(last.get(storage, len(order)), not_before)
             freed[step] = freed.get(step, 0) + size
 
         pieces = self._pieces()
+        # A tuple holds all its pieces until the last is taken: right away, but where a flat graph takes one late.
+        as_traced = self.facts.kind is GraphKind.FLAT
         for value in order:
             row = value % self.length
             if self.roots[row] != row or (row in pieces.owner_of and value - row + pieces.owner_of[row] in sizes):
@@ -211,7 +213,7 @@ class _Simulation:
             sizes[value] = rest = self.facts.bytes[row]
             for piece in pieces.of.get(row, ()):
                 if (storage := value - row + piece) in last:
-                    give_back(storage, self.facts.bytes[piece])
+                    give_back(storage, self.facts.bytes[piece], last[value] if as_traced else 0)
                     rest -= self.facts.bytes[piece]
             give_back(value, rest)
         for first, second in self._replays(order):

@@ -63,6 +63,33 @@ def test_pieces_of_an_operator_are_counted_once():
     assert estimate_peak(facts_of(text), ()).forward == 10 + 110
 
 
+def test_memory_written_in_place_is_counted_where_it_was_made():
+    """A unit that runs again as a whole shares a decision, and its results are not pieces of its first node."""
+    text = """
+        %x = input bytes=10
+        %empty = aten.empty_like.default(%x) repeatable bytes=100
+        %mask = aten.bernoulli_.float(%empty) writes view repeatable follows=%empty bytes=100
+        %scaled = aten.mul.Tensor(%mask) repeatable follows=%empty bytes=100
+        output(%scaled)
+    """
+    assert estimate_peak(facts_of(text), ()).forward == 10 + 200
+
+
+def test_the_state_of_a_generator_is_kept_for_a_second_draw():
+    text = """
+        %x = input bytes=10
+        %a = aten.rand_like.default(%x) random bytes=100 device={device}
+        %loss = aten.sum.default(%a) bytes=1
+        ---
+        %t = tangent bytes=1
+        %h = aten.mul.Tensor(%t, %a) bytes=5
+        output(%loss, %h)
+    """
+    for device, state in (("cpu", 5056), ("cuda:0", 16)):
+        facts = facts_of(text.format(device=device))
+        assert estimate_peak(facts, rows(facts, "a")).forward == 10 + 100 + 1 + state
+
+
 def test_what_a_recomputation_reads_stays_until_then():
     text = """
         %x = input bytes=10

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
+from policylang.backends.flat import apply_flat
 from policylang.backends.partitioner import JointPartitioner
 from policylang.loading import parse
 from policylang.planning.estimate import estimate_peak
 from policylang.planning.outcome import saved_and_recomputed
 from tests.graph.captured import joint_of
-from tests.support.flat_graphs import copy_graph
+from tests.support.flat_graphs import Flat, copy_graph, flat_graph
 from tests.support.joint import Joint, capture_joint
-from tests.support.measured import measured
+from tests.support.measured import measured, measured_flat
 from tests.support.models import ZOO
 
 TOLERANCE = 0.05
@@ -36,6 +39,20 @@ def test_models_of_the_suite(model: str, policy: str) -> None:
         return
     text = "undecided -> save" if policy == "blocks" and model in NO_BLOCKS else POLICIES[policy]
     assert_close(joint_of(model), text)
+
+
+@pytest.mark.parametrize("policy", ["save", "recompute", "blocks"])
+@pytest.mark.parametrize("model", ["llama", "bart", "resnet", "mlp"])
+def test_flat_graphs(model: str, policy: str) -> None:
+    gm = copy_graph(flat_model(model).gm)
+    made = apply_flat(gm, parse(POLICIES[policy])).plan
+    peak = estimate_peak(made.facts, saved_and_recomputed(made).recomputed)
+    assert peak.bytes == pytest.approx(measured_flat(gm), rel=TOLERANCE)
+
+
+@cache
+def flat_model(name: str) -> Flat:
+    return flat_graph(ZOO[name]())
 
 
 @pytest.mark.parametrize(

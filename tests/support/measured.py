@@ -51,6 +51,18 @@ def measured(partition: Partition, num_fwd_outputs: int) -> Measured:
     return Measured(peak_forward, peak_backward, saved)
 
 
+def measured_flat(gm: fx.GraphModule) -> int:
+    """The worst moment of a whole step as a user calls it, its inputs included."""
+    with _mode_of(gm), torch.no_grad():
+        inputs = [_fresh(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")]
+        tracker = _Tracker()
+        tracker.track_external(*(value for value in inputs if isinstance(value, Tensor)))
+        with tracker:
+            returned = gm(*inputs)
+        del returned
+    return sum(each["Total"] for each in tracker.get_tracker_snapshot("peak").values())
+
+
 def _tracked(gm: fx.GraphModule, arguments: list[Any], held: Sequence[Any]) -> tuple[int, list[Any]]:
     gc.collect()
     tracker = _Tracker()
