@@ -30,7 +30,8 @@ def plan_digest(
     _feed(digest, (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions))
     if rewrites.done or rewrites.refused:
         _feed(digest, (word for rewrite in rewrites.done for word in _rewrite_words(rewrite)))
-        _feed(digest, (f"{each.statement} {each.collectives} {each.reason}" for each in rewrites.refused))
+        # a reason may name a group, which is called otherwise on every rank
+        _feed(digest, (f"{each.statement} {each.collectives}" for each in rewrites.refused))
     return digest.hexdigest()
 
 
