@@ -19,6 +19,7 @@ from policylang.language.syntax import (
     InBlock,
     InModule,
     Intersection,
+    Match,
     Operator,
     Ordinal,
     Predicate,
@@ -124,8 +125,14 @@ def _hint(part: Selector, selections: Selections) -> str:
     if isinstance(part, InBlock) or (isinstance(part, Ordinal) and part.scope is Scope.BLOCK and not blocks):
         return "; the graph has no blocks"
     if isinstance(part, Where):
-        return "".join(_cuts_hint(test, selections.cuts) for test in predicates(part.predicate))
+        return "".join(_test_hint(test, selections) for test in predicates(part.predicate))
     return ""
+
+
+def _test_hint(test: Predicate, selections: Selections) -> str:
+    if isinstance(test, Match) and test.property == "module" and test.op == "==":
+        return nearest_paths_hint(test.pattern, selections.facts)
+    return _cuts_hint(test, selections.cuts)
 
 
 def _cuts_hint(test: Predicate, cuts: Cuts) -> str:

@@ -55,6 +55,13 @@ def test_a_misspelt_path_finds_its_neighbour_first():
     assert nearest_paths("/model.layers.7.self_attn.qproj", LAYERS)[0] == "model.layers.0.self_attn.q_proj"
 
 
+def test_a_module_that_is_compared_with_finds_its_neighbours_too():
+    text = "module == layers.*.self_attn.qproj"
+    wrong = where(op("mm"), s.Match("module", "==", "layers.*.self_attn.qproj", span(text)))
+    line = details(wrong)[1]
+    assert line.startswith(f"where {text}: 0 of them; nearest module paths: model.layers.0.self_attn.q_proj")
+
+
 def test_filters_positions_and_joins_are_told_apart():
     big = compare("bytes", ">=", 4096, "bytes >= 4 KiB")
     second = s.Ordinal("every", 2, where(op("mm"), big), None, Scope.BLOCK, span("every 2nd mm where … per block"))

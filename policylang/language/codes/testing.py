@@ -73,4 +73,17 @@ CODES: tuple[Code, ...] = (
         "`policylang fmt` proves what it writes: the same tree, the same words, every comment between the same words, "
         "and nothing left to format. The proof failed, so the file is as it was. This is a bug in policylang.",
     ),
+    Code(
+        "APL530",
+        "not a selector of TorchTitan's",
+        "TorchTitan's full_recompute_save_ops is a list of `MODULE::OPERATOR`, separated by `|`: a pattern over the "
+        "full name of a module, and an operator in full, with its overload.",
+    ),
+    Code(
+        "APL531",
+        "a pattern that means something else",
+        "TorchTitan compares the full name of a module with a pattern component by component: `*`, `?` and `[0-3]` "
+        "stay within one component, `**` is no more than `*`, and braces stand for themselves. A pattern that a policy "
+        "would read in another way is refused rather than carried over.",
+    ),
 )

@@ -1,0 +1,68 @@
+"""Write the policy that TorchTitan's full_recompute_save_ops string stands for.
+
+The string selects operations by module and operator, `layers.*.moe.router.gate::aten.mm.default | …`. With --graph, the
+policy is planned on a snapshot at once: what the string selects there, and whether it selects anything.
+
+exit codes: 0 written, 1 something is wrong with the string or on the graph, 2 a file that cannot be read or written
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from policylang.commands import Exit
+from policylang.commands.inputs import add_graph
+
+NAME = "import-torchtitan"
+SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("selectors", metavar="SELECTORS", help="'MODULE::OPERATOR | MODULE::OPERATOR | …', quoted")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the policy, such as mine.apl; printed without it")
+    parser.add_argument("--name", type=_name, default="torchtitan_save_ops", help="the name of the policy")
+    add_graph(parser, required=False)
+
+
+def run(options: argparse.Namespace) -> Exit:
+    from policylang.commands.inputs import refuse
+    from policylang.language.codes import is_error
+    from policylang.language.torchtitan import import_save_ops
+
+    made = import_save_ops(options.selectors, options.name)
+    if made.text is None:
+        return refuse(made.diagnostics)
+    found = list(made.diagnostics)
+    if options.graph is not None:
+        from policylang.checking_graphs import on_graph, read_graphs
+        from policylang.language.loader import parse_policy
+
+        graphs, problems = read_graphs([options.graph])
+        if problems:
+            return refuse(problems)
+        policy = parse_policy(made.text, name=options.output or f"<{options.name}>").policy
+        if policy is not None:
+            found.extend(on_graph(policy, graphs, None, one_model=False)[1])
+    if found:
+        refuse(found)
+    if any(map(is_error, found)):
+        return Exit.DIAGNOSTICS
+    if options.output is None:
+        print(made.text, end="")
+        return Exit.CLEAN
+    try:
+        Path(options.output).write_text(made.text, encoding="utf-8")
+    except OSError as error:
+        print(f"policylang import-torchtitan: `{options.output}` cannot be written: {error.strerror}", file=sys.stderr)
+        return Exit.USAGE
+    return Exit.CLEAN
+
+
+def _name(text: str) -> str:
+    from policylang.language.parser import word_kind
+
+    if word_kind(text) != "NAME":
+        raise argparse.ArgumentTypeError(f"`{text}` cannot be the name of a policy")
+    return text
