@@ -5,6 +5,7 @@ Seen in 2.11 to 2.13.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from attrs import frozen
+
+# Steps out of the modes of a trace; no public name.
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def keeps_rank_order() -> bool:
@@ -55,6 +59,37 @@ def group_backend(name: str) -> str:
     """
     c10d = _c10d()
     return str(c10d._world.pg_map[c10d._resolve_process_group(name)][0])
+
+
+def known_meshes() -> list[Any]:
+    """Every ``DeviceMesh`` of this process, in no particular order.
+
+    Neither public nor private: torch keeps no list of them, and only what refers to their class tells where they are.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    from torch.distributed.device_mesh import DeviceMesh
+
+    # of the class itself: a proxy that only says it were one is none
+    return [found for found in gc.get_referrers(DeviceMesh) if issubclass(type(found), DeviceMesh)]
+
+
+def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Names and sizes of a mesh's dimensions and its global ranks in row-major order; None where this rank is not in
+    it or its groups are not there, as after the default group was destroyed.
+
+    Not private; torch names the dimensions of a mesh without names as this does, in the descriptions of their groups.
+    """
+    try:
+        if mesh.get_coordinate() is None or any(group is None for group in mesh.get_all_groups()):
+            return None
+    except (RuntimeError, ValueError, KeyError, AssertionError):
+        return None
+    shape = tuple(int(size) for size in mesh.shape)
+    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(shape)))
+    with _disable_current_modes():  # a compilation's fake tensors are no place for the mesh's own
+        ranks = mesh.mesh.flatten().tolist()
+    return tuple(map(str, names)), shape, tuple(map(int, ranks))
 
 
 def rename_group(name: str, known_as: str) -> None:

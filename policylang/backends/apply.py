@@ -40,7 +40,7 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None) -> fx.GraphM
     ``PolicyAuditError`` where a graph does not do what was planned.
     """
     _check_graph(gm, "a policy is applied to a graph module")
-    facts = collect(gm)
+    facts = collect(gm, mesh=mesh)
     wanted = _loaded(policy)
     if facts.kind is GraphKind.FLAT:
         outcomes.record_flat(gm, apply_flat(gm, wanted, facts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -12,7 +12,7 @@ from policylang.backends.deferred import Complaint
 from policylang.backends.partitioner import Partition
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
-from policylang.report.data import Report, report_from_dict
+from policylang.report.data import Report, RewriteReport, report_from_dict
 from policylang.report.report import partition_report
 
 
@@ -30,7 +30,7 @@ def of_partition(partition: Partition) -> Findings:
     plan = partition.plan
     complaints = deferred.complaints(plan.policy, plan.diagnostics)
     # a copy: what planning has worked out on the facts meanwhile is not kept with them
-    return Findings(complaints, partition_report(plan, partition.audit), evolve(plan.facts))
+    return Findings(complaints, partition_report(plan, partition.audit, partition.rewritten_halves), evolve(plan.before))
 
 
 def to_json(findings: Findings) -> dict[str, Any]:
@@ -53,5 +53,12 @@ def from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
         name: evolve(decision, rule=moved.get(decision.rule, decision.rule) if decision.rule else None)
         for name, decision in report.decisions.items()
     }
-    report = evolve(report, rules=rules, decisions=decisions, from_cache=True)
+    report = evolve(report, rewrites=_moved(report.rewrites, policy), rules=rules, decisions=decisions, from_cache=True)
     return Findings(deferred.from_json(data["complaints"]), report)
+
+
+def _moved(accounts: Sequence[RewriteReport], policy: Policy) -> tuple[RewriteReport, ...]:
+    """With the places where the lines stand now. The first accounts are one a line, in their order."""
+    first = [account for account in accounts if not account.half]
+    now = {account.source: statement.span.location for account, statement in zip(first, policy.rewrites, strict=True)}
+    return tuple(evolve(account, source=now.get(account.source, account.source)) for account in accounts)

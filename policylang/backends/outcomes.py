@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import fx
 
 from policylang.planning.plan import Plan
+from policylang.planning.rewrites.data import Rewrites
 
 if TYPE_CHECKING:
     from policylang.backends.flat import FlatOutcome
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 _plans: WeakKeyDictionary[fx.GraphModule, Plan] = WeakKeyDictionary()
 _partitions: WeakKeyDictionary[fx.GraphModule, Any] = WeakKeyDictionary()
+_halves: WeakKeyDictionary[fx.GraphModule, Mapping[str, Rewrites]] = WeakKeyDictionary()
 
 
 def remember_plan(gm: fx.GraphModule, plan: Plan) -> None:
@@ -32,11 +35,17 @@ def record(gm: fx.GraphModule, partition: Partition) -> None:
     outcome = (partition.plan, partition.audit, partition.seconds)
     for module in (gm, partition.forward, partition.backward):
         _partitions[module] = outcome
+        _halves[module] = partition.rewritten_halves
 
 
 def record_flat(gm: fx.GraphModule, outcome: FlatOutcome) -> None:
     """Keep what became of a flat graph."""
     _partitions[gm] = (outcome.plan, outcome.audit, outcome.seconds)
+
+
+def halves_of(gm: fx.GraphModule) -> Mapping[str, Rewrites]:
+    """What was rewritten in the ``forward`` and in the ``backward`` of the partition that a module took part in."""
+    return _halves.get(gm, {})
 
 
 def outcome_of(gm: fx.GraphModule) -> tuple[Plan, Any, dict[str, float]] | None:

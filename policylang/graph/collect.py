@@ -19,6 +19,7 @@ from policylang.graph.flops import count, formula_for
 from policylang.graph.inputs import Source, input_columns
 from policylang.graph.marks import SAVED, custom, recorded_saved, user_tag
 from policylang.graph.memory import memory_of
+from policylang.graph.meshes import meshes_of
 from policylang.graph.modules import ModulePaths, raw_path
 from policylang.graph.mutation import mutated_reads
 from policylang.graph.operators import GETITEM, WAITS, Operator, argument, describe, draws_random, nodes_in
@@ -50,6 +51,7 @@ def collect(
     sources: Sequence[Source] | None = None,
     root: str = "",
     groups: Mapping[str, Group] | None = None,
+    mesh: Any = None,
 ) -> Facts:
     """What is known of a graph. The graph is not changed, and no guard is added to symbolic sizes.
 
@@ -62,12 +64,13 @@ def collect(
             compilation where it is not given.
         root: put before every module path: the name of the block where each block is compiled on its own.
         groups: process groups by name, where the caller knows them; the others are asked of torch.distributed.
+        mesh: the ``DeviceMesh`` that they belong to, before any other that the program has made.
 
     Raises:
         PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or
             methods.
     """
-    return _Collector(gm, static_inputs, sources, root, groups or {}).facts(kind)
+    return _Collector(gm, static_inputs, sources, root, groups or {}, mesh).facts(kind)
 
 
 class _Collector:
@@ -80,6 +83,7 @@ class _Collector:
         sources: Sequence[Source] | None,
         root: str,
         groups: Mapping[str, Group],
+        mesh: Any,
     ) -> None:
         self.module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
         graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
@@ -88,6 +92,7 @@ class _Collector:
         self.static = None if static_inputs is None else frozenset(static_inputs)
         self.sources = sources
         self.groups = groups
+        self.mesh = mesh
         self.row_of = {node: row for row, node in enumerate(self.nodes)}
         self.operators: list[Operator] = []
         self.paths = ModulePaths(root)
@@ -150,6 +155,7 @@ class _Collector:
             arguments=argument_column(nodes, row_of),
             group_names=group_names,
             groups=groups,
+            meshes=meshes_of(groups, self.mesh),
             rank=own_rank(),
             torch_version=str(torch.__version__),
             lost_records=lost,

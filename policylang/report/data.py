@@ -72,6 +72,41 @@ class ExpectationReport:
 
 
 @frozen
+class LeftAlone:
+    """A chain that looked like one to rewrite."""
+
+    collectives: tuple[str, ...]
+    """Their nodes, in the order in which they run."""
+    reason: str
+    """``other consumer: view_12``."""
+    detail: str = ""
+
+
+@frozen
+class RewriteReport:
+    """The account of one ``fuse`` or ``collapse`` line."""
+
+    source: str
+    """``file:line``."""
+    text: str
+    half: str = ""
+    """``forward`` or ``backward`` for what was done after the graph was split, on that half."""
+    done: int = 0
+    """How many chains, or round trips, were rewritten."""
+    gone: int = 0
+    """How many collectives fewer that makes."""
+    ranks: int = 0
+    """How many ranks the proof of each covers."""
+    notes: tuple[str, ...] = ()
+    left: tuple[LeftAlone, ...] = ()
+
+    def __str__(self) -> str:
+        from policylang.report.rewrites import rewrite_lines
+
+        return "\n".join(rewrite_lines(self))
+
+
+@frozen
 class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
 
@@ -93,7 +128,7 @@ class Report:
     forward_flops: int = 0
     undecided_saved_bytes: int | None = None
     """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
-    rewrites: tuple[str, ...] = ()
+    rewrites: tuple[RewriteReport, ...] = ()
     expectations: tuple[ExpectationReport, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -129,7 +164,7 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
         rules=tuple(RuleReport(**rule) for rule in plain.pop("rules")),
         saved=_values(saved),
         recomputed=_values(recomputed),
-        rewrites=tuple(plain.pop("rewrites")),
+        rewrites=tuple(map(_rewrite, plain.pop("rewrites"))),
         expectations=tuple(ExpectationReport(**expectation) for expectation in plain.pop("expectations")),
         warnings=tuple(plain.pop("warnings")),
         notes=tuple(plain.pop("notes")),
@@ -137,6 +172,11 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
         graphs=tuple(report_from_dict(graph) for graph in plain.pop("graphs")),
         **plain,
     )
+
+
+def _rewrite(data: Mapping[str, Any]) -> RewriteReport:
+    left = tuple(LeftAlone(tuple(each["collectives"]), each["reason"], each["detail"]) for each in data["left"])
+    return RewriteReport(**{**data, "notes": tuple(data["notes"]), "left": left})
 
 
 def _values(data: Mapping[str, Any] | None) -> Values | None:

@@ -8,7 +8,7 @@ from torch import fx
 
 from policylang.backends import refusals
 from policylang.backends.inductor import graphs_of
-from policylang.backends.outcomes import outcome_of, plan_of
+from policylang.backends.outcomes import halves_of, outcome_of, plan_of
 from policylang.errors import PolicyGraphError
 from policylang.report.data import Report
 from policylang.report.report import partition_report, plan_report
@@ -31,7 +31,7 @@ def _of_graph(gm: fx.GraphModule) -> Report:
     outcome = outcome_of(gm)
     if outcome is not None:
         plan, audit, _ = outcome
-        return partition_report(plan, audit)
+        return partition_report(plan, audit, halves_of(gm))
     applied = plan_of(gm)
     if applied is None:
         raise PolicyGraphError([refusals.no_policy()])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
 
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action
 from policylang.planning.plan import Decision as Planned
 from policylang.planning.plan import Plan, RuleOutcome, Why
+from policylang.planning.rewrites.data import Rewrites
 from policylang.planning.storage import storage_roots
 from policylang.report.combine import combined
 from policylang.report.data import (
@@ -19,6 +23,7 @@ from policylang.report.data import (
     Values,
     report_from_dict,
 )
+from policylang.report.rewrites import rewrite_reports
 
 if TYPE_CHECKING:
     from policylang.audit import Audit
@@ -38,9 +43,14 @@ def plan_report(plan: Plan) -> Report:
     return _report(plan, None)
 
 
-def partition_report(plan: Plan, audit: Audit) -> Report:
-    """Of a graph that was partitioned after a plan, with what the audit found in the two halves."""
-    return _report(plan, audit)
+def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Rewrites] | None = None) -> Report:
+    """Of a graph that was partitioned after a plan, with what the audit found in the two halves.
+
+    ``halves``: what was rewritten in the ``forward`` and the ``backward`` once they were apart.
+    """
+    report = _report(plan, audit)
+    later = (rewrite_reports(plan.policy, rewrites, half) for half, rewrites in (halves or {}).items())
+    return evolve(report, rewrites=report.rewrites + tuple(each for half in later for each in half))
 
 
 def _report(plan: Plan, audit: Audit | None) -> Report:
@@ -59,7 +69,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         recomputed=Values(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - sum(costs.saved) if audit else None,
-        rewrites=tuple(f"fuse {rewrite.collective} chains" for rewrite in plan.rewrites),
+        rewrites=rewrite_reports(plan.policy, plan.rewrites),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
         notes=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),

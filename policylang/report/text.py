@@ -58,7 +58,7 @@ def _figures(report: Report) -> str:
     kept = sum(rule.kept_by_user for rule in report.rules)
     if kept:
         lines.append(_line("kept", f"{_count(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
-    lines += [_line("rewrite", rewrite) for rewrite in report.rewrites]
+    lines += [_line("rewrite", line) for rewrite in report.rewrites for line in str(rewrite).splitlines()]
     lines += [_line("expect", f"{e.text.removeprefix('expect ')}: {e.status}, {e.found}") for e in report.expectations]
     lines += [_line("warning", warning) for warning in report.warnings]
     lines += [_line("note", note) for note in report.notes]

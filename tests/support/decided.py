@@ -8,6 +8,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action, Policy
 from policylang.planning.paths import FLAT
 from policylang.planning.plan import Decision, Plan, Why
+from policylang.planning.rewrites.data import Rewrites
 from policylang.planning.safety import why_unsafe
 
 _SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "the test says so")
@@ -30,7 +31,8 @@ def decided(facts: Facts, recompute: Callable[[int], bool], *, even_unsafe: bool
         facts=facts,
         decisions=decisions,
         rules=(),
-        rewrites=(),
+        before=facts,
+        rewrites=Rewrites(),
         expectations=(),
         diagnostics=(),
         undecided="save",

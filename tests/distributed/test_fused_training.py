@@ -1,0 +1,267 @@
+"""Steps of sharded models under policies that fuse and collapse: traced, compiled, cut in two and compiled again."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import policylang
+from policylang import _torch
+from policylang.backends.caching import partitions
+from policylang.backends.outcomes import outcome_of
+from policylang.backends.partitioner import JointPartitioner, Partition
+from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
+from tests.support.compiled import fresh_dynamo
+from tests.support.ranks import run_ranks
+from tests.support.rewrites import assert_facts_hold
+from tests.support.sharded import fake_ranks
+
+GATHERS = "undecided -> save\nfuse all_gather chains\n"
+BOTH = GATHERS + "fuse reduce_scatter chains\n"
+RESHARD = BOTH + "must_recompute chain through all_gather where from parameter\n"
+LAYERS = 2
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).sum()
+
+
+def batch(rank: int) -> Tensor:
+    return torch.randint(-2, 3, (4, 16), generator=torch.Generator().manual_seed(rank)).float()
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with fresh_dynamo():
+        yield
+
+
+def mesh_of(*shape: int) -> DeviceMesh:
+    return init_device_mesh("cpu", shape, mesh_dim_names=NAMES[: len(shape)])
+
+
+def locals_of(model: nn.Module) -> list[Tensor]:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [gradient.to_local() for gradient in gradients if gradient is not None]  # type: ignore[attr-defined]
+
+
+def check_traced(rank: int, model: Layers, text: str, expected: tuple[int, int], loss: Tensor, ours: Any) -> None:
+    """``expected``: gathers and scatters that are left."""
+    x = batch(rank)
+    step = policylang.trace_step(model, loss_of, x)
+    step.apply(policylang.parse(text), mesh=model.mesh)
+    step.gm.graph.lint()
+    assert (len(gathers(step.gm)), len(scatters(step.gm))) == expected, text
+    found_loss, gradients = step(x)
+    assert torch.equal(found_loss, loss)
+    for one, other in zip(gradients.values(), ours, strict=True):
+        assert torch.equal(one.to_local(), other), text  # type: ignore[attr-defined]
+    assert other.abs().sum() > 0
+
+
+def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int], loss: Tensor, ours: Any) -> None:
+    """``expected``: gathers and scatters that are left in the backward; the forward has one gather a weight."""
+    torch._dynamo.reset()
+    model.zero_grad()
+    with partitions() as done:
+        backend = policylang.backend(policylang.parse(text), inner="aot_eager")
+        found = torch.compile(model, backend=backend)(batch(rank)).sum()
+        found.backward()
+    (partition,) = done
+    assert len(gathers(partition.forward)) == LAYERS
+    assert (len(gathers(partition.backward)), len(scatters(partition.backward))) == expected
+    assert torch.equal(found, loss)
+    for one, other in zip(locals_of(model), ours, strict=True):
+        assert torch.equal(one, other), text
+    assert len(policylang.report(backend).rewrites) > 0
+
+
+def steps(rank: int, *shapes: tuple[int, ...]) -> None:
+    warnings.simplefilter("ignore")  # DTensor advises to flatten the mesh
+    for shape in shapes:
+        mesh = mesh_of(*shape)
+        for kind in ("one", "both"):
+            model = Layers(mesh, placements_of(len(shape), kind))
+            loss = loss_of(model, batch(rank))
+            loss.backward()
+            ours = [gradient.clone() for gradient in locals_of(model)]
+            loss = loss.detach()
+            many = LAYERS * len(shape)
+            check_traced(rank, model, GATHERS, (LAYERS, many), loss, ours)
+            check_traced(rank, model, RESHARD, (2 * LAYERS - 1, LAYERS), loss, ours)
+            check_compiled(rank, model, BOTH, (0, LAYERS), loss, ours)
+            check_compiled(rank, model, RESHARD, (LAYERS - 1, LAYERS), loss, ours)
+
+
+def sums_in_another_order(rank: int) -> None:
+    """Not bitwise where the numbers are not whole: close, and the report says so."""
+    warnings.simplefilter("ignore")
+    mesh = mesh_of(2, 2)
+    model = Layers(mesh, placements_of(2, "one"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(16, 16, generator=torch.Generator().manual_seed(1))[:4]
+    x = batch(rank) + 0.3
+    loss_of(model, x).backward()
+    step = policylang.trace_step(model, loss_of, x)
+    step.apply(policylang.parse(BOTH), mesh=mesh)
+    assert len(scatters(step.gm)) == LAYERS
+    _, gradients = step(x)
+    for one, other in zip(gradients.values(), locals_of(model), strict=True):
+        torch.testing.assert_close(one.to_local(), other)  # type: ignore[attr-defined]
+    said = "\n".join(map(str, step.report.rewrites)) + "\n".join(step.report.notes)
+    assert "round" in said, said
+
+
+def test_four_ranks() -> None:
+    run_ranks(_four, 4)
+
+
+def test_eight_ranks() -> None:
+    run_ranks(steps, 8, (2, 4), (2, 2, 2))
+
+
+def _four(rank: int) -> None:
+    steps(rank, (2, 2))
+    sums_in_another_order(rank)
+
+
+# --- pretended ranks ------------------------------------------------------------------------------------------------
+
+
+class Gathered(nn.Module):
+    """Weights that functional collectives gather over two mesh dimensions."""
+
+    def __init__(self, mesh: DeviceMesh, layers: int = 3) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(2, 256)) for _ in range(layers))
+
+    def whole(self, weight: Tensor) -> Tensor:
+        half = funcol.all_gather_tensor_autograd(weight, 0, (self.mesh, 0))
+        return funcol.all_gather_tensor_autograd(half, 0, (self.mesh, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = (x @ self.whole(weight)).relu()
+        return x
+
+
+class ReadTwice(Gathered):
+    """The forward also returns something of what the first gather gives, which the backward does not read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.new_zeros(())
+        for weight in self.weights:
+            half = funcol.all_gather_tensor_autograd(weight, 0, (self.mesh, 0))
+            whole = funcol.all_gather_tensor_autograd(half, 0, (self.mesh, 1))
+            x = (x @ whole).relu()
+            total = total + half.sum()
+        return x + total
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[DeviceMesh]:
+    with fake_ranks(128):
+        yield mesh_of(16, 8)
+
+
+def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple[Any, ...]]:
+    """The partition of one step, the number of the forward's own outputs, and what the graph was called with."""
+    partitioner = JointPartitioner(policylang.parse(text))
+    found: list[tuple[Partition, int]] = []
+    calls: list[tuple[Any, ...]] = []
+
+    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        done = partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs)
+        found.append((done, num_fwd_outputs))
+        return done.forward, done.backward
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = _torch.compile_with_aot_eager(gm, inputs, partition)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(arguments)
+            return compiled(*arguments)
+
+        return call
+
+    torch.compile(model, backend=backend, fullgraph=True)(x).sum().backward()
+    torch._dynamo.reset()
+    ((done, count),) = found
+    return done, count, calls[0]
+
+
+def test_the_second_of_two_compilations_gathers_as_often_as_the_first(many: DeviceMesh) -> None:
+    """And neither gathers twice what one gather brings."""
+    model = Gathered(many)
+    policy = "recompute everything\nsave mm\nfuse all_gather chains\nfuse reduce_scatter chains\n"
+    first, count, arguments = split(model, torch.randn(4, 256), policy)
+    assert (len(gathers(first.forward)), len(gathers(first.backward)), len(scatters(first.backward))) == (3, 2, 3)
+    module = policylang.recompilable(first.forward, num_fwd_outputs=count)
+    with partitions() as done:
+        compiled = torch.compile(module, backend=policylang.backend("replay", inner="aot_eager"), fullgraph=True)
+        compiled(*arguments)[0].sum().backward()
+    (second,) = done
+    assert len(gathers(second.forward)) == len(gathers(first.forward))
+    assert len(gathers(second.backward)) == len(gathers(first.backward))
+    assert len(scatters(second.backward)) == len(scatters(first.backward))
+    assert len(second.audit.saved) == len(first.audit.saved)
+
+
+def test_a_chain_that_only_the_backward_can_fuse_is_fused_there(many: DeviceMesh) -> None:
+    first, _, _ = split(ReadTwice(many), torch.randn(4, 256), "recompute everything\nsave mm\nfuse all_gather chains\n")
+    assert len(gathers(first.forward)) == 6
+    assert len(gathers(first.backward)) == 2, "of the two weights that the backward reads, one gather each"
+    reasons = [refused.reason for refused in first.plan.rewrites.refused]
+    assert len(reasons) == 3
+    assert all("sum" in reason for reason in reasons)
+    assert len(policylang.report(first.backward).rewrites) > 0
+
+
+def test_a_joint_graph_is_rewritten_first_and_tagged_then(many: DeviceMesh) -> None:
+    """What ``apply`` leaves is what its plan says, and ``partition`` goes on from there."""
+    from tests.support.joint import capture_joint
+
+    joint = capture_joint(Gathered(many), (torch.randn(4, 256),))
+    policylang.apply(joint.gm, policylang.parse("recompute everything\nsave mm\nfuse all_gather chains\n"))
+    assert len(gathers(joint.gm)) == 3
+    for node in gathers(joint.gm):
+        assert node.meta["recompute"].name == "PREFER_RECOMPUTE"
+        assert node.meta["custom"]["policylang"].endswith(":1")
+        assert node.meta["custom"]["policylang_rewritten"].endswith(":3")
+    forward, backward = policylang.partition(joint.gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs)
+    assert (len(gathers(forward)), len(gathers(backward))) == (3, 2)
+
+
+def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: DeviceMesh) -> None:
+    whole, _, _ = split(Gathered(many), torch.randn(4, 256), "recompute everything\nsave mm\n")
+    backward = copy.deepcopy(whole.backward)
+    assert len(gathers(backward)) == 4
+    policylang.apply(backward, policylang.parse("save everything\nfuse all_gather chains\n"))
+    assert len(gathers(backward)) == 2
+    (note,) = policylang.report(backward).notes
+    assert "1 line decides nothing here: a backward graph is one half of a partition" in note
+    with pytest.raises(policylang.PolicyGraphError, match="no line that acts on one"):
+        policylang.apply(whole.forward, policylang.parse("save everything"))
+
+
+def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: DeviceMesh) -> None:
+    from policylang.backends.outcomes import plan_of
+    from tests.support.joint import capture_joint
+
+    joint = capture_joint(Gathered(many), (torch.randn(4, 256),))
+    policylang.apply(joint.gm, policylang.parse(BOTH + "save everything\n"))
+    plan = plan_of(joint.gm)
+    assert plan is not None
+    assert plan.rewrites.done
+    assert_facts_hold(joint.gm, plan)
+    assert outcome_of(joint.gm) is None

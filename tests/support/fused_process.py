@@ -1,0 +1,49 @@
+"""A step of a sharded model under Inductor and a policy that fuses; run as a program, in a process that is new.
+
+``python -m tests.support.fused_process POLICY``: one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import policylang
+from policylang import _torch_groups
+from tests.support.chains import NAMES, Layers, placements_of
+from tests.support.sharded import fake_ranks
+
+MESH = (2, 4)
+
+
+def compile_and_train(text: str) -> dict[str, Any]:
+    """On rank 0 of eight pretended ones. The process groups there are afterwards, and what the report says."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    with fake_ranks(8), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mesh = init_device_mesh("cpu", MESH, mesh_dim_names=NAMES[:2])
+        model = Layers(mesh, placements_of(2, "one"))
+        backend = policylang.backend(policylang.parse(text))
+        torch.compile(model, backend=backend)(torch.ones(2, 16)).sum().backward()
+        made = [known for known in _torch_groups.known_groups() if known.name.startswith("policylang_")]
+    report = policylang.report(backend)
+    torch._dynamo.reset()
+    return {
+        "from cache": [graph.from_cache for graph in backend.graphs],
+        "hits": counters["aot_autograd"]["autograd_cache_hit"],
+        "made": sorted([known.name, list(known.ranks)] for known in made),
+        "rewrites": [str(rewrite) for rewrite in report.rewrites],
+        "saved": report.saved.bytes if report.saved else None,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_and_train(sys.argv[1])))
