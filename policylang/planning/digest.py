@@ -6,13 +6,15 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Policy
 from policylang.planning.plan import Decision
 from policylang.planning.rewrites.data import FusedGroup, Rewrite, Rewrites
+from policylang.planning.storage import GETITEM
 
 _CHUNK = 1 << 14
 NO_REWRITES = Rewrites()
+_VIEW = int(Flag.VIEW)
 
 
 def plan_digest(
@@ -24,7 +26,7 @@ def plan_digest(
     """
     digest = hashlib.sha256()
     _feed(digest, [policy_text(policy)])
-    _feed(digest, facts.names)
+    _feed(digest, common_names(facts))
     _feed(digest, facts.targets)
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     _feed(digest, (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions))
@@ -33,6 +35,20 @@ def plan_digest(
         # a reason may name a group, which is called otherwise on every rank
         _feed(digest, (f"{each.statement} {each.collectives}" for each in rewrites.refused))
     return digest.hexdigest()
+
+
+def common_names(facts: Facts) -> list[str]:
+    """The names of all nodes as every rank has them.
+
+    Where a rank takes its own piece of a split and nobody another one, the piece is another ``getitem`` on every rank.
+    """
+    names, users = list(facts.names), facts.users
+    for row, target in enumerate(facts.targets):
+        if target == GETITEM and facts.inputs[row]:
+            (source,) = facts.inputs[row]
+            if facts.flags[source] & _VIEW and len(users[source]) == 1:
+                names[row] = f"a piece of {names[source]}"
+    return names
 
 
 def policy_text(policy: Policy) -> str:
