@@ -341,6 +341,17 @@ def recompile_limit() -> int:
     return int(config.recompile_limit)
 
 
+def is_recompilation() -> bool:
+    """Whether Dynamo compiles a piece of code that it has compiled before, for other shapes or values.
+
+    Private because the number of a compilation is in the tracing context alone; False outside of a compilation.
+    """
+    from torch._guards import CompileContext
+
+    number = CompileContext.current_compile_id()
+    return bool(getattr(number, "frame_compile_id", 0))
+
+
 def cache_hits() -> int:
     """How often AOTAutograd took a compiled graph from its cache: then no partitioner was called."""
     from torch._dynamo.utils import counters

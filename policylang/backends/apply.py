@@ -10,6 +10,7 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends import outcomes, refusals, tags
+from policylang.backends.agreement import comparing
 from policylang.backends.collectives import carry_out
 from policylang.backends.flat import apply_flat
 from policylang.backends.groups import RankOrder
@@ -26,7 +27,7 @@ PolicyLike = Policy | str | os.PathLike[str]
 NO_BACKWARD = "APL340"
 
 
-def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None) -> fx.GraphModule:
+def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True) -> fx.GraphModule:
     """Carry a policy out on a graph, and return the graph.
 
     First the rewrites, then the rest. A joint graph is tagged: every decided forward node gets its ``recompute`` tag
@@ -35,13 +36,21 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None) -> fx.GraphM
     half of a partition the ``fuse`` and ``collapse`` lines are carried out and nothing else; the report says so.
     ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives.
 
+    With ``agree``, and a process group, the ranks that share the graph compare their plans before anything is changed:
+    those of the mesh, and all that hang together over the groups of the graph.
+
     Raises ``PolicyMatchError`` where policy and graph do not fit, ``PolicyGraphError`` for a graph of a kind that
     policies cannot be applied to, or to which one was applied already if it is flat. The graph is then as it was.
-    ``PolicyAuditError`` where a graph does not do what was planned.
+    ``PolicyAuditError`` where a graph does not do what was planned. ``PolicyDivergenceError`` where ranks have
+    different plans, or one is missing.
     """
     _check_graph(gm, "a policy is applied to a graph module")
-    facts = collect(gm, mesh=mesh)
-    wanted = _loaded(policy)
+    with comparing(agree, mesh):
+        return _apply(gm, _loaded(policy))
+
+
+def _apply(gm: fx.GraphModule, wanted: Policy) -> fx.GraphModule:
+    facts = collect(gm)
     if facts.kind is GraphKind.FLAT:
         outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
     elif facts.kind is GraphKind.JOINT:
@@ -65,15 +74,18 @@ def partition(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
     policy: PolicyLike | None = None,
+    agree: bool = True,
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
 
     Follows the plan that ``policylang.apply`` made for this graph, or ``policy``. Other ``options`` of partitioners,
-    such as Inductor's ``compiler``, are accepted.
+    such as Inductor's ``compiler``, are accepted. With ``agree``, ranks that share the graph compare a plan that is
+    made here, as in ``apply``.
 
     Raises ``PolicyGraphError`` for a graph that is not a joint graph or has no policy, ``PolicyMatchError`` where
-    policy and graph do not fit, and ``PolicyAuditError`` where the graphs that came out are not what was planned.
+    policy and graph do not fit, ``PolicyDivergenceError`` where ranks have different plans, and ``PolicyAuditError``
+    where the graphs that came out are not what was planned.
     """
     _check_graph(gm, "a partition is of a graph module")
     plan = outcomes.plan_of(gm)
@@ -83,7 +95,8 @@ def partition(
     if policy is not None or plan is None or not _still_fits(gm, plan):
         wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
         try:
-            plan = plan_joint(gm, wanted, static_lifetime_input_indices, num_fwd_outputs=num_fwd_outputs)
+            with comparing(agree):
+                plan = plan_joint(gm, wanted, static_lifetime_input_indices, num_fwd_outputs=num_fwd_outputs)
             groups = carry_out(gm, plan)
         except PolicyGraphError as error:
             if [found.code for found in error.diagnostics] != [NO_BACKWARD]:

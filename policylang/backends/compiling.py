@@ -11,11 +11,12 @@ from attrs import frozen
 from torch import fx
 
 from policylang import _torch
-from policylang.backends import fingerprint, groups, record
+from policylang.backends import agreement, fingerprint, groups, record
 from policylang.backends.caching import CachedPartitioner, ReportingPartitioner, partitions
 from policylang.backends.findings import Findings, from_json, of_partition, to_json
 from policylang.backends.groups import RankOrder
 from policylang.backends.partitioner import JointPartitioner, Partition
+from policylang.backends.posts import Account
 from policylang.language.syntax import Policy
 
 log = logging.getLogger(__name__)
@@ -32,21 +33,43 @@ class Outcome:
     from_cache: bool = False
 
 
-def with_aot_eager(partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any]) -> Outcome:
-    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
-    with partitions() as done:
+def with_aot_eager(partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any], *, agree: bool) -> Outcome:
+    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed.
+
+    ``agree``: the plan is compared with those of the other ranks that share the graph.
+    """
+    with agreement.comparing(agree), partitions() as done:
         run = _torch.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
     return Outcome(run, _findings(done))
 
 
 def with_inductor(
-    partitioner: JointPartitioner, key: str, gm: fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]
+    partitioner: JointPartitioner,
+    key: str,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Mapping[str, Any],
+    *,
+    agree: bool,
 ) -> Outcome:
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
     A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
-    assumed to hold. The process groups that a cached graph names are made before it runs.
+    assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
+    its caches compares the recorded plan with those of ranks that partition, where these compare theirs.
     """
+    with agreement.comparing(agree) as accounts:
+        return _with_inductor(partitioner, key, gm, inputs, settings, accounts)
+
+
+def _with_inductor(
+    partitioner: JointPartitioner,
+    key: str,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Mapping[str, Any],
+    accounts: Sequence[Account],
+) -> Outcome:
     key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
     remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
     patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
@@ -59,6 +82,7 @@ def with_inductor(
     if not done and _torch.cache_hits() > hits:
         remembered = _remembered(remembered_as, partitioner.policy)
         if remembered is not None and groups.can_ensure(remembered.groups):
+            agreement.agree_on_accounts(remembered.accounts, partitioner.policy)
             groups.ensure(remembered.groups)
             return Outcome(run, remembered.findings, from_cache=True)
         log.info("no record of what was decided for a cached graph: compiling it again")
@@ -67,7 +91,8 @@ def with_inductor(
     findings = _findings(done)
     made = [order for partition in done for order in partition.groups]
     partitions_as_json = [to_json(found) for found in findings]
-    record.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made)})
+    told = [account.to_json() for account in accounts]
+    record.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made), "accounts": told})
     return Outcome(run, findings)
 
 
@@ -86,6 +111,8 @@ class _Remembered:
     findings: tuple[Findings, ...]
     groups: tuple[RankOrder, ...]
     """Those that the compiled graph names."""
+    accounts: tuple[Account, ...]
+    """What other ranks compare."""
 
 
 def _remembered(key: str, policy: Policy) -> _Remembered | None:
@@ -94,6 +121,7 @@ def _remembered(key: str, policy: Policy) -> _Remembered | None:
         return None
     try:
         findings = tuple(from_json(found, policy) for found in content["partitions"])
-        return _Remembered(findings, groups.from_json(content["groups"]))
+        accounts = tuple(Account.from_json(account) for account in content["accounts"])
+        return _Remembered(findings, groups.from_json(content["groups"]), accounts)
     except (KeyError, TypeError, ValueError):
         return None

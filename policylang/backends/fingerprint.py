@@ -17,13 +17,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from policylang import _torch
+from policylang import _torch, _torch_store
 from policylang.backends import groups
 from policylang.graph import marks
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 
-_ACTING = ("_torch.py", "_torch_graph.py", "_torch_groups.py", "audit.py", "language", "graph", "planning", "backends")
+_ACTING = (
+    "_torch.py",
+    "_torch_graph.py",
+    "_torch_groups.py",
+    "_torch_store.py",
+    "audit.py",
+    "language",
+    "graph",
+    "planning",
+    "backends",
+)
 
 
 def policy_key(policy: Policy, *, root: str) -> str:
@@ -54,9 +64,10 @@ def groups_key(policy: Policy) -> str:
 def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Over everything that decides which compiled graph Inductor would take from its caches.
 
-    ``key`` is the partitioner's. Symbolic sizes count by name: their present values say nothing of a cached graph.
+    ``key`` is the partitioner's. A record names process groups as its rank knows them, so each rank has its own.
+    Symbolic sizes count by name: their present values say nothing of a cached graph.
     """
-    words = [key, torch.__version__, str(torch.is_grad_enabled())]
+    words = [key, torch.__version__, str(torch.is_grad_enabled()), _torch_store.place_among_ranks()]
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)
     words += _autocast({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)})

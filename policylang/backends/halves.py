@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from torch import fx
 
+from policylang.backends.agreement import agree_on_plan
 from policylang.backends.collectives import carry_out
 from policylang.backends.groups import RankOrder
 from policylang.errors import PolicyMatchError
@@ -35,16 +36,20 @@ def rewrite_half(gm: fx.GraphModule, policy: Policy, kind: GraphKind, *, root: s
 
     Raises ``PolicyMatchError`` where they and the graph do not fit; the graph is then as it was.
     """
-    # there the lines were held to account
-    lenient = evolve(policy, rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites))
-    made = plan_half(collect(gm, kind=kind, root=root), lenient)
+    # the halves follow from the joint graph, about which the ranks have agreed
+    made = plan_half(collect(gm, kind=kind, root=root), policy, compare=False)
     return Half(kind, made, carry_out(gm, made))
 
 
-def plan_half(facts: Facts, policy: Policy) -> Plan:
-    """Plan the rewrites of a policy on one half. Raises ``PolicyMatchError`` with what is wrong with them."""
+def plan_half(facts: Facts, policy: Policy, *, compare: bool = True) -> Plan:
+    """Plan the rewrites of a policy on one half, and ``compare`` the plan between ranks.
+
+    Raises ``PolicyMatchError`` with what is wrong with them.
+    """
     made = make_plan(only_rewrites(policy), facts, HALF)
     errors = [found for found in made.diagnostics if is_error(found)]
+    if compare:
+        agree_on_plan(made, facts, errors)
     if errors:
         raise PolicyMatchError(errors)
     return made

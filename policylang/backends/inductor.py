@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from policylang import _torch
-from policylang.backends import compiling, deferred, fingerprint
+from policylang.backends import compiling, deferred, fingerprint, heartbeat
 from policylang.backends import options as backend_options
 from policylang.backends.graphs import CompiledGraph, described, of_model
 from policylang.backends.options import Inner
@@ -32,20 +32,23 @@ _live: WeakSet[PolicyBackend] = WeakSet()
 _births = count()
 
 
-def backend(policy: str | os.PathLike[str] | Policy, inner: Inner = "inductor", root: str = "") -> PolicyBackend:
+def backend(
+    policy: str | os.PathLike[str] | Policy, inner: Inner = "inductor", root: str = "", agree: bool = True
+) -> PolicyBackend:
     """A backend for ``torch.compile`` that saves and recomputes what a policy says.
 
     ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
     halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
     module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
-    whole model would have. One backend serves all the graphs of one model; give two models a backend each.
+    whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
+    One backend serves all the graphs of one model; give two models a backend each.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
     """
-    problems = backend_options.check_own(inner, root)
+    problems = backend_options.check_own(inner, root, agree)
     if problems:
         raise PolicyMeaningError(problems)
-    made = PolicyBackend(_loaded(policy), inner=inner, root=root)
+    made = PolicyBackend(_loaded(policy), inner=inner, root=root, agree=agree)
     _warn_of_recompile_limit(made)
     return made
 
@@ -53,11 +56,14 @@ def backend(policy: str | os.PathLike[str] | Policy, inner: Inner = "inductor", 
 class PolicyBackend:
     """What :func:`backend` returns: hand it to ``torch.compile(backend=...)`` or to ``module.compile(backend=...)``."""
 
-    def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "") -> None:
+    def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
         self.__name__ = "policylang"  # what Dynamo calls it in its messages
         self.policy = policy
         self.inner: Inner = inner
         self.root = root
+        self.agree = agree
+        if agree:
+            heartbeat.begin()
         self._partitioner = JointPartitioner(policy, deferred=deferred.DEFERRED_CODES, root=root)
         self._key = fingerprint.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
@@ -109,10 +115,12 @@ class PolicyBackend:
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]
     ) -> Callable[..., Any]:
         graph = described(gm, number=len(self._graphs), root=self.root)
+        # A rank recompiles for shapes that the others may never see, and then nobody else comes to compare.
+        agree = self.agree and not _torch.is_recompilation()
         if self.inner == "inductor":
-            outcome = compiling.with_inductor(self._partitioner, self._key, gm, example_inputs, settings)
+            outcome = compiling.with_inductor(self._partitioner, self._key, gm, example_inputs, settings, agree=agree)
         else:
-            outcome = compiling.with_aot_eager(self._partitioner, gm, example_inputs)
+            outcome = compiling.with_aot_eager(self._partitioner, gm, example_inputs, agree=agree)
         graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
         self._graphs.append(graph)
         self._settled = not self._unanswered()
@@ -132,18 +140,19 @@ def policylang_backend(
 ) -> Callable[..., Any]:
     """``torch.compile(model, backend="policylang", options={"policy": path})``.
 
-    Further options: ``inner`` and ``root``, as in :func:`backend`, and any setting of Inductor. Graphs compiled with
-    the same policy file and options count as one model.
+    Further options: ``inner``, ``root`` and ``agree``, as in :func:`backend`, and any setting of Inductor. Graphs
+    compiled with the same policy file and options count as one model.
     """
     try:
         chosen = backend_options.parse(options, mode)
         policy = _loaded(chosen.path)
     except PolicyError as error:
         raise _torch.through_dynamo(error, sys._getframe()) from None
-    key = (str(chosen.path.absolute()), chosen.inner, chosen.root)
+    key = (str(chosen.path.absolute()), chosen.inner, chosen.root, chosen.agree)
     serving = _by_options.get(key)
     if serving is None or not _same_text(serving.policy, policy):
-        serving = _by_options[key] = PolicyBackend(policy, inner=chosen.inner, root=chosen.root)
+        serving = PolicyBackend(policy, inner=chosen.inner, root=chosen.root, agree=chosen.agree)
+        _by_options[key] = serving
     return serving(gm, example_inputs, mode=mode, options=chosen.settings)
 
 
@@ -156,7 +165,7 @@ def _reset() -> None:
     _by_options.clear()
 
 
-_by_options: dict[tuple[str, Inner, str], PolicyBackend] = {}
+_by_options: dict[tuple[str, Inner, str, bool], PolicyBackend] = {}
 policylang_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() looks for it
 
 

@@ -16,7 +16,7 @@ from policylang.language.diagnostics import Diagnostic
 
 Inner = Literal["inductor", "aot_eager"]
 _INNER: tuple[str, ...] = get_args(Inner)
-_OWN = ("policy", "inner", "root")
+_OWN = ("policy", "inner", "root", "agree")
 _EXAMPLE = 'options={"policy": "llama3_sac.apl"}'
 BAD_OPTION = "APL250"
 
@@ -26,6 +26,7 @@ class Options:
     path: Path
     inner: Inner
     root: str
+    agree: bool
     settings: dict[str, Any]
     """Inductor's own settings, passed on."""
 
@@ -44,16 +45,17 @@ def parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
         problems.append(_bad(f"the option `policy` is a path, not a {type(path).__name__}", f"for example {_EXAMPLE}"))
     inner = given.pop("inner", "inductor")
     root = given.pop("root", "")
-    problems += check_own(inner, root)
+    agree = given.pop("agree", True)
+    problems += check_own(inner, root, agree)
     if not problems:
         problems += _check_settings(given, inner)
     if problems:
         raise PolicyMeaningError(problems)
-    return Options(Path(path), inner, root, settings(inner, mode, given))
+    return Options(Path(path), inner, root, agree, settings(inner, mode, given))
 
 
-def check_own(inner: object, root: object) -> list[Diagnostic]:
-    """What is wrong with the two options that are policylang's own."""
+def check_own(inner: object, root: object, agree: object) -> list[Diagnostic]:
+    """What is wrong with the options that are policylang's own."""
     problems: list[Diagnostic] = []
     if inner not in _INNER:
         problems.append(_bad(f"unknown inner compiler `{inner}`", f"one of {', '.join(_INNER)}"))
@@ -61,6 +63,8 @@ def check_own(inner: object, root: object) -> list[Diagnostic]:
         problems.append(
             _bad(f"the option `root` is a module path, not a {type(root).__name__}", 'for example root="layers.0"')
         )
+    if not isinstance(agree, bool):
+        problems.append(_bad(f"the option `agree` is True or False, not a {type(agree).__name__}", None))
     return problems
 
 

@@ -16,6 +16,7 @@ from torch import fx
 from policylang import _torch
 from policylang.audit import Audit, audit
 from policylang.backends import cse, refusals, settle, tags
+from policylang.backends.agreement import agree_on_plan
 from policylang.backends.collectives import carry_out
 from policylang.backends.garbage import collector_paused
 from policylang.backends.groups import RankOrder
@@ -33,7 +34,6 @@ from policylang.planning.outcome import Needs, backward_needs
 from policylang.planning.paths import JOINT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from policylang.planning.rewrites.data import Rewrites
 from policylang.planning.settled import settle_expectations
 
 
@@ -52,11 +52,6 @@ class Partition:
     """What was rewritten in the halves once they were apart; empty where the policy rewrites nothing."""
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
-
-    @property
-    def rewritten_halves(self) -> dict[str, Rewrites]:
-        """By ``forward`` and ``backward``."""
-        return {half.kind.value: half.plan.rewrites for half in self.halves}
 
 
 @frozen
@@ -143,9 +138,12 @@ def plan_joint(
 
 
 def plan_facts(facts: Facts, policy: Policy, *, deferred: Sequence[str] = ()) -> Plan:
-    """Plan for this path. Raises ``PolicyMatchError`` with every error whose code is not deferred."""
+    """Plan for this path. Raises ``PolicyMatchError`` with every error whose code is not deferred, and
+    ``PolicyDivergenceError`` where other ranks have another plan."""
     made = make_plan(policy, facts, JOINT)
-    _raise_errors((*made.diagnostics, *refusals.unsaveable(made)), deferred)
+    errors = _errors((*made.diagnostics, *refusals.unsaveable(made)), deferred)
+    agree_on_plan(made, facts, errors)
+    _raise_errors(errors)
     return made
 
 
@@ -238,7 +236,11 @@ def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
     return marked
 
 
-def _raise_errors(diagnostics: Sequence[Diagnostic], deferred: Sequence[str] = ()) -> None:
-    errors = [found for found in diagnostics if found.severity is Severity.ERROR and found.code not in deferred]
+def _errors(diagnostics: Sequence[Diagnostic], deferred: Sequence[str] = ()) -> list[Diagnostic]:
+    return [found for found in diagnostics if found.severity is Severity.ERROR and found.code not in deferred]
+
+
+def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:
+    errors = _errors(diagnostics)
     if errors:
         raise PolicyMatchError(errors)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
+from policylang.backends import heartbeat
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.model_state import check_hooks, read_state
 from policylang.tracing.optimizer import OptimizerSignature, OptimizerState
@@ -40,6 +41,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
         PolicyGraphError: the loss is not a scalar, nothing requires a gradient, the step cannot be traced, or the
             optimizer has no state or other parameters.
     """
+    heartbeat.begin()
     state = read_state(model)
     check_hooks(state)
     updates = OptimizerState.of(optimizer, state)
@@ -92,14 +94,15 @@ class TracedStep:
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 
-    def apply(self, policy: Policy | str, mesh: DeviceMesh | None = None) -> TracedStep:
+    def apply(self, policy: Policy | str, mesh: DeviceMesh | None = None, *, agree: bool = True) -> TracedStep:
         """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
 
-        ``mesh`` names the dimensions of collectives, as in ``policylang.apply``.
+        ``mesh`` names the dimensions of collectives, and with ``agree`` the ranks that share the graph compare their
+        plans first, as in ``policylang.apply``.
         """
         import policylang
 
-        self.gm = policylang.apply(self.gm, policy, mesh)
+        self.gm = policylang.apply(self.gm, policy, mesh, agree=agree)
         return self
 
     @property

@@ -1,9 +1,9 @@
 """Every diagnostic code, declared once: title, severity, the long form, and an example that is wrong and its mend.
 
 The declarations lie in one module a hundred: ``syntax`` (APL0xx), ``names`` (1xx), ``meaning`` and ``options`` (2xx),
-``planning``, ``graph`` and ``snapshot`` (3xx), ``audit`` (4xx), ``testing``
-(5xx). To add a code, append a :class:`Code` to the tuple of its module and run ``scripts/make_code_pages.py``, which
-writes its page in ``docs/codes``.
+``planning``, ``graph`` and ``snapshot`` (3xx), ``audit`` (4xx), ``testing`` (5xx), ``ranks`` (6xx). To add a code,
+append a :class:`Code` to the tuple of its module and run ``scripts/make_code_pages.py``, which writes its page in
+``docs/codes``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from policylang.language.codes import (
     names,
     options,
     planning,
+    ranks,
     snapshot,
     step,
     syntax,
@@ -26,11 +27,13 @@ from policylang.language.codes.declaration import Code
 from policylang.language.diagnostics import Diagnostic, Related, Severity
 from policylang.language.source import Span
 
-CODES: dict[str, Code] = {
-    code.code: code
-    for module in (syntax, names, meaning, options, planning, checking, graph, snapshot, step, flat, audit, testing)
-    for code in module.CODES
-}
+_MODULES = (
+    *(syntax, names, meaning, options),
+    *(planning, checking, graph, snapshot, step, flat),
+    *(audit, testing, ranks),
+)
+
+CODES: dict[str, Code] = {code.code: code for module in _MODULES for code in module.CODES}
 
 
 def diagnose(

@@ -1,0 +1,56 @@
+"""What policylang needs of torch.distributed to let ranks compare: the default store, and whether there is one.
+
+Supported: torch 2.11 to the newest; seen to run on 2.13.0. Imports no torch that is not loaded already, since a policy
+is loaded by programs that never import it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def default_store() -> Any:
+    """The store that the default process group was made with; None where no real group of several ranks exists.
+
+    Private because torch hands the store out to nobody: a group of gloo, NCCL or any other kind has one, so comparing
+    through it needs no collective and no device. Ranks of the ``fake`` group are pretended by one process.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    try:
+        if distributed.get_world_size() < 2 or "fake" in distributed.get_backend():
+            return None
+        return _get_default_store()
+    except (KeyError, RuntimeError, ValueError):  # the group was destroyed meanwhile, by another thread
+        return None
+
+
+def own_connection(store: Any) -> Any:
+    """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks.
+
+    Of a TCP store it is a client only: it does not keep the server alive, whose port a later group may ask for.
+    """
+    return store.clone()
+
+
+def own_rank() -> int:
+    import torch.distributed as distributed
+
+    return int(distributed.get_rank())
+
+
+def place_among_ranks() -> str:
+    """``3 of 8`` in a program of several ranks, real or pretended; empty in any other."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return ""
+    return f"{distributed.get_rank()} of {distributed.get_world_size()}"
+
+
+def mesh_ranks(mesh: Any) -> tuple[int, ...]:
+    """The global ranks of a ``DeviceMesh``, sorted."""
+    return tuple(sorted(int(rank) for rank in mesh.mesh.flatten().tolist()))

@@ -1,0 +1,232 @@
+"""Ranks that share a graph agree on a plan, or each of them says where they differ; none hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import policylang
+from policylang.backends import agreement, heartbeat, partitioner
+from policylang.tracing import TracedStep, trace_step
+from tests.support.meshed import WIDTH, Meshed
+from tests.support.ranks import run_ranks
+
+SAVE = "save mm\nundecided -> save\n"
+RECOMPUTE = "save mm\nrecompute every 2nd mm per graph\nundecided -> save\n"
+BATCH = torch.ones(2, WIDTH)
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def traced(mesh: DeviceMesh, dims: tuple[int, ...] = (0, 1), layers: int = 2) -> TracedStep:
+    return trace_step(Meshed(mesh, dims, layers), loss, BATCH)
+
+
+def said(call: Callable[[], Any]) -> str:
+    """What a rank is told: the class of the error and its text; empty where all is well."""
+    try:
+        call()
+    except policylang.PolicyError as error:
+        return f"{type(error).__name__}\n{error}"
+    return ""
+
+
+def whole(size: int) -> DeviceMesh:
+    """The smallest mesh with two dimensions."""
+    return init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+
+
+# --- plans and graphs that differ -----------------------------------------------------------------------------------
+
+
+def cases(rank: int) -> dict[str, str]:
+    """Rank 3 of a 2 × 2 mesh shares no group with rank 0; they hang together over the others."""
+    mesh = whole(4)
+    halves = [DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])]
+    odd = rank == 3
+    other = policylang.parse(RECOMPUTE if odd else SAVE, name="odd.apl" if odd else "even.apl")
+    longer = policylang.parse(SAVE + "optional save addmm\n" * odd)
+    lost = policylang.parse(SAVE + "save attention\n" * odd)
+    same = policylang.parse(RECOMPUTE)
+    return {
+        "same": said(lambda: traced(mesh).apply(same)),
+        "same mesh": said(lambda: traced(mesh).apply(same, mesh)),
+        "another policy": said(lambda: traced(mesh).apply(other)),
+        "not compared": said(lambda: traced(mesh).apply(other, agree=False)),
+        "another text": said(lambda: traced(mesh).apply(longer)),
+        "another graph": said(lambda: traced(mesh, layers=2 + odd).apply(same)),
+        "an error of its own": said(lambda: traced(mesh).apply(lost)),
+        "a small mesh on one": said(lambda: traced(mesh).apply(same, halves[rank // 2] if odd else mesh)),
+        "a small mesh on all": said(lambda: traced(mesh).apply(same, halves[rank // 2])),
+        "no mesh on one": said(lambda: traced(mesh, dims=(0,)).apply(same, None if odd else mesh)),
+        "a circle": said(lambda: traced(mesh, dims=(rank in (1, 2),)).apply(same)),
+    }
+
+
+def test_a_difference_is_an_error_on_every_rank() -> None:
+    every = run_ranks(cases, 4)
+    for found in every:
+        assert found["same"] == found["same mesh"] == found["not compared"] == ""
+
+        different = found["another policy"]
+        assert different.startswith("PolicyDivergenceError\nerror[APL601]: ranks decided differently about `mm")
+        assert "rank 0 saves it, rank 3 recomputes it" in different
+        assert "rank 0 saves it: `save mm` (even.apl:1)" in different
+        assert "rank 3 recomputes it: `recompute every 2nd mm per graph` (odd.apl:2)" in different
+        assert "ranks 0-2: a flat graph of" in different
+
+        text = found["another text"]
+        assert text.startswith("PolicyDivergenceError\nerror[APL603]: ranks 0 and 3 have different policies")
+        assert "optional save" in text
+        assert "addmm" in text
+
+        graph = found["another graph"]
+        assert graph.startswith("PolicyDivergenceError\nerror[APL602]: ranks 0 and 3 have different graphs: rank 0 has")
+
+    assert every[3]["an error of its own"].startswith("PolicyMatchError\nerror[APL301]")
+    assert every[3]["a small mesh on one"].startswith("PolicyGraphError\nerror[APL606]: the mesh does not contain")
+    for found in every[:3]:
+        assert found["an error of its own"].startswith("PolicyDivergenceError\nerror[APL605]: rank 3, which shares")
+        assert "`save attention` matches nothing in this graph" in found["an error of its own"]
+        assert found["a small mesh on one"].startswith("PolicyDivergenceError\nerror[APL605]: rank 3, which shares")
+        assert "the mesh does not contain the graph's groups" in found["a small mesh on one"]
+    for rank, found in enumerate(every):
+        assert found["a small mesh on all"].startswith("PolicyGraphError\nerror[APL606]")
+        assert f"the mesh has ranks {'0,1' if rank < 2 else '2,3'}" in found["a small mesh on all"]
+        assert found["no mesh on one"].startswith("PolicyDivergenceError")
+        assert "the graph of rank 3 has no collective over these" in found["no mesh on one"]
+        assert found["a circle"].startswith("PolicyDivergenceError\nerror[APL607]: rank ")
+        assert f"rank {rank} has a flat graph of 43 nodes, and waits for rank" in found["a circle"]
+
+
+# --- ranks that are late, or gone -----------------------------------------------------------------------------------
+
+
+def late(rank: int) -> dict[str, Any]:
+    """Rank 1 comes after the time that a silent rank is given; then not at all."""
+    heartbeat.INTERVAL = 0.5
+    os.environ[agreement.SILENCE] = "6"
+    mesh = whole(2)
+    policy = policylang.parse(SAVE)
+    if rank == 1:
+        time.sleep(9)
+    found = {"late": said(lambda: traced(mesh, dims=(1,)).apply(policy))}
+    os.environ[agreement.PATIENCE] = "2"
+    if rank == 0:
+        found["never"] = said(lambda: traced(mesh, dims=(1,)).apply(policy))
+    else:
+        dist.barrier()
+    if rank == 0:
+        dist.barrier()
+    return found
+
+
+def test_a_slow_rank_is_waited_for_and_one_that_does_not_come_is_named() -> None:
+    first, second = run_ranks(late, 2)
+    assert first["late"] == second["late"] == ""
+    assert first["never"].startswith("PolicyDivergenceError\nerror[APL604]: rank 1 did not say what is planned")
+    assert "rank 1 is alive, and has not come for" in first["never"]
+    assert "it is at test_agreement.py:" in first["never"]
+    assert "in late" in first["never"]
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_with_a_plan(rank: int) -> list[str]:
+    """Rank 2 dies when it has planned; first nothing is changed, then nothing is compiled."""
+    mesh = whole(4)
+    policy = policylang.parse(SAVE)
+    model = Meshed(mesh, (0, 1))
+    step = traced(mesh)
+    nodes = len(step.gm.graph.nodes)
+    with mock.patch.object(partitioner, "agree_on_plan", die if rank == 2 else partitioner.agree_on_plan):
+        compiled = torch.compile(model, backend=policylang.backend(policy, inner="aot_eager"))
+        found = [said(lambda: compiled(BATCH))]
+    os.environ[agreement.SILENCE] = "5"
+    found.append(said(lambda: step.apply(policy)))
+    assert len(step.gm.graph.nodes) == nodes
+    return found
+
+
+def test_a_rank_that_dies_between_planning_and_compiling_is_named_by_all_others() -> None:
+    every = run_ranks(dies_with_a_plan, 4, gone=[2], timeout=60)
+    for found in (every[0], every[1], every[3]):
+        for error in found:
+            assert error.startswith("PolicyDivergenceError\nerror[APL604]: rank 2 did not say what is planned")
+            assert "rank 2 has given no sign of life" in error
+
+
+# --- under torch.compile --------------------------------------------------------------------------------------------
+
+
+def compiled(rank: int, folder: str) -> dict[str, Any]:
+    """One rank finds the graph in its caches, and the other partitions it."""
+    mesh = whole(2)
+    found: dict[str, Any] = {}
+
+    def run(name: str, policy: str, cache: str, batch: int = 2, **options: Any) -> None:
+        torch._dynamo.reset()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{cache}"
+        backend = policylang.backend(policylang.parse(policy), **options)
+        model = Meshed(mesh, (1,))
+        step = torch.compile(model, backend=backend)
+        found[name] = said(lambda: step(torch.ones(batch, WIDTH)).sum().backward())
+        found[f"{name}, cached"] = [graph.from_cache for graph in backend.graphs]
+        if not found[name]:
+            found[f"{name}, gradient"] = model.layers[0].shard.grad.sum().item()
+
+    run("cold", SAVE, f"{rank}")
+    run("warm", SAVE, f"{rank}")
+    run("mixed", SAVE, f"{rank} new" if rank else f"{rank}")
+    run("mixed, another policy", RECOMPUTE if rank else SAVE, f"{rank}")
+    run("not compared", RECOMPUTE if rank else SAVE, f"{rank}", agree=False)
+    return found
+
+
+def test_a_rank_with_a_warm_cache_compares_with_one_that_partitions(tmp_path: Any) -> None:
+    first, second = run_ranks(compiled, 2, str(tmp_path))
+    for found in (first, second):
+        assert found["cold"] == found["warm"] == found["mixed"] == found["not compared"] == ""
+        assert len({found[f"{name}, gradient"] for name in ("cold", "warm", "mixed", "not compared")}) == 1
+        assert found["cold, cached"] == [False]
+        assert found["warm, cached"] == [True]
+        error = found["mixed, another policy"]
+        assert error.startswith("PolicyDivergenceError\nerror[APL601]: ranks decided differently about `mm")
+        assert "rank 0 saves it, rank 1 recomputes it" in error
+    assert (first["mixed, cached"], second["mixed, cached"]) == ([True], [False])
+    assert (first["mixed, another policy, cached"], second["mixed, another policy, cached"]) == ([], [])
+
+
+def another_shape_on_one(rank: int) -> int:
+    backend = policylang.backend(policylang.parse(SAVE), inner="aot_eager")
+    step = torch.compile(Meshed(whole(2), (1,)), backend=backend)
+    for batch in (2, 3 if rank else 2):
+        step(torch.ones(batch, WIDTH)).sum().backward()
+    return len(backend.graphs)
+
+
+def test_a_rank_may_compile_again_for_a_shape_that_the_others_do_not_see() -> None:
+    assert run_ranks(another_shape_on_one, 2) == [1, 2]
+
+
+def switched_off(rank: int) -> tuple[str, bool]:
+    os.environ[heartbeat.SWITCH] = "0"
+    error = said(lambda: traced(whole(2), dims=(1,)).apply(policylang.parse(RECOMPUTE if rank else SAVE)))
+    return error, heartbeat.board() is None
+
+
+def test_the_whole_program_may_be_left_uncompared() -> None:
+    assert run_ranks(switched_off, 2) == [("", True), ("", True)]
