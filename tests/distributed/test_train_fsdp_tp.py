@@ -35,12 +35,13 @@ def imported() -> Any:
 
 def runs() -> dict[str, Any]:
     example = imported()
-    plain = example.Run(steps=STEPS, config=example.LlamaConfig(layers=2))
+    two = example.Run(steps=STEPS, config=example.LlamaConfig(layers=2))
+    one = evolve(two, config=example.LlamaConfig(layers=1))
     return {
-        "tensor parallel": plain,
-        "cut over all": evolve(plain, layout="fsdp"),
-        "bfloat16": evolve(plain, dtype=torch.bfloat16),
-        "compiled": evolve(plain, how="compile", config=example.LlamaConfig(layers=1)),
+        "tensor parallel": two,
+        "cut over all": evolve(one, layout="fsdp"),
+        "bfloat16": evolve(one, dtype=torch.bfloat16),
+        "compiled": evolve(one, how="compile"),
     }
 
 
