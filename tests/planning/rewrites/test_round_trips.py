@@ -1,0 +1,205 @@
+"""``collapse round_trips`` as it is planned: on every rank of a mesh, on graphs that must stay as they are, and on
+recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as functional
+from attrs import evolve
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import policylang
+from policylang.backends.outcomes import plan_of
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, Group
+from policylang.planning.paths import HALF
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+from tests.support.rewrites import assert_facts_hold
+from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, shared_graph
+
+ROWS, COLUMNS = 4, 6
+
+
+class Ranks:
+    """One process that believes it is some rank of eight, on a mesh of 2 × 4."""
+
+    def __init__(self, rank: int) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+        self.mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        self.place = {name: self.mesh.get_local_rank(name) for name in ("dp", "tp")}
+
+    def gathered(self, value: Tensor, dim: int, name: str) -> Tensor:
+        mesh: DeviceMesh = self.mesh[name]
+        return functional.wait_tensor(functional.all_gather_tensor(value, dim, mesh))
+
+    def planned(self, function: Callable[[Tensor], Tensor]) -> Plan:
+        gm = make_fx(function)(torch.ones(ROWS, COLUMNS))
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+        policylang.apply(gm, policylang.parse("optional collapse round_trips"))
+        made = plan_of(gm)
+        assert made is not None
+        assert_facts_hold(gm, made)
+        return made
+
+
+@pytest.fixture
+def at_rank():
+    import torch.distributed as dist
+
+    def start(rank: int) -> Ranks:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return Ranks(rank)
+
+    yield start
+    dist.destroy_process_group()
+
+
+def own_piece(ranks: Ranks, dim: int, value: Tensor) -> Tensor:
+    return ranks.gathered(value, dim, "tp").chunk(4, dim)[ranks.place["tp"]].sin()
+
+
+def first_rows(ranks: Ranks, value: Tensor) -> Tensor:
+    return ranks.gathered(value, 0, "tp")[:ROWS].sin()
+
+
+def reasons(made: Plan) -> list[str]:
+    assert not made.rewrites.done
+    return [refused.reason for refused in made.rewrites.refused]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_every_rank_finds_its_own_part_and_all_plans_are_one(at_rank, dim: int) -> None:
+    digests = set()
+    for rank in range(8):
+        ranks = at_rank(rank)
+        made = ranks.planned(partial(own_piece, ranks, dim))
+        (rewrite,) = made.rewrites.done
+        assert rewrite.source == "arg0_1"
+        assert list(made.facts.names) == ["arg0_1", "sin", "output"]
+        assert rewrite.proof.ranks == 4
+        assert "other ranks take their own parts" in rewrite.proof.assumed
+        digests.add(made.digest)
+    assert len(digests) == 1
+
+
+def test_a_broadcast_of_the_first_part_is_no_round_trip_but_on_the_first_rank(at_rank) -> None:
+    """The plans then differ, which stops the ranks before anything is compiled."""
+    digests = []
+    for rank in (0, 1):
+        ranks = at_rank(rank)
+        made = ranks.planned(partial(first_rows, ranks))
+        if rank:
+            assert reasons(made) == ["not this rank's own part of wait_tensor_1"]
+        else:
+            assert len(made.rewrites.done) == 1
+        digests.append(made.digest)
+    assert digests[0] != digests[1]
+
+
+def test_what_lies_between_is_done_to_the_part(at_rank) -> None:
+    ranks = at_rank(5)
+    at = ranks.place["tp"]
+    made = ranks.planned(lambda value: ranks.gathered(value, 0, "tp").t()[:, at * ROWS : (at + 1) * ROWS].sin())
+    (rewrite,) = made.rewrites.done
+    assert [(node.target, node.shape, node.stride) for node in rewrite.nodes] == [
+        ("aten.permute.default", (COLUMNS, ROWS), (1, COLUMNS))
+    ]
+
+
+def test_a_gather_with_other_readers_stays(at_rank) -> None:
+    ranks = at_rank(3)
+
+    def both(value: Tensor) -> Tensor:
+        whole = ranks.gathered(value, 0, "tp")
+        return whole.sum() + whole.narrow(0, ranks.place["tp"] * ROWS, ROWS).sin()
+
+    (rewrite,) = ranks.planned(both).rewrites.done
+    assert rewrite.dead == ("slice_1",)
+    assert rewrite.note == "all_gather_into_tensor has other readers"
+
+
+def test_back_to_a_value_on_the_way(at_rank) -> None:
+    ranks = at_rank(6)
+    made = ranks.planned(
+        lambda value: ranks.gathered(ranks.gathered(value, 0, "dp"), 0, "tp").chunk(4)[ranks.place["tp"]].sin()
+    )
+    (rewrite,) = made.rewrites.done
+    assert rewrite.collectives == ("all_gather_into_tensor_1",)
+    assert rewrite.source == "wait_tensor_1"
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_candidates_that_are_left_say_why(at_rank, rank: int) -> None:
+    ranks = at_rank(rank)
+    at = ranks.place["tp"]
+
+    def whole(value: Tensor) -> Tensor:
+        return ranks.gathered(value, 0, "tp")
+
+    def several(value: Tensor) -> Tensor:
+        pieces = whole(value).chunk(4)
+        return pieces[at].sin() + pieces[(at + 1) % 4]
+
+    cases: list[tuple[Callable[[Tensor], Tensor], str]] = [
+        (lambda value: whole(value)[:, :3].sin(), "cuts dimension 1 of wait_tensor_1 within a shard"),
+        (lambda value: whole(value).chunk(2)[at // 2].sin(), "keeps shards of other ranks: all_gather_into_tensor"),
+        (lambda value: whole(value).chunk(4)[at], "returned: "),
+        (lambda value: whole(value).chunk(4)[at].add_(1).sin(), "memory is written: add_"),
+        (several, "parts of other ranks are read too"),
+    ]
+    for function, reason in cases:
+        found = reasons(ranks.planned(function))
+        assert found
+        assert all(each.startswith(reason) for each in found), found
+
+
+def test_what_was_computed_on_is_no_candidate(at_rank) -> None:
+    ranks = at_rank(0)
+    assert reasons(ranks.planned(lambda value: (ranks.gathered(value, 0, "tp") * 2).chunk(4)[0].sin())) == []
+
+
+def test_without_a_rank_nothing_is_collapsed(at_rank) -> None:
+    ranks = at_rank(2)
+    gm = make_fx(lambda value: ranks.gathered(value, 0, "tp").chunk(4)[2].sin())(torch.ones(ROWS, COLUMNS))
+    gm.graph.eliminate_dead_code()
+    facts = evolve(collect(gm), rank=None)
+    made = plan(policylang.parse("optional collapse round_trips"), facts, HALF)
+    assert reasons(made) == ["not known which rank's graph it is"]
+
+
+def recorded(name: str) -> Facts:
+    groups = {key: Group(key, ranks, len(ranks)) for key, ranks in process_groups(name).items()}
+    return collect(shared_graph(name), groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        (JOINT, ["all_gather_into_tensor_343", "all_gather_into_tensor_345", "all_gather_into_tensor_346"]),
+        (BACKWARD, ["all_gather_into_tensor_345"]),
+    ],
+)
+def test_the_recorded_step_has_no_round_trip(name: str, left: list[str]) -> None:
+    """Its hidden states stay sharded along the sequence from block to block. What is gathered from all 128 ranks and
+    cut by tensor-parallel rank keeps the shards of 16."""
+    made = plan(policylang.parse("optional collapse round_trips"), recorded(name), HALF)
+    assert reasons(made) == [f"keeps shards of other ranks: {gather}" for gather in left]
+
+
+@pytest.mark.parametrize("name", [JOINT, BACKWARD])
+def test_the_recorded_step_has_no_scatters_in_a_row(name: str) -> None:
+    made = plan(policylang.parse("optional fuse reduce_scatter chains"), recorded(name), HALF)
+    assert not made.rewrites.done
+    assert not made.rewrites.refused
