@@ -46,11 +46,11 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     """
     _check_graph(gm, "a policy is applied to a graph module")
     with comparing(agree, mesh):
-        return _apply(gm, _loaded(policy))
+        return _apply(gm, _loaded(policy), mesh)
 
 
-def _apply(gm: fx.GraphModule, wanted: Policy) -> fx.GraphModule:
-    facts = collect(gm)
+def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
+    facts = collect(gm, mesh=mesh)
     if facts.kind is GraphKind.FLAT:
         outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
     elif facts.kind is GraphKind.JOINT:

@@ -34,6 +34,7 @@ from policylang.planning.outcome import Needs, backward_needs
 from policylang.planning.paths import JOINT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
+from policylang.planning.rewrites.data import Rewrites
 from policylang.planning.settled import settle_expectations
 
 
@@ -52,6 +53,11 @@ class Partition:
     """What was rewritten in the halves once they were apart; empty where the policy rewrites nothing."""
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
+
+    @property
+    def rewritten_halves(self) -> dict[str, Rewrites]:
+        """By ``forward`` and ``backward``."""
+        return {half.kind.value: half.plan.rewrites for half in self.halves}
 
 
 @frozen
