@@ -299,24 +299,19 @@ class _Fusing:
         if len(outer_slow) <= _MOST_ORDERS:
             orders += [order for order in permutations(outer_slow) if order != outer_slow]
         possible = []
-        refused = None
         for preference, order in enumerate(orders):
             steps = steps_to(wanted, order, start, copied=copied)
             group = self._group(chain, grid, order)
-            if group.name is None and not group.sorted and not self.capabilities.unsorted_groups:
-                refused = refused or group
-                continue
-            possible.append((steps.copies, len(steps.steps), group.name is None, preference, steps, order, group))
-        allowed = copies(facts, chain.rows)
-        possible = [found for found in possible if found[0] <= allowed]
-        if not possible:
-            if refused is not None:
-                raise _RefusedError(
-                    f"rank order {_listed(refused.ranks)} needs `sort_ranks`",
-                    "this torch sorts the ranks of a new group; it can be told not to from 2.12",
-                )
+            worth = steps.copies, len(steps.steps), group.name is None, not group.sorted, preference
+            possible.append((worth, steps, order, group))
+        _, steps, order, group = min(possible, key=lambda found: found[0])
+        if steps.copies > copies(facts, chain.rows):
             raise _RefusedError("would copy what is not copied now")
-        _, _, _, _, steps, order, group = min(possible, key=lambda found: found[:4])
+        if group.name is None and not group.sorted and not self.capabilities.unsorted_groups:
+            raise _RefusedError(
+                f"rank order {_listed(group.ranks)} needs `sort_ranks`",
+                "this torch sorts the ranks of a new group; it can be told not to from 2.12",
+            )
         return _Derived(values, order, steps, group)
 
     def _start(self, chain: _Chain, ranks: int) -> tuple[int, ...]:

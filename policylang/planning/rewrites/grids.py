@@ -243,4 +243,5 @@ def _unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _and(names: Sequence[str]) -> str:
-    return " and ".join(f"`{name}`" for name in names)
+    *first, last = (f"`{name}`" for name in names)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -59,7 +59,8 @@ class NoDigitsError(Exception):
 
 def shard(shape: Sequence[int]) -> Layout:
     """What a chain starts from: row-major."""
-    return _dealt((Digit(SHARD, 1, prod(shape)),), shape)
+    count = prod(shape)
+    return _dealt((Digit(SHARD, 1, count),) if count > 1 else (), shape)
 
 
 def gathered(value: Layout, origin: int, size: int) -> Layout:

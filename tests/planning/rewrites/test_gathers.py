@@ -1,0 +1,235 @@
+"""Which gathers in a row become one, what is left of them, and why others stay as they are."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from attrs import evolve
+
+import policylang
+from policylang.graph.facts import Facts, GraphKind, Mesh
+from policylang.planning.planner import plan
+from policylang.planning.rewrites.data import Rewrite
+from tests.support.lines import ABLE, Line, aten, c10d, mesh_of, planned, reasons
+
+MESH = mesh_of(4, 2)
+
+
+def only(facts: Facts, text: str = "fuse all_gather chains") -> Rewrite:
+    found = planned(facts, text)
+    assert not found.refused
+    (rewrite,) = found.done
+    return rewrite
+
+
+def operators(rewrite: Rewrite) -> list[str]:
+    return [node.target.split(".")[1] for node in rewrite.nodes]
+
+
+BARE = ["all_gather_into_tensor", "wait_tensor"]
+
+
+def test_gathers_right_after_each_other_are_one_gather_of_the_same_shards() -> None:
+    rewrite = only(Line(MESH, (2, 3)).gather("dp").gather("tp").facts())
+    assert operators(rewrite) == BARE
+    assert rewrite.nodes[-1].shape == (16, 3)
+    assert rewrite.replaced == (("wait_tensor_1", "fused_wait_tensor"),)
+    assert rewrite.dead == ("all_gather_into_tensor", "wait_tensor", "all_gather_into_tensor_1", "wait_tensor_1")
+    assert (rewrite.proof.ranks, rewrite.proof.assumed) == (8, "")
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "ranks", "sorted_"),
+    [("dp", "tp", (0, 2, 4, 6, 1, 3, 5, 7), False), ("tp", "dp", (0, 1, 2, 3, 4, 5, 6, 7), True)],
+)
+def test_the_outer_gather_is_the_slow_index(inner: str, outer: str, ranks: tuple[int, ...], sorted_: bool) -> None:
+    group = only(Line(MESH, (2, 3)).gather(inner).gather(outer).facts()).group
+    assert group is not None
+    assert (group.ranks, group.sorted, group.dims) == (ranks, sorted_, (outer, inner))
+    assert group.everyone == (ranks,)
+
+
+def test_three_gathers_on_a_mesh_of_which_they_span_a_part() -> None:
+    mesh = mesh_of(2, 2, 2, 3)
+    rewrite = only(Line(mesh, (2, 3), rank=4).gather("cp").gather("dp").gather("tp").facts())
+    assert operators(rewrite) == BARE
+    assert rewrite.group is not None
+    assert rewrite.group.ranks == (1, 4, 13, 16, 7, 10, 19, 22)  # tp slow, dp, cp fast; ep stays 1
+    assert len(rewrite.group.everyone) == 3
+    assert rewrite.group.ranks in rewrite.group.everyone
+
+
+def test_permutes_that_cancel_leave_nothing() -> None:
+    line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).permute(1, 0).gather("tp")
+    assert operators(only(line.facts())) == BARE
+
+
+def test_gathers_along_different_dimensions_are_one_gather_and_a_view() -> None:
+    """The form of DTensor's ``Shard(0)`` twice where the product reads the weight transposed."""
+    facts = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1).facts()
+    rewrite = only(facts)
+    assert operators(rewrite) == [*BARE, "permute"]
+    assert rewrite.nodes[-1].stride == (1, 3)
+    assert {"clone", "split", "cat"} <= set(rewrite.dead)
+    assert rewrite.restrided == (("t", (3, 1)),)
+
+
+@pytest.mark.parametrize("order", [("dp", "tp", "cp"), ("cp", "dp", "tp"), ("tp", "cp", "dp")])
+def test_a_weight_cut_along_both_dimensions_needs_one_copy(order: tuple[str, ...]) -> None:
+    line = Line(mesh_of(2, 2, 2), (2, 3))
+    for place, dim in enumerate(order):
+        line.gather_along(dim, place % 2)
+    rewrite = only(line.facts())
+    assert operators(rewrite).count("clone") == 1
+
+
+def test_a_reader_that_needs_the_strides_it_was_traced_with_gets_a_copy() -> None:
+    line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1)
+    line.call(aten.sin.default)
+    rewrite = only(line.facts())
+    assert operators(rewrite) == [*BARE, "permute", "clone"]
+    assert rewrite.nodes[-1].stride == (16, 1)
+    assert not rewrite.restrided
+
+
+def test_views_behind_a_chain_are_followed_up_to_the_product() -> None:
+    line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1)
+    line.call(aten.unsqueeze.default, 0).call(aten.permute.default, [0, 2, 1]).call(aten.squeeze.dim, 0)
+    rewrite = only(line.facts())
+    assert [name for name, _ in rewrite.restrided] == ["unsqueeze", "permute_1", "squeeze", "t"]
+    assert dict(rewrite.restrided)["squeeze"] == (3, 1)
+
+
+def test_other_spellings_of_split_and_cat() -> None:
+    sliced = Line(MESH, (2, 3)).gather("dp").permute(1, 0).contiguous().gather("tp")
+    pieces = [sliced.extra(aten.slice.Tensor, sliced.node, 0, start, start + 3) for start in (0, 3)]
+    sliced.node = sliced.extra(aten.cat.default, pieces, 1)
+    viewed = Line(MESH, (2, 3)).gather("dp").permute(1, 0).contiguous().gather("tp")
+    viewed.view(2, 3, 8).permute(1, 0, 2).contiguous().view(3, 16)
+    expected = [*BARE, "permute"]
+    assert operators(only(sliced.facts())) == expected
+    assert operators(only(viewed.facts())) in (expected, [*BARE, "view", "permute"])
+
+
+# --- what must not be fused ---
+
+
+def test_another_reader_in_a_forward() -> None:
+    line = Line(MESH, (2, 3)).gather("dp")
+    view = line.extra(aten.view.default, line.node, [24], name="view_12")
+    assert reasons(line.gather("tp").facts(view)) == ["other consumer: view_12"]
+
+
+def test_another_reader_in_a_backward_reads_this_ranks_part() -> None:
+    line = Line(MESH, (2, 3), rank=5).gather("dp").permute(1, 0)
+    other = line.extra(aten.mm.default, line.extra(aten.permute.default, line.node, [1, 0]), line.node)
+    rewrite = only(line.gather_along("tp", 1).facts(other, kind=GraphKind.BACKWARD))
+    assert operators(rewrite) == [*BARE, "permute", "slice", "permute"]
+    cut = rewrite.nodes[3]
+    assert (cut.arguments[1:], cut.per_rank) == ((0, 8, 16), True)  # the second of two tp ranks
+    assert rewrite.replaced[1] == ("permute", "fused_permute_1")
+    assert rewrite.before == "permute_1"
+
+
+def test_a_value_in_between_that_the_graph_returns() -> None:
+    line = Line(MESH, (2, 3)).gather("dp")
+    inner = line.node
+    assert reasons(line.gather("tp").facts(inner, kind=GraphKind.BACKWARD)) == ["other consumer: output"]
+
+
+def test_another_dtype_in_between() -> None:
+    cast = torch.ops.prims.convert_element_type.default
+    line = Line(MESH, (2, 3)).gather("dp").call(cast, torch.float16, name="cast").gather("tp")
+    assert reasons(line.facts()) == ["dtype changes: cast"]
+
+
+def test_a_part_in_between() -> None:
+    line = Line(MESH, (2, 3)).gather("dp").call(aten.slice.Tensor, 0, 0, 6, name="shorter").gather("tp")
+    assert reasons(line.facts()) == ["shorter keeps a part"]
+
+
+def test_pieces_in_another_order() -> None:
+    line = Line(MESH, (2, 3)).gather("dp")
+    split = line.extra(aten.split.Tensor, line.node, 4)
+    pieces = [line.extra(operator.getitem, split, index) for index in (1, 0)]
+    line.node = line.extra(aten.cat.default, pieces, 0, name="turned")
+    assert reasons(line.gather("tp").facts()) == ["turned joins pieces in another order"]
+
+
+def test_groups_that_overlap() -> None:
+    assert reasons(Line(MESH, (2, 3)).gather("dp").gather("dp").facts()) == ["groups `dp` and `dp` overlap"]
+
+
+def test_two_gathers_of_one_gathered_value() -> None:
+    line = Line(mesh_of(2, 2, 2), (2, 3)).gather("dp")
+    inner = line.node
+    other = line.extra(c10d.wait_tensor.default, line.extra(c10d.all_gather_into_tensor.default, inner, 2, "cp"))
+    found = planned(line.gather("tp").facts(other))
+    assert [each.reason for each in found.refused] == [
+        "other consumer: all_gather_into_tensor_2",
+        "other consumer: all_gather_into_tensor_1",
+    ]
+
+
+def test_what_fits_of_a_longer_chain_is_fused() -> None:
+    found = planned(Line(MESH, (2, 3)).gather("dp").gather("tp").gather("dp").facts())
+    assert [rewrite.collectives for rewrite in found.done] == [("all_gather_into_tensor", "all_gather_into_tensor_1")]
+    (left,) = found.refused
+    assert left.reason == "groups `dp`, `tp` and `dp` overlap"
+    assert left.collectives[-1] == "all_gather_into_tensor_2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fuse all_gather chains over dp", ["over tp: all_gather_into_tensor_1"]),
+        ("fuse all_gather chains over tp", ["over dp: all_gather_into_tensor"]),
+    ],
+)
+def test_dimensions_that_a_line_leaves_out(text: str, expected: list[str]) -> None:
+    facts = Line(MESH, (2, 3)).gather("dp").gather("tp").facts()
+    assert reasons(facts, text) == expected
+    assert only(facts, "fuse all_gather chains over tp, dp")
+
+
+def test_dimensions_that_nobody_knows() -> None:
+    facts = Line(MESH, (2, 3), known=False).gather("dp").gather("tp").facts()
+    assert reasons(facts, "fuse all_gather chains over dp, tp") == ["mesh dimension of group `dp` not known"]
+
+
+def test_without_a_mesh_the_plan_says_what_it_assumes() -> None:
+    rewrite = only(Line(MESH, (2, 3), known=False, rank=3).gather("dp").gather("tp").facts())
+    assert rewrite.proof.assumed == "the groups of other ranks are this rank's own, moved"
+    assert rewrite.group is not None
+    assert (rewrite.group.ranks, rewrite.group.everyone) == ((0, 2, 4, 6, 1, 3, 5, 7), ())
+
+
+def test_an_order_that_torch_would_sort_is_refused_by_name() -> None:
+    able = evolve(ABLE, unsorted_groups=False)
+    inner_fast = Line(MESH, (2, 3)).gather("dp").gather("tp").facts()
+    assert reasons(inner_fast, able=able) == ["rank order 0, 2, 4, 6, 1, 3, … needs `sort_ranks`"]
+    found = planned(Line(MESH, (2, 3)).gather("tp").gather("dp").facts(), able=able)
+    assert len(found.done) == 1
+
+
+def test_ranks_that_gather_in_different_orders() -> None:
+    """torch sorts the ranks of a mesh's groups; on this one, not every rank then gathers in the same order."""
+    mesh = Mesh(("dp", "tp"), (2, 2), (0, 3, 1, 2))
+    line = Line(mesh, (2, 3))
+    line.groups = {name: evolve(group, ranks=tuple(sorted(group.ranks))) for name, group in line.groups.items()}
+    assert reasons(line.gather("tp").gather("dp").facts()) == [
+        "ranks of groups `tp` and `dp` gather in different orders"
+    ]
+
+
+def test_a_line_that_finds_nothing_is_an_error_and_one_that_is_refused_a_warning() -> None:
+    nothing = plan(policylang.parse("fuse all_gather chains"), Line(MESH, (2, 3)).gather("dp").facts(), ABLE)
+    (error,) = nothing.diagnostics
+    assert (error.code, error.details[0]) == ("APL311", "all_gather: 1 node")
+    twice = Line(MESH, (2, 3)).gather("dp").gather("dp").facts()
+    (warning,) = plan(policylang.parse("fuse all_gather chains"), twice, ABLE).diagnostics
+    assert warning.code == "APL312"
+    assert warning.details == ("all_gather_into_tensor → all_gather_into_tensor_1: groups `dp` and `dp` overlap",)
+    assert plan(policylang.parse("optional fuse all_gather chains"), twice, ABLE).diagnostics == ()
