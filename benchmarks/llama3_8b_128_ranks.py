@@ -44,9 +44,11 @@ DP, TP = 16, 8
 GIB = 2**30
 RESHARD = "include <fsdp_reshard_always>\n"
 GATHERS = RESHARD + "fuse all_gather chains\n"
+BOTH = GATHERS + "fuse reduce_scatter chains\n"
 POLICIES = {
     "reshard": RESHARD,
     "reshard, gathers fused": GATHERS,
+    "reshard, gathers and scatters fused": BOTH,
     "examples/fsdp_tp.apl": (Path(__file__).parents[1] / "examples" / "fsdp_tp.apl").read_text(),
 }
 LAYOUTS = {

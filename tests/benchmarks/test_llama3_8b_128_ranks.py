@@ -17,7 +17,7 @@ OTHERS = 2 * LAYERS + 3
 """Norms, embedding and output: gathered over dp, then over tp."""
 ACTIVATIONS = 2 * LAYERS
 """Before attention and before the feed-forward; the backward of what follows them gathers as often."""
-RESHARD, GATHERS = "reshard", "reshard, gathers fused"
+RESHARD, GATHERS, BOTH = "reshard", "reshard, gathers fused", "reshard, gathers and scatters fused"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,10 @@ def test_fusion_leaves_one_gather_of_two(layout: str, found: dict[str, dict[str,
     assert after["fused"] == after["forward gathers over 8"] == pairs
     assert before["forward gathers"] - after["forward gathers"] == pairs
     assert before["backward gathers"] - after["backward gathers"] == pairs - 1
+    scattered = found[layout][BOTH]
+    assert scattered["fused"] == 2 * pairs
+    assert before["reduce-scatters"] - scattered["reduce-scatters"] == pairs
+    assert scattered["forward gathers"] == after["forward gathers"]
 
 
 @pytest.mark.parametrize("layout", ["tp", "fsdp"])
