@@ -26,6 +26,8 @@ def plan_rewrites(policy: Policy, facts: Facts, capabilities: Capabilities) -> t
     """
     if not policy.rewrites or not capabilities.rewrites:
         return Rewrites(), facts
+    if not _keeps_rank_order(facts.torch_version):
+        capabilities = evolve(capabilities, unsorted_groups=False)
     done: list[Rewrite] = []
     refused: list[Refused] = []
     prover = Prover()
@@ -40,6 +42,15 @@ def plan_rewrites(policy: Policy, facts: Facts, capabilities: Capabilities) -> t
         facts = rewritten(facts, mine)
         done.extend(mine)
     return Rewrites(tuple(done), tuple(refused)), facts
+
+
+def _keeps_rank_order(version: str) -> bool:
+    """Whether the torch that a graph is from stands by process groups whose ranks are not sorted: from 2.12.
+
+    Read off the facts, so that a plan on a snapshot is the plan on the graph.
+    """
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return len(numbers) < 2 or tuple(numbers) >= (2, 12)
 
 
 def _in_order(found: Sequence[Rewrite], facts: Facts) -> list[Rewrite]:

@@ -210,6 +210,8 @@ def test_an_order_that_torch_would_sort_is_refused_by_name() -> None:
     able = evolve(ABLE, unsorted_groups=False)
     inner_fast = Line(MESH, (2, 3)).gather("dp").gather("tp").facts()
     assert reasons(inner_fast, able=able) == ["rank order 0, 2, 4, 6, 1, 3, … needs `sort_ranks`"]
+    of_an_older_torch = evolve(inner_fast, torch_version="2.11.0+cu128")
+    assert reasons(of_an_older_torch) == reasons(inner_fast, able=able)
     found = planned(Line(MESH, (2, 3)).gather("tp").gather("dp").facts(), able=able)
     assert len(found.done) == 1
 
