@@ -145,7 +145,7 @@ def own_rank() -> int | None:
     """This process's global rank; None where torch.distributed is not set up."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
-    return torch.distributed.get_rank()
+    return int(torch.distributed.get_rank())
 
 
 def group_ranks(name: str) -> tuple[int, ...]:

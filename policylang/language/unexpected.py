@@ -13,7 +13,9 @@ from policylang.language.predicate_tree import CUT, FLAGS
 from policylang.language.source import Span
 from policylang.language.statement_tree import ACTIONS
 
-_OPENERS = ("policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect", "optional", "override")
+_OPENERS = (
+    "policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect", "optional", "override",
+)  # fmt: skip
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"

@@ -140,7 +140,7 @@ def _is_backward_output(facts: Facts, row: int) -> bool:
 
     A graph input is one where that is known: the device mesh of a gradient that is a DTensor is an input.
     """
-    feeds_backward = bool(facts.flags[row] & Flag.FEEDS_BACKWARD)
+    feeds_backward = bool(facts.flags[row] & Flag.FEEDS_BACKWARD) and row not in facts.followers  # it may be theirs
     if facts.phases[row] == Phase.INPUT:
         return feeds_backward and facts.input_kinds[row] != InputKind.TANGENT
     return facts.phases[row] == Phase.FORWARD and (feeds_backward or not facts.flags[row] & Flag.FORWARD_OUTPUT)
