@@ -1,0 +1,32 @@
+"""The fused gathers of a recorded Llama-3 8B, carried out: the graph that comes out is the one that was planned."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+import policylang
+from policylang.backends import collectives, groups
+from policylang.graph.collect import collect
+from policylang.graph.facts import Group, Mesh
+from policylang.planning.paths import HALF
+from policylang.planning.planner import plan
+from tests.support import rewrites
+from tests.support.shared_graphs import BACKWARD, process_groups, shared_graph
+
+
+def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 ranks are not here, so their groups are not made; all else is done."""
+    monkeypatch.setattr(groups, "backend_of", lambda name: "gloo")
+    monkeypatch.setattr(groups, "ensure", lambda orders: None)
+    known = {name: Group(name, ranks, len(ranks)) for name, ranks in process_groups(BACKWARD).items()}
+    gm = shared_graph(BACKWARD)
+    mesh = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
+    facts = evolve(collect(gm, groups=known), meshes=(mesh,), rank=0)
+    made = plan(policylang.parse("fuse all_gather chains"), facts, HALF)
+    (order,) = collectives.carry_out(gm, made)  # one group for all 93
+    assert order.ranks[:3] == (0, 8, 16)
+    everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
+    monkeypatch.setattr(rewrites, "collect", lambda gm, kind: collect(gm, kind=kind, groups=everyone))
+    rewrites.assert_facts_hold(gm, made)
+    assert len(gm.graph.nodes) == 16_097
