@@ -76,20 +76,26 @@ def known_meshes() -> list[Any]:
 
 def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] | None:
     """Names and sizes of a mesh's dimensions and its global ranks in row-major order; None where this rank is not in
-    it or its groups are not there, as after the default group was destroyed.
+    it, or where its groups are not there any more, as after the default group was destroyed.
 
     Not private; torch names the dimensions of a mesh without names as this does, in the descriptions of their groups.
     """
+    if mesh.get_coordinate() is None:
+        return None
     try:
-        if mesh.get_coordinate() is None or any(group is None for group in mesh.get_all_groups()):
-            return None
-    except (RuntimeError, ValueError, KeyError, AssertionError):
+        groups = [frozenset(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
+    except (RuntimeError, ValueError, LookupError, AssertionError):
         return None
     shape = tuple(int(size) for size in mesh.shape)
-    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(shape)))
     with _disable_current_modes():  # a compilation's fake tensors are no place for the mesh's own
-        ranks = mesh.mesh.flatten().tolist()
-    return tuple(map(str, names)), shape, tuple(map(int, ranks))
+        place, ranks = mesh.get_coordinate(), mesh.mesh
+        for dim, members in enumerate(groups):
+            row = ranks[tuple(slice(None) if each == dim else at for each, at in enumerate(place))]
+            if members != frozenset(row.tolist()):  # a later default group has groups of the same names
+                return None
+        flat = ranks.flatten().tolist()
+    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(shape)))
+    return tuple(map(str, names)), shape, tuple(map(int, flat))
 
 
 def rename_group(name: str, known_as: str) -> None:

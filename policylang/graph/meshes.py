@@ -19,12 +19,12 @@ def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...
     """The mesh that was given, then those along one dimension of which the graph has a group, in a fixed order."""
     if not groups:
         return ()
-    found = [] if given is None else [_described(given)]
+    first = None if given is None else _described(given)
     along = {frozenset(group.ranks) for group in groups.values()}
     around = {mesh for mesh in map(_described, _torch_groups.known_meshes()) if mesh is not None}
     fitting = [mesh for mesh in around if not along.isdisjoint(map(frozenset, _rows(mesh)))]
-    found += sorted(fitting, key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims))
-    return tuple(dict.fromkeys(mesh for mesh in found if mesh is not None))
+    fitting.sort(key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims))
+    return tuple(dict.fromkeys(fitting if first is None else [first, *fitting]))
 
 
 def _described(mesh: Any) -> Mesh | None:
