@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from policylang.backends.posts import Entry, Key, Taken, first_difference, first_line_that_differs, spell
+from policylang.backends.posts import (
+    Entry,
+    Key,
+    Taken,
+    first_difference,
+    policy_lines_that_differ,
+    rewrites_that_differ,
+    spell,
+)
 from policylang.errors import PolicyDivergenceError
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
@@ -31,8 +39,15 @@ def differing(
         return _error(diagnose(DECIDED, message, help="give every rank the same policy file", details=parties))
     (left, one), (right, two) = sorted(accounts.items())
     found = first_difference(one, two)
+    rewritten = rewrites_that_differ(one, two)
+    if any(rewritten):
+        parties = (_line(left, rewritten[0]), _line(right, rewritten[1]), *parties)
+    if found is None and any(rewritten):
+        message = f"ranks {left} and {right} rewrite the collectives of this graph differently"
+        help = "give every rank the same policy file and the same mesh, over groups that lie alike"
+        return _error(diagnose(DECIDED, message, help=help, details=parties))
     if found is None:
-        here, there = first_line_that_differs(one, two)
+        here, there = policy_lines_that_differ(one, two)
         details = (_line(left, here), _line(right, there), *parties)
         message = f"ranks {left} and {right} have different policies, which come to the same on this graph"
         return _error(diagnose(POLICIES, message, help="give every rank the same policy file", details=details))
@@ -40,6 +55,8 @@ def differing(
     if ours is None or theirs is None or (ours.node, ours.operator) != (theirs.node, theirs.operator):
         message = f"ranks {left} and {right} have different graphs: {_has(left, ours)}, and {_has(right, theirs)} there"
         help = "what is traced may not depend on the rank"
+        if any(rewritten):
+            help = "give every rank the same policy file and the same mesh: the graphs differ in what is rewritten"
         return _error(diagnose(GRAPHS, message, help=help, details=parties))
     shown = ours if entries[left].digest == mine.digest else theirs
     own = shown.rule is not None and mine.digest in (entries[left].digest, entries[right].digest)
@@ -121,7 +138,7 @@ def _decision(rank: int, taken: Taken) -> str:
 
 
 def _line(rank: int, line: str) -> str:
-    return f"rank {rank} has `{line}`" if line else f"rank {rank} has no further line"
+    return f"rank {rank} has `{line}`" if line else f"rank {rank} has nothing there"
 
 
 def _scope(entry: Entry) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.planning.digest import common_names, policy_text
+from policylang.planning.digest import common_names, policy_text, rewrite_words
 from policylang.planning.plan import Decision, Plan, Why
 
 _DONE = {"save": "saves it", "recompute": "recomputes it", "offload": "offloads it"}
@@ -98,13 +98,14 @@ def account_of(plan: Plan, facts: Facts) -> Account:
 
 
 def pack(plan: Plan) -> bytes:
-    """The policy's text and, of every node, its name, operator and decision."""
+    """The policy's text, the rewrites and, of every node, its name, operator and decision."""
     facts = plan.facts
     operators, by_operator = _numbered(facts.targets)
     decisions, by_decision = _numbered([id(decision) for decision in plan.decisions])
     first = {id(decision): decision for decision in plan.decisions}
     spelled = [_spelled(plan, first[each]) for each in decisions]
-    content = [policy_text(plan.policy), common_names(facts), operators, by_operator, spelled, by_decision]
+    rewrites = list(rewrite_words(plan.rewrites))
+    content = [policy_text(plan.policy), rewrites, common_names(facts), operators, by_operator, spelled, by_decision]
     return zlib.compress(json.dumps(content, separators=(",", ":")).encode("utf-8", "surrogatepass"), 1)
 
 
@@ -127,9 +128,17 @@ def first_difference(left: bytes, right: bytes) -> tuple[Taken | None, Taken | N
     return next(by_action, None) or next(by_rule, None)
 
 
-def first_line_that_differs(left: bytes, right: bytes) -> tuple[str, str]:
+def policy_lines_that_differ(left: bytes, right: bytes) -> tuple[str, str]:
     """Of two policies, the first line in which they differ; empty where one has ended."""
-    ours, theirs = _unpack(left)[0].splitlines(), _unpack(right)[0].splitlines()
+    return _first_lines(_unpack(left)[0].splitlines(), _unpack(right)[0].splitlines())
+
+
+def rewrites_that_differ(left: bytes, right: bytes) -> tuple[str, str]:
+    """Of what two plans rewrite, the first that they do not have in common; empty where there is none."""
+    return _first_lines(_unpack(left)[1], _unpack(right)[1])
+
+
+def _first_lines(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
     for at in range(max(len(ours), len(theirs))):
         one, two = "".join(ours[at : at + 1]), "".join(theirs[at : at + 1])
         if one != two:
@@ -183,7 +192,7 @@ def _done(action: str) -> str:
 
 
 def _rows(packed: bytes) -> Iterator[Taken]:
-    _, names, operators, by_operator, decisions, by_decision = _unpack(packed)
+    _, _, names, operators, by_operator, decisions, by_decision = _unpack(packed)
     for name, operator, decision in zip(names, by_operator, by_decision, strict=True):
         did, by, rule = decisions[decision]
         yield Taken(name, operators[operator], did, by, rule)

@@ -31,10 +31,16 @@ def plan_digest(
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     _feed(digest, (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions))
     if rewrites.done or rewrites.refused:
-        _feed(digest, (word for rewrite in rewrites.done for word in _rewrite_words(rewrite)))
-        # a reason may name a group, which is called otherwise on every rank
-        _feed(digest, (f"{each.statement} {each.collectives}" for each in rewrites.refused))
+        _feed(digest, rewrite_words(rewrites))
     return digest.hexdigest()
+
+
+def rewrite_words(rewrites: Rewrites) -> Iterator[str]:
+    """What is rewritten and what is not, as far as every rank has it alike."""
+    for rewrite in rewrites.done:
+        yield from _rewrite_words(rewrite)
+    for refused in rewrites.refused:  # a reason may name a group, which is called otherwise on every rank
+        yield f"{refused.statement} {refused.collectives} stay"
 
 
 def common_names(facts: Facts) -> list[str]:

@@ -59,12 +59,14 @@ def cases(rank: int) -> dict[str, str]:
     longer = policylang.parse(SAVE + "optional save addmm\n" * odd)
     lost = policylang.parse(SAVE + "save attention\n" * odd)
     same = policylang.parse(RECOMPUTE)
+    fused = policylang.parse("undecided -> save\n" + "fuse all_gather chains\n" * (not odd))
     return {
         "same": said(lambda: traced(mesh).apply(same)),
         "same mesh": said(lambda: traced(mesh).apply(same, mesh)),
         "another policy": said(lambda: traced(mesh).apply(other)),
         "not compared": said(lambda: traced(mesh).apply(other, agree=False)),
         "another text": said(lambda: traced(mesh).apply(longer)),
+        "fused on all but one": said(lambda: traced(mesh).apply(fused)),
         "another graph": said(lambda: traced(mesh, layers=2 + odd).apply(same)),
         "an error of its own": said(lambda: traced(mesh).apply(lost)),
         "a small mesh on one": said(lambda: traced(mesh).apply(same, halves[rank // 2] if odd else mesh)),
@@ -90,6 +92,11 @@ def test_a_difference_is_an_error_on_every_rank() -> None:
         assert text.startswith("PolicyDivergenceError\nerror[APL603]: ranks 0 and 3 have different policies")
         assert "optional save" in text
         assert "addmm" in text
+
+        fused = found["fused on all but one"]
+        assert fused.startswith("PolicyDivergenceError\nerror[APL602]: ranks 0 and 3 have different graphs: rank 0 has")
+        assert "rank 3 has nothing there" in fused
+        assert "the graphs differ in what is rewritten" in fused
 
         graph = found["another graph"]
         assert graph.startswith("PolicyDivergenceError\nerror[APL602]: ranks 0 and 3 have different graphs: rank 0 has")
