@@ -40,6 +40,7 @@ def test_a_second_process_makes_the_groups_of_the_graph_that_it_finds(cache: Pat
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     warm = json.loads(done.stdout.splitlines()[-1])
+    assert warm["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
     assert warm["from cache"] == [True]
     assert warm["hits"] == 1
     assert warm["made"] == [[name, ranks]]

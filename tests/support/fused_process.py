@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
 from policylang import _torch_groups
+from policylang.backends.fingerprint import code_digest
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.sharded import fake_ranks
 
@@ -37,6 +38,7 @@ def compile_and_train(text: str) -> dict[str, Any]:
         made = [known for known in _torch_groups.known_groups() if known.name.startswith("policylang_")]
     report = policylang.report(backend)
     found = {
+        "code": code_digest(),
         "from cache": [graph.from_cache for graph in backend.graphs],
         "hits": counters["aot_autograd"]["autograd_cache_hit"],
         "made": sorted([known.name, list(known.ranks)] for known in made),
