@@ -12,6 +12,8 @@ _PUBLIC = {
     "apply": "policylang.backends.apply",
     "backend": "policylang.backends.inductor",
     "check": "policylang.checking",
+    "checkpoint_model": "policylang.backends.eager.checkpoint",
+    "context_fn": "policylang.backends.eager.checkpoint",
     "load": "policylang.loading",
     "parse": "policylang.loading",
     "partition": "policylang.backends.apply",

@@ -29,6 +29,8 @@ class Blocks:
     """Row to block number, -1 outside every block."""
     names: tuple[str, ...]
     """The module path of each block; of an activation-checkpoint region, ``region 3``."""
+    alone: int | None = None
+    """The number of the block that the whole graph is, where a model's blocks are graphs of their own."""
 
 
 def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> Blocks:

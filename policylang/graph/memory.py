@@ -174,6 +174,12 @@ def _statistics(node: fx.Node) -> tuple[int, ...]:
     return tuple(at for at in positions if at < len(node.args) and isinstance(node.args[at], fx.Node))
 
 
+def statistics_positions(target: object) -> tuple[int, ...]:
+    """The arguments of an operator that a second run can leave out: running statistics its results do not read."""
+    name = describe(target).name.removesuffix(".default")
+    return _RUNNING_STATISTICS[name] if name in _STATISTICS_MAY_BE_LEFT_OUT else ()
+
+
 def may_leave_out_statistics(node: fx.Node) -> bool:
     """Whether a second run of an operator with running statistics gives the same result without them."""
     return describe(node.target).name.removesuffix(".default") in _STATISTICS_MAY_BE_LEFT_OUT

@@ -62,9 +62,10 @@ def first_decisions(
     undecided: str,
     *,
     leave_saves: bool = False,
+    leave_recomputes: bool = False,
 ) -> list[Decision | None]:
     """What becomes of every forward row if all is safe; None for the rows no rule ranges over."""
-    by_rule = [_by_rule(rule, index, leave_saves) for index, rule in enumerate(policy.rules)]
+    by_rule = [_by_rule(rule, index, leave_saves, leave_recomputes) for index, rule in enumerate(policy.rules)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     rest = _undecided(undecided)
     decisions: list[Decision | None] = [None] * len(facts)
@@ -80,11 +81,13 @@ def first_decisions(
     return decisions
 
 
-def _by_rule(rule: Rule, index: int, leave_saves: bool) -> Decision:
+def _by_rule(rule: Rule, index: int, leave_saves: bool, leave_recomputes: bool) -> Decision:
     if rule.action is not Action.LEAVE:
         return Decision(rule.action, index, Why.RULE)
     if leave_saves:
         return Decision(Action.SAVE, index, Why.RULE, "left as it was traced")
+    if leave_recomputes:
+        return Decision(Action.RECOMPUTE, index, Why.RULE, "left to the checkpoint")
     return Decision(None, index, Why.RULE)
 
 
@@ -95,6 +98,8 @@ def _undecided(fate: str) -> Decision:
         return Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "no rule matches it")
     if fate == "as traced":
         return Decision(Action.SAVE, None, Why.UNDECIDED, "no rule matches it; it stays as it was traced")
+    if fate == "as checkpointed":
+        return Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "no rule matches it; the checkpoint recomputes it")
     return Decision(None, None, Why.UNDECIDED, "no rule matches it; the partitioner decides")
 
 

@@ -11,10 +11,11 @@ from policylang.planning.fates import Fates, check_fate
 from policylang.planning.matching import part_counts
 from policylang.planning.ordinals import group_keys
 from policylang.planning.outcome import Outcome
+from policylang.planning.place import is_about_whole
 from policylang.planning.plan import Decision, ExpectationOutcome
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
 from policylang.planning.selectors import Selections
-from policylang.planning.totals import Finding, check_total
+from policylang.planning.totals import Finding, check_total, numbers
 
 _NOTHING = "no node matches"
 
@@ -49,11 +50,13 @@ def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnosti
 
 
 def _check(expectation: Expectation, selections: Selections, fates: Fates, outcome: Outcome) -> Finding:
+    if selections.blocks.alone is not None and is_about_whole(expectation):
+        return Finding("deferred", "it is about a whole graph, of which this is one block")
     if isinstance(expectation, ExpectTotal):
         return check_total(
             expectation,
             outcome,
-            selections.blocks.names,
+            selections.blocks,
             lambda: estimate_peak(selections.facts, outcome.recomputed).bytes,
         )
     rows = selections.rows(expectation.selector)
@@ -74,7 +77,7 @@ def _check_count(expectation: ExpectCount, rows: list[int], selections: Selectio
         return Finding("held" if _counts(expectation, len(rows)) else "failed", str(len(rows)))
     totals: dict[object, int] = {}  # of modules and chains, those that hold one at least
     if scope is Scope.BLOCK:
-        totals = dict.fromkeys(range(len(selections.blocks.names)), 0)
+        totals = dict.fromkeys(numbers(selections.blocks), 0)
         if not totals:
             return Finding("failed", "the graph has no blocks")
     for key in group_keys(scope, rows, selections.facts, selections.blocks, selections.chains):

@@ -14,6 +14,9 @@ it, and the report says how many those are."""
 HALF = Capabilities(name="a half of a partition", rewrites=True, undecided_auto=True)
 """Given a policy's rewrites alone: what it saves was settled when it was cut."""
 
+EAGER = Capabilities(name="an eager checkpoint", replays_random=True, recomputes_undecided=True)
+"""A block as it runs, operator by operator. What no rule saves is recomputed, as a checkpoint does."""
+
 
 def capabilities_for(kind: GraphKind) -> Capabilities:
     """Of the path that a graph of this kind takes. A half of a partition can be planned as its joint graph was."""

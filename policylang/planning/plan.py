@@ -13,7 +13,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning.rewrites.data import Rewrites
 
-Fate = Literal["auto", "save", "recompute", "as traced"]
+Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
 """What becomes of forward values that no rule decides."""
 
 
@@ -36,6 +36,9 @@ class Capabilities:
     keeps_undecided: bool = False
     """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` keep a value as it was traced: saved.
     The plan then says ``as traced``, and so does its report."""
+    recomputes_undecided: bool = False
+    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` leave a value to the checkpoint around
+    it, which recomputes. The plan then says ``as checkpointed``, and so does its report."""
 
 
 class Why(Enum):

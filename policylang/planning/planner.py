@@ -14,7 +14,9 @@ from policylang.planning.digest import plan_digest
 from policylang.planning.effects import without_effect
 from policylang.planning.expectations import check_expectations
 from policylang.planning.outcome import backward_needs, with_cost
+from policylang.planning.place import Place, beyond_one_block
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
+from policylang.planning.replayed import replayed_needs, with_returned
 from policylang.planning.replaying import records_lost
 from policylang.planning.rewrites.diagnostics import rewrite_diagnostics
 from policylang.planning.rewrites.planning import plan_rewrites
@@ -24,23 +26,35 @@ from policylang.planning.selectors import Selections
 from policylang.planning.user_tags import user_decisions
 
 
-def plan(policy: Policy, facts: Facts, capabilities: Capabilities) -> Plan:
+def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place | None = None) -> Plan:
     """Decide what becomes of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
+    ``place`` says of a graph that is replayed as it was recorded what part of a model it is.
     """
     before = facts
     rewrites, facts = plan_rewrites(policy, before, capabilities)
-    blocks = blocks_for(policy, facts)
+    alone = place is not None and place.blocks is not None
+    blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
     selections = Selections(facts, policy.lets, blocks, Chains(facts))
     tagged = user_decisions(facts)
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged)
-    decisions = first_decisions(policy, facts, verdict, tagged, fate, leave_saves=capabilities.keeps_undecided)
+    decisions = first_decisions(
+        policy,
+        facts,
+        verdict,
+        tagged,
+        fate,
+        leave_saves=capabilities.keeps_undecided,
+        leave_recomputes=capabilities.recomputes_undecided,
+    )
     routing = keep_routing(policy, facts, decisions) if capabilities.saves_routing else ()
     safety = Safety(policy, facts, capabilities, decisions)
     needs = backward_needs(facts, decisions, safety.settle)
+    if place is not None:
+        needs = replayed_needs(facts, decisions, place.reach)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
@@ -53,9 +67,9 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities) -> Plan:
         rewrites=rewrites,
         expectations=expectations,
         diagnostics=(
-            *_blocks_diagnostics(policy, facts, blocks),
+            *(beyond_one_block(policy, place) if alone else _blocks_diagnostics(policy, facts, blocks)),
             *_rule_diagnostics(policy, rules, selections),
-            *without_effect(rules, facts, decisions, needs),
+            *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *rewrite_diagnostics(policy, rewrites, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
             *records_lost(policy, facts),
@@ -77,7 +91,9 @@ def blocks_for(policy: Policy, facts: Facts) -> Blocks:
 
 def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     fate = policy.undecided.fate if policy.undecided is not None else "auto"
-    return "as traced" if fate == "auto" and capabilities.keeps_undecided else fate
+    if fate == "auto" and capabilities.keeps_undecided:
+        return "as traced"
+    return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
 def _blocks_diagnostics(policy: Policy, facts: Facts, blocks: Blocks) -> list[Diagnostic]:
@@ -110,13 +126,14 @@ def _capability_diagnostics(
 ) -> list[Diagnostic]:
     """Whatever the policy asks for that the path cannot do: refused, never ignored."""
     found: list[Diagnostic] = []
+    settles = capabilities.keeps_undecided or capabilities.recomputes_undecided
     for rule in policy.rules:
         if rule.action.offloads and not capabilities.offloads:
             found.append(refusals.cannot_offload(rule, capabilities))
-        if rule.action is Action.LEAVE and not (capabilities.undecided_auto or capabilities.keeps_undecided):
+        if rule.action is Action.LEAVE and not (capabilities.undecided_auto or settles):
             found.append(refusals.cannot_leave(rule, capabilities))
     undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
-    asked = policy.undecided is not None and policy.undecided.fate == "auto" and not capabilities.keeps_undecided
+    asked = policy.undecided is not None and policy.undecided.fate == "auto" and not settles
     if (asked or undecided) and not capabilities.undecided_auto:
         found.append(refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities))
     return found

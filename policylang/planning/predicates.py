@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
+from policylang.graph.blocks import Blocks
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag
 from policylang.language.globs import NameGlob, PathGlob
@@ -38,18 +39,19 @@ _FLAGS = {
 _MUTATED = int(Flag.WRITES | Flag.READS_MUTATED)
 _REPEATABLE = int(Flag.REPEATABLE)
 _VIEW = int(Flag.VIEW)
+_RETURNED = int(Flag.FORWARD_OUTPUT)
 
 
-def compile_predicate(predicate: Predicate, facts: Facts, block_of: Sequence[int], chains: Chains, cuts: Cuts) -> Test:
+def compile_predicate(predicate: Predicate, facts: Facts, blocks: Blocks, chains: Chains, cuts: Cuts) -> Test:
     """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest."""
     if isinstance(predicate, Not):
-        inner = compile_predicate(predicate.predicate, facts, block_of, chains, cuts)
+        inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts)
         return lambda row: not inner(row)
     if isinstance(predicate, And):
-        tests = [compile_predicate(part, facts, block_of, chains, cuts) for part in predicate.parts]
+        tests = [compile_predicate(part, facts, blocks, chains, cuts) for part in predicate.parts]
         return lambda row: all(test(row) for test in tests)
     if isinstance(predicate, Or):
-        tests = [compile_predicate(part, facts, block_of, chains, cuts) for part in predicate.parts]
+        tests = [compile_predicate(part, facts, blocks, chains, cuts) for part in predicate.parts]
         return lambda row: any(test(row) for test in tests)
     if isinstance(predicate, Compare):
         return _compare(predicate, facts)
@@ -58,7 +60,7 @@ def compile_predicate(predicate: Predicate, facts: Facts, block_of: Sequence[int
     if isinstance(predicate, CrossesCut):
         crossing = cuts.crossing(predicate.size.value)
         return lambda row: bool(crossing[row])
-    return _is(predicate, facts, block_of, chains)
+    return _is(predicate, facts, blocks, chains)
 
 
 def forward_users(facts: Facts, row: int) -> list[int]:
@@ -163,7 +165,7 @@ def split_target(target: str) -> tuple[str, str, str]:
     return namespace, name, overload
 
 
-def _is(predicate: Is, facts: Facts, block_of: Sequence[int], chains: Chains) -> Test:
+def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
     name = predicate.name
     if name == "from parameter":
         return chains.from_parameter
@@ -171,6 +173,9 @@ def _is(predicate: Is, facts: Facts, block_of: Sequence[int], chains: Chains) ->
         gathered = chains.gathered_mask
         return lambda row: bool(gathered[row])
     if name == "crosses block":
+        block_of = blocks.block_of
+        if blocks.alone is not None:  # what the graph returns is what other blocks read
+            return lambda row: bool(facts.flags[row] & _RETURNED)
         return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
     if name == "is view":
         return lambda row: _is_view(facts, row)

@@ -137,7 +137,7 @@ class Selections:
             scope = effective_scope(node.scope, bool(self.blocks.names))
             return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
         if isinstance(node, Where):
-            test = compile_predicate(node.predicate, facts, self.blocks.block_of, self.chains, self.cuts)
+            test = compile_predicate(node.predicate, facts, self.blocks, self.chains, self.cuts)
             return [row for row in parts[0] if test(row)]
         if isinstance(node, Union):
             return union(parts, facts.forward, length)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from policylang.graph.blocks import Blocks
 from policylang.language.syntax import Comparison, ExpectTotal
 from policylang.planning.figures import beside
 from policylang.planning.outcome import Outcome
@@ -33,9 +34,7 @@ class Finding:
     details: tuple[str, ...] = ()
 
 
-def check_total(
-    expectation: ExpectTotal, outcome: Outcome, block_names: Sequence[str], peak: Callable[[], int]
-) -> Finding:
+def check_total(expectation: ExpectTotal, outcome: Outcome, blocks: Blocks, peak: Callable[[], int]) -> Finding:
     """Compare a total with its limit. ``peak`` is asked only for ``expect peak``, since it costs a simulation.
 
     While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
@@ -50,9 +49,9 @@ def check_total(
     amounts = _by_block(expectation, outcome)
     if not amounts:
         return Finding("failed", "the graph has no blocks")
-    block = _telling(expectation, amounts)
+    block = _telling(expectation, amounts, numbers(blocks))
     return _judge(
-        expectation, amounts[block], f" in block {block}", outcome.settled, (f"block {block} is {block_names[block]}",)
+        expectation, amounts[block], f" in block {block}", outcome.settled, (f"block {block} is {blocks.names[block]}",)
     )
 
 
@@ -101,12 +100,16 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _telling(expectation: ExpectTotal, amounts: Sequence[float]) -> int:
+def numbers(blocks: Blocks) -> Sequence[int]:
+    """Of the blocks that are in the graph."""
+    return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
+
+
+def _telling(expectation: ExpectTotal, amounts: Sequence[float], blocks: Sequence[int]) -> int:
     """The block that decides: the first that fails worst, or comes nearest to failing."""
-    blocks = range(len(amounts))
     if expectation.op in ("<", "<="):
         return max(blocks, key=amounts.__getitem__)
     if expectation.op in (">", ">="):
         return min(blocks, key=amounts.__getitem__)
     holds = _HOLDS[expectation.op]
-    return next((block for block in blocks if not holds(amounts[block], expectation.limit.value)), 0)
+    return next((block for block in blocks if not holds(amounts[block], expectation.limit.value)), blocks[0])

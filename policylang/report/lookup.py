@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
 from policylang.backends import refusals
+from policylang.backends.eager.checkpoint import sessions_of
+from policylang.backends.eager.session import Session
 from policylang.backends.inductor import graphs_of
 from policylang.backends.outcomes import halves_of, outcome_of, plan_of
 from policylang.errors import PolicyGraphError
@@ -18,10 +21,26 @@ def reports_for(subject: Any) -> list[Report]:
     """One report a graph, in order of compilation. Raises as :func:`policylang.report` does."""
     if isinstance(subject, fx.GraphModule):
         return [_of_graph(subject)]
+    sessions = sessions_of(subject)
+    if sessions:
+        return _of_checkpoints(sessions)
     graphs = graphs_of(subject)
     if graphs is None:
         raise PolicyGraphError([refusals.nothing_to_report(subject)])
     found = [report for graph in graphs for report in graph.reports]
+    if not found:
+        raise PolicyGraphError([refusals.nothing_decided()])
+    return found
+
+
+def _of_checkpoints(sessions: Sequence[Session]) -> list[Report]:
+    """One report a block and way in which it was called, in the order of the blocks."""
+    regions = [region for session in sessions for region in session.regions.values()]
+    kept = [each for region in regions for each in region.kept.values()]
+    found = [
+        partition_report(each.schedule.plan, each.audit) if each.audit else plan_report(each.schedule.plan)
+        for each in kept
+    ]
     if not found:
         raise PolicyGraphError([refusals.nothing_decided()])
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from policylang.language.codes import (
     audit,
     checking,
+    eager,
     flat,
     graph,
     meaning,
@@ -29,7 +30,7 @@ from policylang.language.source import Span
 
 _MODULES = (
     *(syntax, names, meaning, options),
-    *(planning, checking, graph, snapshot, step, flat),
+    *(planning, checking, graph, snapshot, step, flat, eager),
     *(audit, testing, ranks),
 )
 

@@ -55,4 +55,11 @@ CODES: tuple[Code, ...] = (
         "out. Either the graph was changed in between, or the operators of this version of torch lay their results "
         "out in another way than planning knows. In the second case a report with the message helps.",
     ),
+    Code(
+        "APL409",
+        "a checkpoint that holds other memory than planned",
+        "The memory that an eager checkpoint holds for the backward was measured on the first call of a block, and is "
+        "not what the plan says. A saved view may lie in a larger memory than was recorded; otherwise a report with "
+        "the message helps.",
+    ),
 )

@@ -1,0 +1,75 @@
+"""The private names of torch that the eager checkpoint stands on, one function each, and why. See also ``_torch.py``.
+
+Supported: torch 2.11 to the newest; seen to run on 2.13.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _python_dispatch
+
+DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
+"""What sees every operator below autograd. Torch documents it, under a private path."""
+
+
+def ignored_operators() -> frozenset[Any]:
+    """Operators that torch's selective checkpoint does not count: autograd asks for them as often as it likes."""
+    from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+    return frozenset(SAC_IGNORED_OPS)
+
+
+def graph_being_traced() -> fx.Graph | None:
+    """The graph that ``make_fx`` is writing at the moment; None outside of a trace."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return None if mode is None else getattr(mode.tracer, "graph", None)
+
+
+def detached(value: Any) -> Any:
+    """A tensor of the same memory and version counter without a history, also below autograd.
+
+    There, where dispatch modes run, a plain ``detach`` begins a version counter of its own.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return value.detach()
+
+
+def version(value: torch.Tensor) -> int:
+    """How often the memory of a tensor has been written to."""
+    return int(value._version)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def default_generator(device: torch.device) -> torch.Generator | None:
+    """The generator that an operator on a device draws from if it is given none; None for a device without one."""
+    if device.type == "cpu":
+        return torch.default_generator
+    generators = getattr(torch.get_device_module(device), "default_generators", None)
+    if not generators:
+        return None
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    generator: torch.Generator = generators[index]
+    return generator
+
+
+def clear_cast_weights() -> None:
+    """Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
+    torch.clear_autocast_cache()
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None

@@ -1,0 +1,84 @@
+"""The proof for an eager checkpoint: what the running block really holds for its backward, held against the plan.
+
+Measured on the tensors themselves: the storages that the checkpoint keeps alive, each once, those of the block's own
+inputs and parameters left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from policylang.audit import Audit
+from policylang.graph.facts import Facts, InputKind, Phase
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.planning.outcome import Needs, with_cost
+from policylang.planning.plan import Plan
+from policylang.tracing.subclasses import take_apart
+
+OTHER_BYTES = "APL409"
+
+
+def held_bytes(held: Iterable[Tensor], outside: Iterable[Tensor] = ()) -> int:
+    """Of the distinct storages of some tensors, those of ``outside`` left out."""
+    known = {_storage(tensor) for tensor in take_apart(list(outside))[0]}
+    found: dict[int, int] = {}
+    for tensor in take_apart(list(held))[0]:
+        key = _storage(tensor)
+        if key not in known:
+            found[key] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]) -> Audit:
+    """Compare one call of a block with its plan.
+
+    Args:
+        needs: what follows from the plan (:func:`policylang.planning.replayed.replayed_needs`).
+        held: by row of the operator, the tensors that the checkpoint holds.
+        outside: the block's parameters, buffers and inputs, which are alive anyway.
+    """
+    facts = plan.facts
+    cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
+    measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
+    differences: list[Diagnostic] = []
+    if measured != cost.saved_bytes:
+        differences.append(
+            diagnose(
+                OTHER_BYTES,
+                f"the checkpoint holds {measured} bytes, and the plan says {cost.saved_bytes}",
+                help="a tensor lies in a larger memory than it fills, or this is a bug in policylang",
+            )
+        )
+    return Audit(
+        saved=_names(facts, needs.saved),
+        saved_bytes=measured,
+        recomputed=_names(facts, needs.recomputed),
+        recomputed_bytes=cost.recomputed_bytes,
+        recomputed_flops=cost.recomputed_flops,
+        forward_flops=cost.forward_flops,
+        auto_saved=(),
+        auto_saved_bytes=0,
+        auto_recomputed=(),
+        inputs=_names(facts, _inputs_read(facts)),
+        symbolic=(),
+        random_states=0,
+        saved_bytes_by_block=cost.saved_bytes_by_block,
+        recomputed_flops_by_block=cost.recomputed_flops_by_block,
+        differences=tuple(differences),
+    )
+
+
+def _names(facts: Facts, rows: Iterable[int]) -> tuple[str, ...]:
+    return tuple(facts.names[row] for row in rows)
+
+
+def _inputs_read(facts: Facts) -> list[int]:
+    given = (row for row in range(len(facts)) if facts.phases[row] == Phase.INPUT)
+    return [row for row in given if facts.users[row] and facts.input_kinds[row] != InputKind.TANGENT]

@@ -1,0 +1,152 @@
+"""``policylang.context_fn`` and ``policylang.checkpoint_model``: a policy for ``torch.utils.checkpoint`` in eager."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from attrs import define, field, frozen
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from policylang.backends.eager import problems
+from policylang.backends.eager.blocks import blocks_in
+from policylang.backends.eager.session import Around, Session
+from policylang.graph.modules import normalise
+from policylang.language.syntax import Policy
+from policylang.loading import load
+
+PolicyLike = Policy | str | os.PathLike[str]
+
+
+@frozen(eq=False)
+class ContextFn:
+    """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
+
+    session: Session
+
+    def __call__(self) -> tuple[Around, Around]:
+        return self.session.contexts()
+
+
+@define(eq=False)
+class _Known:
+    """The sessions of one module, so that ``context_fn`` may be written inside a training loop."""
+
+    made: dict[Any, ContextFn] = field(factory=dict)
+    wrapped: Session | None = None
+
+
+_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+
+
+def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict: bool = False) -> ContextFn:
+    """A policy for ``checkpoint(block, x, use_reentrant=False, context_fn=policylang.context_fn(policy, block))``.
+
+    The block is recorded once for every way in which it is called (shapes, dtypes, train mode, autocast …), planned,
+    and the plan replayed operator by operator. The same arguments give the same object again.
+
+    Args:
+        policy: a policy or the path of one.
+        module: what the checkpoint runs: one block; or the model, where one function serves all of its blocks, as
+            in Hugging Face's ``gradient_checkpointing_kwargs``.
+        root: the dotted name of ``module`` in its model, for rules that say where (``in layers.*.mlp``).
+        strict: whether a block that runs other operators than were recorded is an error. Otherwise it is a warning,
+            what follows is recomputed, and the block is recorded again for the next call.
+
+    The block's first call raises ``PolicyMatchError`` where policy and block do not fit, ``PolicyGraphError`` where
+    the block cannot be recorded, and ``PolicyAuditError`` where it holds other memory than planned.
+    """
+    known = _known.setdefault(module, _Known())
+    key = (*_key(policy), root, strict)
+    if key not in known.made:
+        loaded = _loaded(policy)
+        root = normalise(root)[1]
+        blocks = blocks_in(module, loaded, root)
+        session = Session(loaded, strict, tuple(blocks.values()))
+        session.add(module, root)
+        for number, (block, name) in enumerate(blocks.items()):
+            session.add(block, name, number)
+        session.watch()
+        known.made[key] = ContextFn(session)
+    return known.made[key]
+
+
+def checkpoint_model(
+    model: nn.Module, policy: PolicyLike, *, strict: bool = False, preserve_rng_state: bool = True
+) -> nn.Module:
+    """Put a checkpoint that follows a policy around each block of a model, in place, and return the model.
+
+    The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
+    modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
+    forward with gradients. Call it before ``fully_shard`` or ``DistributedDataParallel``. A second call replaces the
+    policy of the first. ``strict`` as in :func:`context_fn`.
+
+    Raises ``PolicyGraphError`` where the model has no such blocks.
+    """
+    loaded = _loaded(policy)
+    blocks = blocks_in(model, loaded, "")
+    if not blocks:
+        raise problems.no_blocks(model, loaded)
+    session = Session(loaded, strict, tuple(blocks.values()))
+    for number, (block, name) in enumerate(blocks.items()):
+        session.add(block, name, number)
+        own = block.__dict__.get("forward")
+        inner = own.forward if isinstance(own, Checkpointed) else block.forward
+        block.forward = Checkpointed(block, inner, session, preserve_rng_state)
+    _known.setdefault(model, _Known()).wrapped = session
+    return model
+
+
+@define(eq=False)
+class Checkpointed:
+    """Stands in for the ``forward`` of a block."""
+
+    module: nn.Module
+    forward: Callable[..., Any]
+    session: Session
+    preserve_rng_state: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(
+            self._run,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=self.preserve_rng_state,
+            context_fn=self.session.contexts,
+            **kwargs,
+        )
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        around = self.session.around()
+        if around is not None:
+            around.begin(self.module, self.forward, args, kwargs)
+        output = self.forward(*args, **kwargs)
+        if around is not None:
+            around.end(self.module, args, kwargs)
+        return output
+
+
+def sessions_of(subject: object) -> list[Session]:
+    """The sessions that a model, a block or a context function stands for."""
+    if isinstance(subject, ContextFn):
+        return [subject.session]
+    known = _known.get(subject) if isinstance(subject, nn.Module) else None
+    if known is None:
+        return []
+    return [known.wrapped] if known.wrapped is not None else [made.session for made in known.made.values()]
+
+
+def _loaded(policy: PolicyLike) -> Policy:
+    return policy if isinstance(policy, Policy) else load(policy)
+
+
+def _key(policy: PolicyLike) -> tuple[Any, ...]:
+    """A file that has changed is another policy."""
+    if isinstance(policy, Policy):
+        return (policy,)
+    path = Path(policy)
+    return (str(path), path.stat().st_mtime_ns if path.is_file() else 0)

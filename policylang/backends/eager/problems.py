@@ -1,0 +1,123 @@
+"""What can be wrong with an eager checkpoint: the one place where these sentences are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from policylang._torch_tracing import data_dependence_errors
+from policylang.errors import PolicyGraphError
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.source import Span
+from policylang.language.syntax import Policy
+from policylang.planning.refusals import NO_SUCH_BLOCKS
+
+UNRECORDABLE = "APL392"
+DRIFTED = "APL393"
+AROUND = "APL394"
+CHANGED = "APL395"
+COMPILED = "APL396"
+
+
+def unrecordable(module: nn.Module, root: str, error: Exception) -> PolicyGraphError:
+    """The cause is to be chained."""
+    lines = str(error).strip().splitlines()
+    if isinstance(error, data_dependence_errors()):
+        reason = "it decides by the values of a tensor what it does next"
+    else:
+        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return _error(
+        UNRECORDABLE,
+        f"{block(module, root)} cannot be recorded: {reason}",
+        help="checkpoint a part of it that runs the same operators whatever its data",
+    )
+
+
+def block(module: nn.Module, root: str) -> str:
+    """A block as a sentence names it."""
+    return f"`{root}` ({type(module).__name__})" if root else f"the block ({type(module).__name__})"
+
+
+def drifted(name: str, position: int, expected: Any, came: Any) -> Diagnostic:
+    """In the forward: another operator than the recording has at a position, counted from 0."""
+    return diagnose(
+        DRIFTED,
+        f"{name} runs `{came}` as operator {position + 1}, where {_expected(expected)} was recorded",
+        help="what follows is recomputed in this call, and the block is recorded again for the next; "
+        "look for a counter, a flag or a random choice that changes what the block runs",
+    )
+
+
+def diverged(name: str, position: int, expected: Any, came: Any) -> PolicyGraphError:
+    """In the recomputation: another operator than its own forward ran."""
+    return _error(
+        DRIFTED,
+        f"the recomputation of {name} runs `{came}` as operator {position + 1}, where its forward ran "
+        f"{_expected(expected)}",
+        help="what a block runs has to be the same both times: look for a counter, a flag or an unseeded choice",
+    )
+
+
+def _expected(operator: Any) -> str:
+    return "nothing more" if operator is None else f"`{operator}`"
+
+
+def no_blocks(model: nn.Module, policy: Policy) -> PolicyGraphError:
+    if policy.blocks is None:
+        message = f"the model ({type(model).__name__}) has no `ModuleList` whose children could be its blocks"
+        help = "name them in the policy, `blocks layers.*`"
+    else:
+        message = f"`{policy.blocks.glob}` matches no module of the model ({type(model).__name__})"
+        help = "write `blocks` with a glob of the names in `model.named_modules()`"
+    span = None if policy.blocks is None else policy.blocks.span
+    return _error(NO_SUCH_BLOCKS, message, help, span=span)
+
+
+def not_run(names: Sequence[str]) -> PolicyGraphError:
+    return _error(
+        AROUND,
+        "the checkpoint ended, and none of the modules that its `context_fn` was made for has run inside it",
+        help="pass the module that the checkpoint calls, or the model that has it among its blocks",
+        details=[f"made for: {name or 'the module itself'}" for name in names[:8]],
+    )
+
+
+def run_twice(name: str) -> PolicyGraphError:
+    return _error(
+        AROUND,
+        f"the checkpoint runs {name} and then another block: it was recorded for one",
+        help="put a checkpoint around each block",
+    )
+
+
+def changed(name: str, operator: Any, position: int) -> PolicyGraphError:
+    return _error(
+        CHANGED,
+        f"{name} saves what `{operator}` (operator {position + 1}) gives, and that was written to in place since",
+        help="recompute this value, or let the model write to a copy",
+    )
+
+
+def run_again(name: str) -> PolicyGraphError:
+    return _error(
+        CHANGED,
+        f"the backward of {name} runs a second time, and what it saved is freed",
+        help="call the first backward with `retain_graph=True`",
+    )
+
+
+def compiled(name: str) -> PolicyGraphError:
+    return _error(
+        COMPILED,
+        f"{name} is compiled, and an eager checkpoint sees no operators of compiled code",
+        help="give the policy to the compiler: `torch.compile(model, backend=policylang.backend(...))`",
+    )
+
+
+def _error(
+    code: str, message: str, help: str, details: Sequence[str] = (), span: Span | None = None
+) -> PolicyGraphError:
+    return PolicyGraphError([diagnose(code, message, span, help=help, details=tuple(details))])

@@ -1,0 +1,45 @@
+"""In what way a block is called: whatever changes which operators it runs, as far as that can be seen from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def signature_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
+    parameters are trained, and autocast."""
+    modules = list(module.modules())
+    devices: dict[str, None] = {"cpu": None}
+    inputs = (_of(args, devices), _of(kwargs, devices))
+    modes = tuple([each.training for each in modules])
+    parameters = tuple(
+        [
+            (value.requires_grad, value.dtype, value.shape) if value is not None else None
+            for each in modules
+            for value in each._parameters.values()
+        ]
+    )
+    return inputs, modes, parameters, tuple([_autocast(device) for device in devices])
+
+
+def _of(value: Any, devices: dict[str, None]) -> Hashable:
+    if isinstance(value, Tensor):
+        devices[value.device.type] = None
+        layout = value.stride() if value.layout is torch.strided else value.layout
+        return type(value), value.shape, layout, value.dtype, value.device, value.requires_grad
+    if isinstance(value, tuple | list):
+        return type(value), tuple([_of(part, devices) for part in value])
+    if isinstance(value, Mapping):
+        return type(value), tuple([(key, _of(part, devices)) for key, part in value.items()])
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return type(value), value
+    return (type(value),)
+
+
+def _autocast(device: str) -> Hashable:
+    enabled = torch.is_autocast_enabled(device)
+    return device, enabled, torch.get_autocast_dtype(device) if enabled else None

@@ -1,0 +1,91 @@
+"""The place of a graph that is one block of a model, and what a policy cannot say of it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from policylang.graph.blocks import Blocks
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import (
+    ExpectCount,
+    ExpectTotal,
+    InBlock,
+    Ordinal,
+    Policy,
+    Reference,
+    Rule,
+    Scope,
+    Selector,
+)
+from policylang.language.walk import walk
+from policylang.planning.refusals import PATH_CANNOT
+
+WHOLE_GRAPH = "APL391"
+
+
+@frozen(eq=False)
+class Place:
+    """What a recorded graph is of a model, and how far a second run of it comes."""
+
+    reach: int
+    """The first row that a second run does not come to."""
+    blocks: Blocks | None = None
+    """Where the graph is one block: that one, among the others. None for a whole model."""
+    numbered: bool = True
+    """Whether it is known which block it is."""
+
+
+def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:
+    """An error for every rule that one block cannot follow as the whole model would, and a warning for every
+    expectation about the whole."""
+    for rule in policy.rules:
+        reason = _beyond(rule, policy, place is None or place.numbered)
+        if reason is not None:
+            yield diagnose(
+                PATH_CANNOT,
+                f"`{rule.text}` {reason[0]}",
+                span=rule.span,
+                help=reason[1],
+            )
+    for expectation in policy.expectations:
+        text = " ".join(expectation.span.text.split())
+        if is_about_whole(expectation):
+            yield diagnose(
+                WHOLE_GRAPH,
+                f"`{text}` is about a whole graph, and is not checked: an eager checkpoint sees one block at a time",
+                span=expectation.span,
+                help="say it `per block`, or check it with `policylang plan` on a snapshot of the model",
+            )
+
+
+def is_about_whole(expectation: object) -> bool:
+    """Whether it adds up or counts over the whole graph."""
+    if isinstance(expectation, ExpectTotal):
+        return not expectation.per_block
+    return isinstance(expectation, ExpectCount) and expectation.scope in (None, Scope.GRAPH)
+
+
+def _with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
+    """A selector's parts, and those of every ``let`` that it comes to, each once."""
+    pending, seen = [selector], set()
+    while pending:
+        for part in walk(pending.pop()):
+            yield part
+            if isinstance(part, Reference) and part.name not in seen:
+                seen.add(part.name)
+                pending.append(policy.lets[part.name].selector)
+
+
+def _beyond(rule: Rule, policy: Policy, numbered: bool) -> tuple[str, str] | None:
+    for part in _with_lets(rule.selector, policy):
+        if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
+            return "counts over the whole graph, and an eager checkpoint sees one block at a time", "count `per block`"
+        if isinstance(part, InBlock) and part.which.kind != "any" and not numbered:
+            return (
+                "asks which block this is, and the checkpoint was not told",
+                "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model",
+            )
+    return None
