@@ -34,6 +34,10 @@ def sleeper(rank: int) -> None:
         time.sleep(60)
 
 
+def aborts(rank: int) -> None:
+    os.abort()
+
+
 def leaves(rank: int) -> int:
     if rank == 1:
         os._exit(0)
@@ -60,6 +64,11 @@ def test_a_rank_that_hangs_is_named_with_its_stack() -> None:
     with pytest.raises(RanksFailed, match=r"rank 1 hung(?s:.*)in sleeper") as caught:
         run_ranks(sleeper, 2, timeout=10)
     assert "rank 0" not in str(caught.value)
+
+
+def test_a_rank_that_aborts_leaves_its_stack() -> None:
+    with pytest.raises(RanksFailed, match=r"rank 0 ended without a word: signal SIGABRT(?s:.*)in aborts"):
+        run_ranks(aborts, 1)
 
 
 def test_a_rank_may_be_meant_to_go() -> None:

@@ -5,9 +5,10 @@ the time of one import, and share its memory. (They share its hash seed too: tha
 decide alike is tested elsewhere.) The default store is held by the process that asks, as torchrun holds it, on a port
 that the kernel chose and that is never given back in between.
 
-A rank leaves only when all have reported, and by ``os._exit``. Tearing torch down while a peer still talks, or while
-threads of gloo and autograd still run, has ended ranks with ``terminate called without an active exception`` after
-their tests had passed.
+A rank leaves only when all have reported, and by ``os._exit``: no peer loses a connection that it still uses, and no
+destructor of torch runs beside threads of gloo. (A rank that took itself down in the usual way was once ended by
+``terminate called without an active exception``, and no later run has shown why.) One that a signal ends leaves its
+stacks.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class _Rank:
     when: float = float("inf")
     ended: bool = False
     hung: str = ""
+    last_stacks: str = ""
 
     @classmethod
     def start(cls, rank: int, world: int, port: int, payload: bytes, folder: Path, group: bool) -> _Rank:
@@ -174,6 +176,8 @@ class _Rank:
             self.process.kill()
         self.process.join()
         self.connection.close()
+        if self.said is None and not self.hung and self.stacks.exists():
+            self.last_stacks = self.stacks.read_text()
 
     def complaint(self, gone: bool) -> str:
         if self.hung:
@@ -181,7 +185,7 @@ class _Rank:
         if self.said is None:
             code = self.process.exitcode
             how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-            return "" if gone else f"rank {self.number} {_SILENT}: {how}"
+            return "" if gone else f"rank {self.number} {_SILENT}: {how}\n{self.last_stacks}"
         if self.said.error:
             return f"rank {self.number} failed:\n{self.said.error}"
         return f"rank {self.number} was to end without a word, and returned" if gone else ""
@@ -217,6 +221,7 @@ def _run(task: _Task, connection: Connection) -> None:
     os.environ.update(task.environment)
     sys.path[:] = task.path
     with task.stacks.open("w") as stacks:
+        faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
         said = _call(task)
         try:
