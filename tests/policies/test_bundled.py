@@ -45,7 +45,10 @@ def test_the_library_is_what_the_documents_say():
                 "prelude",
                 "replay",
                 "save_all",
+                "torchtitan_default",
+                "torchtitan_eager",
                 "torchtitan_full",
+                "torchtitan_graph_full",
                 "torchtitan_op_sac",
             ]
         )

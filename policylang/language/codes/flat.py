@@ -18,4 +18,18 @@ CODES: tuple[Code, ...] = (
         "decide on what the first one left. Trace the step again, or put both policies into one file: the last rule "
         "that matches decides.",
     ),
+    Code(
+        "APL383",
+        "TorchTitan's graph trainer cannot be imported",
+        "The integration enters a policy into the registry of TorchTitan's graph trainer, which is imported for it. "
+        "TorchTitan 0.3.0 installs beside torch; its mixture-of-experts kernels, which the graph trainer imports too, "
+        "need triton, which comes with torch for CUDA.",
+    ),
+    Code(
+        "APL384",
+        "a memory policy on a graph that is not a whole step",
+        "TorchTitan's graph trainer hands its memory policies the graph of forward, loss and backward in one. Here it "
+        "was another kind of graph. With pipeline parallelism a stage's graph has no loss: there, apply the policy to "
+        "the graphs themselves, with `policylang.apply`.",
+    ),
 )

@@ -1,0 +1,1 @@
+"""Policies inside other trainers, through the hooks that these offer."""

@@ -1,0 +1,96 @@
+"""Policies in TorchTitan's graph trainer, as one of its memory policies (TorchTitan 0.3.0).
+
+The graph trainer traces forward, loss and backward as one flat graph and runs passes over it. One of them asks a
+registry for the memory policy that ``compile.memory_policy`` names. What stands there under a policy of ours carries it
+out, whole: planned, rematerialised, audited. TorchTitan's own rematerialisation, two passes later, then has nothing to
+do.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import fx
+
+from policylang.backends.apply import apply
+from policylang.errors import PolicyGraphError
+from policylang.graph.collect import collect
+from policylang.graph.facts import GraphKind
+from policylang.language.codes import diagnose
+from policylang.language.syntax import Policy
+from policylang.loading import load
+
+NO_GRAPH_TRAINER = "APL383"
+NOT_FLAT = "APL384"
+NAME = "apl"
+
+_TAGS = ("recompute", "ac_graph_id")
+
+
+def register(policy: Policy | str | os.PathLike[str], name: str = NAME, *, mesh: Any = None) -> MemoryPolicy:
+    """Enter a policy into TorchTitan's registry of memory policies; ``compile.memory_policy = name`` then chooses it.
+
+    ``policy`` is a path, the bare name of a bundled policy, or what ``policylang.load`` returns. ``mesh`` names the
+    dimensions of collectives, as in ``policylang.apply``. A name that is registered already is replaced.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and ``PolicyGraphError`` where the graph
+    trainer of TorchTitan cannot be imported.
+    """
+    made = MemoryPolicy(policy if isinstance(policy, Policy) else load(policy), mesh)
+    _registry()[name] = made
+    return made
+
+
+class MemoryPolicy:
+    """What the registry holds: TorchTitan calls it with the traced graph and its own configuration."""
+
+    def __init__(self, policy: Policy, mesh: Any = None) -> None:
+        self.policy = policy
+        self.mesh = mesh
+        self.__name__ = f"apl_{policy.name}"  # what TorchTitan's log calls a pass
+
+    def __call__(self, gm: fx.GraphModule, *, config: Any = None) -> fx.GraphModule:
+        """Carry the policy out on ``gm``, in place. ``config`` decides nothing: the policy does.
+
+        Raises as ``policylang.apply`` does, and ``PolicyGraphError`` for a graph that is not a whole step.
+        """
+        facts = collect(gm)
+        if facts.kind is not GraphKind.FLAT:
+            raise PolicyGraphError([_not_flat(facts.kind)])
+        apply(gm, self.policy, self.mesh)
+        _take_off_tags(gm)
+        return gm
+
+
+def _take_off_tags(gm: fx.GraphModule) -> None:
+    """The tags were carried out. TorchTitan's pass would read them as work to do, and refuses random operators."""
+    for node in gm.graph.nodes:
+        for key in _TAGS:
+            node.meta.pop(key, None)
+
+
+def _registry() -> dict[str, Any]:
+    try:
+        # the module with the built-in policies; the registry alone would be filled by it later, over ours
+        from torchtitan.experiments.graph_trainer import memory_policy
+    except ImportError as error:
+        raise PolicyGraphError(
+            [
+                diagnose(
+                    NO_GRAPH_TRAINER,
+                    f"TorchTitan's graph trainer cannot be imported: {error}",
+                    help="install it beside torch: `pip install torchtitan==0.3.0`; its kernels import triton",
+                )
+            ]
+        ) from error
+    registry: dict[str, Any] = memory_policy.MEMORY_POLICY_REGISTRY
+    return registry
+
+
+def _not_flat(kind: GraphKind) -> Any:
+    return diagnose(
+        NOT_FLAT,
+        f"a memory policy acts on the graph of a whole step, and this is a {kind.value} graph",
+        help="the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism",
+    )

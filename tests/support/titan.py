@@ -1,0 +1,108 @@
+"""TorchTitan's models, traced by its own tracer. Skips where TorchTitan is not installed.
+
+Its package imports triton for kernels that nothing here calls. Where there is none, an empty module stands for it while
+TorchTitan is imported, and no longer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+LENGTH, VOCABULARY = 16, 2048
+_TRAINER = "torchtitan.experiments.graph_trainer"
+
+
+class Traced(NamedTuple):
+    result: Any
+    """TorchTitan's ``TracedResult``."""
+    module: nn.Module
+    batch: tuple[Any, ...]
+
+    @property
+    def gm(self) -> fx.GraphModule:
+        return self.result.gm
+
+    def run(self) -> list[Tensor]:
+        """Loss and gradients."""
+        outputs = graph_trainer("make_fx_tracer").run_traced(self.result, module=self.module)(*self.batch)
+        return [output.clone() for output in outputs]
+
+
+def graph_trainer(name: str) -> Any:
+    """A module of TorchTitan's graph trainer."""
+    pytest.importorskip("torchtitan")
+    with _triton():
+        return pytest.importorskip(f"{_TRAINER}.{name}", exc_type=ImportError)
+
+
+def config(memory_policy: str, reshard: str = "default") -> Any:
+    """What the memory policies read of the graph trainer's configuration."""
+    return SimpleNamespace(
+        compile=SimpleNamespace(memory_policy=memory_policy),
+        parallelism=SimpleNamespace(fsdp_reshard_after_forward=reshard, pipeline_parallel_degree=1),
+    )
+
+
+def llama(layers: int) -> Traced:
+    """TorchTitan's debugging Llama 3 of so many layers, one step of it, with the graph trainer's own functions."""
+    trainer, tracer, common = graph_trainer("trainer"), graph_trainer("make_fx_tracer"), graph_trainer("common_utils")
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.models.llama3 import Llama3Model, llama3_configs
+
+    settings = common.build_decoder_config_for_backend(llama3_configs["debugmodel"], "sdpa")
+    settings.layers = [settings.layers[i % len(settings.layers)] for i in range(layers)]
+    torch.manual_seed(0)
+    model = Llama3Model(settings)
+    model.init_states(buffer_device=None)
+    common.annotate_module_fqns(model)
+    tokens, labels = torch.randint(VOCABULARY, (2, 1, LENGTH))
+    batch = (tokens, labels, torch.tensor(float(LENGTH)), {})
+    step = trainer.make_fwd_bwd_step(model, CrossEntropyLoss.Config().build())
+    return Traced(tracer.minimal_fx_tracer(step, module=model)(*batch), model, batch)
+
+
+@contextmanager
+def _triton() -> Iterator[None]:
+    """An empty triton where there is none. What torch remembers of triton it has asked before."""
+    import_module("torch._inductor.compile_fx")
+    from torch.utils._triton import has_triton_package
+
+    if has_triton_package():
+        yield
+        return
+    modules = {name: _Empty(name) for name in ("triton", "triton.language")}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            sys.modules.pop(name, None)
+
+
+class _Empty(ModuleType):
+    """Every name in it is a decorator that returns its function."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return sys.modules.get(f"{self.__name__}.{name}", _decorator)
+
+
+def _decorator(*arguments: Any, **options: Any) -> Any:
+    alone = len(arguments) == 1 and callable(arguments[0]) and not options
+    return arguments[0] if alone else _decorator
