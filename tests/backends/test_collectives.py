@@ -1,0 +1,107 @@
+"""Rewrites are carried out as planned or not at all: what comes out is held against the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from attrs import evolve
+from torch import fx
+from torch.distributed.device_mesh import init_device_mesh
+
+import policylang
+from policylang.backends.collectives import carry_out
+from policylang.backends.halves import plan_half
+from policylang.graph import marks
+from policylang.graph.collect import collect
+from policylang.planning.plan import Plan
+from tests.support.chains import NAMES, Chain, gathers, shard_of, traced
+from tests.support.rewrites import assert_facts_hold
+from tests.support.sharded import fake_ranks
+
+POLICY = policylang.parse("fuse all_gather chains")
+CHAIN = Chain((0, 1), "joined")
+
+
+@pytest.fixture
+def gm() -> Iterator[fx.GraphModule]:
+    with fake_ranks(8):
+        yield traced(partial(CHAIN, init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES[:2])), shard_of(0))
+
+
+def planned(gm: fx.GraphModule) -> Plan:
+    return plan_half(collect(gm), POLICY)
+
+
+def names(gm: fx.GraphModule) -> list[str]:
+    return [node.name for node in gm.graph.nodes]
+
+
+def test_new_nodes_take_over_what_was_said_of_the_old_ones(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        node.meta["nn_module_stack"] = {"1": ("L['self'].layers.0", torch.nn.Linear)}
+        node.meta["seq_nr"] = 7
+        node.meta["custom"] = {"mine": node.op, marks.PROVENANCE: "other.apl:1"}
+    plan = planned(gm)
+    carry_out(gm, plan)
+    assert_facts_hold(gm, plan)
+    (gather,) = gathers(gm)
+    assert gather.meta["nn_module_stack"] == {"1": ("L['self'].layers.0", torch.nn.Linear)}
+    assert gather.meta["seq_nr"] == 7
+    assert gather.meta["custom"]["mine"] == "call_function"
+    assert gather.meta["custom"][marks.REWRITTEN] == "<policy>:1"
+    assert gather.meta["val"].shape == (32, 3, 2)
+    view = next(node for node in gm.graph.nodes if node.name == "fused_view")
+    assert view.meta["val"].untyped_storage()._cdata == view.args[0].meta["val"].untyped_storage()._cdata
+
+
+def test_that_a_value_was_saved_is_said_of_the_node_that_has_it_now(gm: fx.GraphModule) -> None:
+    result = next(iter(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor))).args[0]
+    result.meta["custom"] = {marks.SAVED: True}
+    carry_out(gm, planned(gm))
+    saved = [node for node in gm.graph.nodes if marks.SAVED in marks.custom(node.meta)]
+    (reader,) = saved[0].users
+    assert (len(saved), reader.target) == (1, torch.ops.aten.add.Tensor)
+
+
+def test_a_graph_that_changed_since_it_was_planned_is_left_alone(gm: fx.GraphModule) -> None:
+    plan = planned(gm)
+    last = next(iter(gm.graph.find_nodes(op="output")))
+    with gm.graph.inserting_before(last):
+        gm.graph.call_function(torch.ops.aten.sin.default, (last.args[0],))
+    before = names(gm)
+    with pytest.raises(policylang.PolicyAuditError, match="is not the one that was planned: it has `sin_default`"):
+        carry_out(gm, plan)
+    assert names(gm) == before
+
+
+def test_a_result_that_is_laid_out_otherwise_than_planned_is_an_error(gm: fx.GraphModule) -> None:
+    plan = planned(gm)
+    (rewrite,) = plan.rewrites.done
+    first = rewrite.nodes[0]
+    wrong = evolve(rewrite, nodes=(evolve(first, stride=(1, 1, 1)), *rewrite.nodes[1:]))
+    with pytest.raises(policylang.PolicyAuditError, match=r"came out as float32\[32, 3, 2\] with strides \[6, 2, 1\]"):
+        carry_out(gm, evolve(plan, rewrites=evolve(plan.rewrites, done=(wrong,))))
+
+
+def test_names_that_a_graph_has_used_before_are_given_again(gm: fx.GraphModule) -> None:
+    """torch numbers on, also past the name of a node that is gone."""
+    reader = next(iter(gm.graph.find_nodes(op="output")))
+    with gm.graph.inserting_before(reader):
+        gone = gm.graph.create_node("call_function", torch.ops.aten.sin.default, (reader.args[0],), name="fused_view")
+    gm.graph.erase_node(gone)
+    plan = planned(gm)
+    carry_out(gm, plan)
+    assert names(gm) == list(plan.facts.names)
+    assert gm(shard_of(0)).shape == (8, 12, 2)
+
+
+def test_a_graph_is_rewritten_once(gm: fx.GraphModule) -> None:
+    policylang.apply(gm, POLICY)
+    before = names(gm)
+    policylang.apply(gm, policylang.parse("optional fuse all_gather chains"))
+    assert names(gm) == before
+    with pytest.raises(policylang.PolicyMatchError, match="finds nothing to rewrite"):
+        policylang.apply(gm, POLICY)
