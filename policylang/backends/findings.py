@@ -30,7 +30,9 @@ def of_partition(partition: Partition) -> Findings:
     plan = partition.plan
     complaints = deferred.complaints(plan.policy, plan.diagnostics)
     # a copy: what planning has worked out on the facts meanwhile is not kept with them
-    return Findings(complaints, partition_report(plan, partition.audit, partition.rewritten_halves), evolve(plan.before))
+    return Findings(
+        complaints, partition_report(plan, partition.audit, partition.rewritten_halves), evolve(plan.before)
+    )
 
 
 def to_json(findings: Findings) -> dict[str, Any]:

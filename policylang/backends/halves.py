@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve, frozen
 from torch import fx
 
@@ -17,6 +19,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.paths import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
+from policylang.planning.refusals import REWRITES_REFUSED
 
 ONLY_REWRITES = "APL329"
 
@@ -59,6 +62,12 @@ def plan_half(facts: Facts, policy: Policy, *, compare: bool = True) -> Plan:
 def only_rewrites(policy: Policy) -> Policy:
     """The policy without what decides about values."""
     return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
+
+
+def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
+    """Without the warnings that a line changed nothing on the joint graph, where it did on a half."""
+    done = {half.plan.policy.rewrites[rewrite.statement].span for half in halves for rewrite in half.plan.rewrites.done}
+    return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 
 def note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:

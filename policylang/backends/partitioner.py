@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import fx
 
 from policylang import _torch
@@ -20,7 +20,7 @@ from policylang.backends.agreement import agree_on_plan
 from policylang.backends.collectives import carry_out
 from policylang.backends.garbage import collector_paused
 from policylang.backends.groups import RankOrder
-from policylang.backends.halves import Half, rewrite_half
+from policylang.backends.halves import Half, rewrite_half, without_answered
 from policylang.backends.outcomes import record
 from policylang.backends.split import finish, split
 from policylang.backends.stages import timed
@@ -195,6 +195,7 @@ def partition_planned(
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
             halves = tuple(rewrite_half(half, plan.policy, kind, root=root) for half, kind in kinds)
+        plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     made = {*groups, *(group for half in halves for group in half.groups)}
