@@ -64,7 +64,7 @@ def collect(
             compilation where it is not given.
         root: put before every module path: the name of the block where each block is compiled on its own.
         groups: process groups by name, where the caller knows them; the others are asked of torch.distributed.
-        mesh: the ``DeviceMesh`` that they belong to, before any other that the program has made.
+        mesh: the ``DeviceMesh`` that they belong to; without it, those that the program has made are looked at.
 
     Raises:
         PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or

@@ -16,15 +16,16 @@ from policylang.graph.facts import Group, Mesh
 
 
 def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:
-    """The mesh that was given, then those along one dimension of which the graph has a group, in a fixed order."""
+    """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order."""
     if not groups:
         return ()
-    first = None if given is None else _described(given)
+    if given is not None:
+        described = _described(given)
+        return () if described is None else (described,)
     along = {frozenset(group.ranks) for group in groups.values()}
     around = {mesh for mesh in map(_described, _torch_groups.known_meshes()) if mesh is not None}
     fitting = [mesh for mesh in around if not along.isdisjoint(map(frozenset, _rows(mesh)))]
-    fitting.sort(key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims))
-    return tuple(dict.fromkeys(fitting if first is None else [first, *fitting]))
+    return tuple(sorted(fitting, key=lambda mesh: (-len(mesh.shape), mesh.shape, mesh.ranks, mesh.dims)))
 
 
 def _described(mesh: Any) -> Mesh | None:

@@ -34,15 +34,15 @@ def apply(gm: fx.GraphModule, policy: policylang.Policy, mesh: DeviceMesh | None
     return plan
 
 
-def check_fused(gm: fx.GraphModule, shard: Tensor, expected: Tensor, what: str) -> None:
+def check_fused(gm: fx.GraphModule, shard: Tensor, expected: Tensor, what: str, mesh: DeviceMesh | None = None) -> None:
     """One gather is left, its line stands on it, and it gives the same bits."""
-    plan = apply(gm, FUSE)
+    plan = apply(gm, FUSE, mesh)
     (gather,) = gathers(gm)
     assert gather.meta["custom"][marks.REWRITTEN].endswith(":1"), what
     found = gm(shard)
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected), what
-    assert_facts_hold(gm, plan)
+    assert_facts_hold(gm, plan, mesh)
 
 
 def by_hand(rank: int, *shape: int) -> None:
@@ -51,7 +51,7 @@ def by_hand(rank: int, *shape: int) -> None:
     for chain in chains(len(shape)):
         gm = traced(partial(chain, mesh), shard)
         assert len(gathers(gm)) == len(chain.dims)
-        check_fused(gm, shard, chain(mesh, shard), f"{chain} of {shape}")
+        check_fused(gm, shard, chain(mesh, shard), f"{chain} of {shape}", mesh)
 
 
 def by_dtensor(rank: int, *shape: int) -> None:

@@ -23,17 +23,26 @@ def test_a_mesh_that_nobody_passed_is_found() -> None:
         assert Mesh(("dp", "tp"), (2, 4), tuple(range(8))) in facts_of(mesh).meshes
 
 
-def test_the_one_that_was_passed_comes_first_and_one_of_other_ranks_not_at_all() -> None:
+def test_the_one_that_was_passed_is_the_only_one() -> None:
+    with fake_ranks(8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES[:2])
+        renamed = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        assert facts_of(mesh, given=mesh).meshes == (Mesh(("dp", "tp"), (2, 4), tuple(range(8))),)
+        assert renamed.ndim == 2
+
+
+def test_a_mesh_that_has_none_of_the_groups_is_not_looked_at() -> None:
     with fake_ranks(8):
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES[:2])
         cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=NAMES)
         others = DeviceMesh("cpu", torch.tensor([[4, 5], [6, 7]]))
-        found = facts_of(mesh, given=mesh).meshes
-        assert found[0] == Mesh(("dp", "tp"), (2, 4), tuple(range(8)))
+        pairs = DeviceMesh("cpu", torch.tensor([[0, 1], [2, 3]]))
+        found = facts_of(mesh).meshes
         assert Mesh(NAMES, (2, 2, 2), tuple(range(8))) in found, "the pairs of dp are groups of both"
         assert cube.ndim == 3
         assert others.get_coordinate() is None
-        assert not [each for each in found if len(each.ranks) == 4]
+        assert pairs.get_coordinate() is not None
+        assert not [each for each in found if len(each.ranks) == 4 and len(each.shape) == 2]
 
 
 def test_a_mesh_of_a_world_that_is_gone_does_not_count() -> None:

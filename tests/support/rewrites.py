@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
 
 from policylang.graph.collect import collect
 from policylang.graph.facts import Group
@@ -14,9 +15,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def assert_facts_hold(gm: fx.GraphModule, plan: Plan) -> None:
+def assert_facts_hold(gm: fx.GraphModule, plan: Plan, mesh: DeviceMesh | None = None) -> None:
     """The facts that the plan derived are those of the graph that came out, to the last column."""
-    found, planned = collect(gm, kind=plan.facts.kind), plan.facts
+    found, planned = collect(gm, kind=plan.facts.kind, mesh=mesh), plan.facts
     for column in _COLUMNS:
         ours, theirs = list(getattr(planned, column)), list(getattr(found, column))
         differ = [row for row, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
