@@ -68,8 +68,24 @@ def clear_cast_weights() -> None:
     torch.clear_autocast_cache()
 
 
+def being_compiled() -> bool:
+    """Whether ``torch.compile``, or a trace of ours, runs the model at the moment, in any of its passes."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
+
+
+def checkpoints_are_tagged() -> bool:
+    """Whether checkpoints are not carried out at the moment: ``trace_step`` only tags what they hold."""
+    import torch.utils.checkpoint as library
+
+    names = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+    found = next((getattr(library, name) for name in names if hasattr(library, name)), None)
+    return bool(getattr(found, "__module__", library.__name__) != library.__name__)
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
     from torch._dynamo.eval_frame import OptimizedModule
 
-    return isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
+    return bool(isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None)

@@ -18,6 +18,8 @@ from policylang.planning.storage import GETITEM, storage_roots
 
 _VIEW = int(Flag.VIEW)
 _MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
+_WRITES = int(Flag.WRITES)
+_REPEATABLE = int(Flag.REPEATABLE)
 _FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
 
 
@@ -35,7 +37,7 @@ def replayed_needs(facts: Facts, decisions: Sequence[Decision | None], reach: in
         decision = decisions[row]
         if decision is None or decision.action is None or decision.action.recomputes:
             recomputed.append(row)
-        elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row):
+        elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row) and not _writes_outside(facts, row):
             saved.append(row)
     return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
 
@@ -56,6 +58,11 @@ def with_returned(needs: Needs, facts: Facts) -> Needs:
     """With what the block returns, which the next one's checkpoint holds as its input."""
     returned = tuple(row for row in facts.forward if facts.flags[row] & _FORWARD_OUTPUT)
     return evolve(needs, inputs=needs.inputs, saved=(*needs.saved, *returned))
+
+
+def _writes_outside(facts: Facts, row: int) -> bool:
+    """Whether what it gives is memory from outside the block, which it wrote to."""
+    return facts.flags[row] & (_WRITES | _REPEATABLE) == _WRITES
 
 
 def _is_tuple(facts: Facts, row: int) -> bool:

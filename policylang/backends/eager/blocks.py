@@ -13,7 +13,7 @@ def blocks_in(model: nn.Module, policy: Policy, root: str) -> dict[nn.Module, st
     """Each block below a model and its path, in the order of the model's modules.
 
     Those that the policy's ``blocks`` names; without it, the numbered children of the ``ModuleList`` with the most
-    parameters, as long as it has two of them. A model that is itself a block has none below it.
+    parameters; lists of one child give way to any list of two. A model that is itself a block has none below it.
     """
     if policy.blocks is None:
         return {} if root else _largest_list(model)
@@ -30,8 +30,12 @@ def blocks_in(model: nn.Module, policy: Policy, root: str) -> dict[nn.Module, st
 
 def _largest_list(model: nn.Module) -> dict[nn.Module, str]:
     modules = model.named_modules()
-    lists = [(path, module) for path, module in modules if isinstance(module, nn.ModuleList) and len(module) > 1]
+    lists = [(path, module) for path, module in modules if isinstance(module, nn.ModuleList)]
     if not lists:
         return {}
-    path, largest = max(lists, key=lambda each: sum(value.numel() for value in each[1].parameters()))
+    path, largest = max(lists, key=lambda each: (len(each[1]) > 1, _size(each[1])))
     return {child: normalise(f"{path}.{name}")[1] for name, child in largest.named_children()}
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

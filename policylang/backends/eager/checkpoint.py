@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
-from policylang.backends.eager.session import Around, Session
+from policylang.backends.eager.session import Around, Called, Session
 from policylang.graph.modules import normalise
 from policylang.language.syntax import Policy
 from policylang.loading import load
@@ -22,28 +22,34 @@ from policylang.loading import load
 PolicyLike = Policy | str | os.PathLike[str]
 
 
-@frozen(eq=False)
-class ContextFn:
-    """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
+Contexts = Callable[[], tuple[Around, Around]]
+"""What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
 
-    session: Session
+_SESSION = "__policylang_session__"
 
-    def __call__(self) -> tuple[Around, Around]:
-        return self.session.contexts()
+
+def _contexts_of(session: Session) -> Contexts:
+    """A plain function, the only thing that ``torch.compile`` takes: it then hears from us that it should not."""
+
+    def contexts() -> tuple[Around, Around]:
+        return session.contexts()
+
+    setattr(contexts, _SESSION, session)
+    return contexts
 
 
 @define(eq=False)
 class _Known:
     """The sessions of one module, so that ``context_fn`` may be written inside a training loop."""
 
-    made: dict[Any, ContextFn] = field(factory=dict)
+    made: dict[Any, Contexts] = field(factory=dict)
     wrapped: Session | None = None
 
 
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 
-def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict: bool = False) -> ContextFn:
+def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict: bool = False) -> Contexts:
     """A policy for ``checkpoint(block, x, use_reentrant=False, context_fn=policylang.context_fn(policy, block))``.
 
     The block is recorded once for every way in which it is called (shapes, dtypes, train mode, autocast …), planned,
@@ -71,7 +77,7 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
         for number, (block, name) in enumerate(blocks.items()):
             session.add(block, name, number)
         session.watch()
-        known.made[key] = ContextFn(session)
+        known.made[key] = _contexts_of(session)
     return known.made[key]
 
 
@@ -92,11 +98,12 @@ def checkpoint_model(
     if not blocks:
         raise problems.no_blocks(model, loaded)
     session = Session(loaded, strict, tuple(blocks.values()))
+    contexts = _contexts_of(session)
     for number, (block, name) in enumerate(blocks.items()):
         session.add(block, name, number)
         own = block.__dict__.get("forward")
         inner = own.forward if isinstance(own, Checkpointed) else block.forward
-        block.forward = Checkpointed(block, inner, session, preserve_rng_state)
+        block.forward = Checkpointed(block, inner, session, contexts, preserve_rng_state)
     _known.setdefault(model, _Known()).wrapped = session
     return model
 
@@ -108,6 +115,7 @@ class Checkpointed:
     module: nn.Module
     forward: Callable[..., Any]
     session: Session
+    contexts: Contexts
     preserve_rng_state: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,28 +124,29 @@ class Checkpointed:
             *args,
             use_reentrant=False,
             preserve_rng_state=self.preserve_rng_state,
-            context_fn=self.session.contexts,
+            context_fn=self.contexts,
             **kwargs,
         )
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         around = self.session.around()
         if around is not None:
-            around.begin(self.module, self.forward, args, kwargs)
+            around.begin(Called(self.session, self.module, self.forward, args, kwargs))
         output = self.forward(*args, **kwargs)
         if around is not None:
-            around.end(self.module, args, kwargs)
+            around.end(self.module)
         return output
 
 
 def sessions_of(subject: object) -> list[Session]:
     """The sessions that a model, a block or a context function stands for."""
-    if isinstance(subject, ContextFn):
-        return [subject.session]
+    own = getattr(subject, _SESSION, None)
+    if isinstance(own, Session):
+        return [own]
     known = _known.get(subject) if isinstance(subject, nn.Module) else None
     if known is None:
         return []
-    return [known.wrapped] if known.wrapped is not None else [made.session for made in known.made.values()]
+    return [known.wrapped] if known.wrapped is not None else [getattr(made, _SESSION) for made in known.made.values()]
 
 
 def _loaded(policy: PolicyLike) -> Policy:
@@ -145,8 +154,8 @@ def _loaded(policy: PolicyLike) -> Policy:
 
 
 def _key(policy: PolicyLike) -> tuple[Any, ...]:
-    """A file that has changed is another policy."""
+    """A file that has changed is another policy. A loaded policy is itself, as long as its session lives."""
     if isinstance(policy, Policy):
-        return (policy,)
+        return (id(policy),)
     path = Path(policy)
     return (str(path), path.stat().st_mtime_ns if path.is_file() else 0)

@@ -1,6 +1,7 @@
 """A block recorded once: its forward and backward as a flat graph, and which of its operators is which node.
 
-Nothing is computed: the block runs on tensors without data.
+Nothing is computed: the block runs on tensors without data, and on copies of its data only where an operator cannot
+do without.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from policylang._torch_eager import clear_cast_weights
 from policylang._torch_tracing import (
+    data_dependence_errors,
     fake_mode_of,
     fake_tensor_mode,
     fake_tensors,
@@ -71,8 +73,11 @@ def record(
     except PolicyError:
         raise
     except Exception as error:
-        raise unrecordable(module, root, error) from error
-    _drop_detached(gm.graph)
+        if isinstance(error, data_dependence_errors()):
+            raise unrecordable(module, root, error) from error
+        run = _Run(module, forward, state, leaves, spec, layouts)
+        gm = _trace_on_data(run, plain, error, module, root)
+    _clean(gm.graph)
     finish(gm, _inputs(state, len(given), layouts))
     facts = collect(gm, kind=GraphKind.FLAT, root=root)
     steps = run.stream.steps
@@ -84,12 +89,27 @@ def record(
 
 def _trace(run: _Run, plain: Sequence[Tensor]) -> fx.GraphModule:
     mode = fake_mode_of(plain) or fake_tensor_mode()
+    with mode, tracing_context(mode):
+        return _traced(run, fake_tensors(mode, plain))
+
+
+def _trace_on_data(
+    run: _Run, plain: Sequence[Tensor], error: Exception, module: nn.Module, root: str
+) -> fx.GraphModule:
+    """On copies of the data: some operators compute what they refuse to describe. Random numbers are given back."""
+    devices = {value.device.index for value in plain if value.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=[index for index in sorted(devices, key=str) if index is not None]):
+            return _traced(run, [value.detach().clone() for value in plain])
+    except Exception:
+        raise unrecordable(module, root, error) from error
+
+
+def _traced(run: _Run, plain: Sequence[Tensor]) -> fx.GraphModule:
     with ExitStack() as stack:
         for context in (
             traceback.preserve_node_meta(),
             without_leaks(),
-            mode,
-            tracing_context(mode),
             torch.enable_grad(),
             torch.autograd.set_multithreading_enabled(False),
             torch.compiler.set_stance("force_eager"),
@@ -98,7 +118,7 @@ def _trace(run: _Run, plain: Sequence[Tensor]) -> fx.GraphModule:
             stack.enter_context(context)
         clear_cast_weights()
         try:
-            return make_fx(run)(*fake_tensors(mode, plain))
+            return make_fx(run)(*plain)
         finally:
             clear_cast_weights()
 
@@ -146,9 +166,12 @@ def _gradients(outputs: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
-def _drop_detached(graph: fx.Graph) -> None:
-    """Autograd detaches what it keeps, as often as it likes: such nodes are no operators of the block."""
+def _clean(graph: fx.Graph) -> None:
+    """Autograd detaches what it keeps, as often as it likes: such nodes are no operators of the block. Checkpoints in
+    and around the block carry themselves out, and decide nothing here."""
     for node in graph.nodes:
+        node.meta.pop("recompute", None)
+        node.meta.pop("ac_graph_id", None)
         if node.target is torch.ops.aten.detach.default:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)

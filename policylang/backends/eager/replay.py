@@ -56,12 +56,15 @@ class Call:
 class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
     """The first run: holds what the plan saves."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, call: Call) -> None:
         super().__init__()
         self._call = call
         self._operators = call.schedule.operators
         self._kinds = call.schedule.kinds
         self._at = 0
+        self._stale: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         at = self._at
@@ -75,11 +78,17 @@ class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it
         if kind == KEEP:
             self._keep(at, out)
         elif kind == HELD:
-            self._refresh(at)
+            self._stale.update(self._call.schedule.written[at])
         return out
 
     def end(self) -> None:
-        """To be called when the block has returned."""
+        """To be called when the block has returned.
+
+        What the block itself wrote to held values is counted now: a version goes up after the operator has returned.
+        """
+        call = self._call
+        for holder in self._stale:
+            call.versions[holder] = [version(value) for value in _leaves(call.entries[holder])]
         if self._call.drifted_at is None and self._at != len(self._operators) - 1:
             self._drift(None)
 
@@ -88,11 +97,6 @@ class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it
         held = _map(detached, _without_unread(out, call.schedule.read.get(at)))
         call.entries[at] = held
         call.versions[at] = [version(value) for value in _leaves(held)]
-
-    def _refresh(self, at: int) -> None:
-        call = self._call
-        for holder in call.schedule.written[at]:
-            call.versions[holder] = [version(value) for value in _leaves(call.entries[holder])]
 
     def _draw(self, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         generator = generator_of(args, kwargs)
@@ -123,6 +127,8 @@ class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it
 
 class Again(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
     """The recomputation: gives what is held, runs the rest."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, call: Call) -> None:
         super().__init__()

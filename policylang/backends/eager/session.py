@@ -1,8 +1,9 @@
 """The blocks of one model under one policy, and the two contexts that a checkpoint enters around each call of one.
 
 A checkpoint asks for its contexts without saying what it is about to run. Which block that is, and with what inputs,
-is known once the block is called inside the first context: hooks on the blocks say so. They come after what other
-hooks do before a forward (FSDP gathers weights there) and before what they do after it: that is none of the block's.
+hooks on the blocks say, whether the block is called inside the checkpoint or the checkpoint lies inside the block's own
+call, around its forward. They come after what other hooks do before a forward (FSDP gathers weights there) and before
+what they do after it: that is none of the block's.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import nn
 
-from policylang._torch_eager import clear_cast_weights, graph_being_traced
+from policylang._torch_eager import being_compiled, checkpoints_are_tagged, clear_cast_weights, graph_being_traced
 from policylang.backends.eager import problems
 from policylang.backends.eager.recording import Forward as ForwardFunction
 from policylang.backends.eager.region import Region
@@ -48,9 +49,15 @@ class Session:
         for module in list(self.regions):
             module.register_forward_pre_hook(self._before, with_kwargs=True)
             module.register_forward_hook(self._after, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._done, always_call=True)
 
     def contexts(self) -> tuple[Around, Around]:
-        """What a checkpoint enters around the forward and around the recomputation of one call."""
+        """What a checkpoint enters around the forward and around the recomputation of one call.
+
+        Raises ``PolicyGraphError`` where ``torch.compile`` asks for them: compiled code has no operators to save.
+        """
+        if being_compiled() and not checkpoints_are_tagged():
+            raise problems.compiled("the model around this checkpoint")
         first = Around(self, None)
         return first, Around(self, first)
 
@@ -69,17 +76,45 @@ class Session:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         around = self.around()
         if around is not None:
-            around.begin(module, module.forward, args, kwargs)
+            around.begin(Called(self, module, module.forward, args, kwargs))
+        else:
+            _stack("called").append(Called(self, module, module.forward, args, kwargs))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         around = self.around()
         if around is not None:
-            around.end(module, args, kwargs)
+            around.end(module)
+
+    def _done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Also where the block raised."""
+        called: list[Called] = _stack("called")
+        if called and called[-1].module is module and called[-1].session is self:
+            called.pop()
 
     def around(self) -> Around | None:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
-        stack: list[Around] = getattr(_running, "stack", [])
+        stack: list[Around] = _stack("around")
         return stack[-1] if stack and stack[-1].session is self and graph_being_traced() is None else None
+
+
+def _stack(name: str) -> list[Any]:
+    """Of this thread: a backward has threads of its own."""
+    found: list[Any] | None = getattr(_running, name, None)
+    if found is None:
+        found = []
+        setattr(_running, name, found)
+    return found
+
+
+@frozen(eq=False)
+class Called:
+    """A block that is called, and has not returned."""
+
+    session: Session
+    module: nn.Module
+    forward: ForwardFunction
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
 
 class Around:
@@ -89,49 +124,62 @@ class Around:
         self.session = session
         self.first = first
         self.call: Call | None = None
-        self._module: nn.Module | None = None
+        self.within: Called | None = None
+        """The block whose own call the checkpoint lies in."""
+        self._block: Called | None = None
         self._mode: Forward | Again | None = None
         self._depth = 0
 
     def __enter__(self) -> Around:
-        if not hasattr(_running, "stack"):
-            _running.stack = []
-        _running.stack.append(self)
-        self._module, self._depth = None, 0
+        _stack("around").append(self)
+        self._block, self._depth = None, 0
+        if graph_being_traced() is None:
+            self._begin_within()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _running.stack.remove(self)
+        _stack("around").remove(self)
+        if kind is None and self._block is not None and self._mode is not None:
+            self._depth = 0
+            self.end(self._block.module)
         self._leave()
-        if kind is None and self._module is None and graph_being_traced() is None:
+        if kind is None and self._block is None and graph_being_traced() is None:
             raise problems.not_run([region.root for region in self.session.regions.values()])
 
-    def begin(
-        self, module: nn.Module, forward: ForwardFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def _begin_within(self) -> None:
+        if self.first is None:
+            called: list[Called] = _stack("called")
+            if called and called[-1].session is self.session:
+                self.within = called[-1]
+                self.begin(called[-1])
+        elif self.first.within is not None:
+            self.begin(self.first.within)
+
+    def begin(self, block: Called) -> None:
         """A block is about to run: follow its plan from here on. One inside another is part of it."""
         if self._mode is not None:
-            self._depth += module is self._module
+            self._depth += self._block is not None and block.module is self._block.module
             return
-        region = self.session.regions[module]
-        if self._module is not None:
-            raise problems.run_twice(problems.block(self._module, self.session.regions[self._module].root))
+        region = self.session.regions[block.module]
+        if self._block is not None:
+            raise problems.run_twice(problems.block(self._block.module, self.session.regions[self._block.module].root))
         if self.first is None:
-            self.call = region.begin(module, forward, args, kwargs)
+            self.call = region.begin(block.module, block.forward, block.args, block.kwargs)
             self.session.settle()
             self._mode = Forward(self.call)
         else:
             assert self.first.call is not None
             self._mode = Again(self.first.call)
-        self._module = module
+        self._block = block
         clear_cast_weights()
         self._mode.__enter__()
 
-    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def end(self, module: nn.Module) -> None:
         """A block has run."""
-        if module is not self._module or self._mode is None:
+        block = self._block
+        if block is None or module is not block.module or self._mode is None:
             return
         if self._depth:
             self._depth -= 1
@@ -141,7 +189,7 @@ class Around:
         if isinstance(mode, Forward):
             mode.end()
             assert self.call is not None
-            self.session.regions[module].end(self.call, module, args, kwargs)
+            self.session.regions[module].end(self.call, module, block.args, block.kwargs)
 
     def _leave(self) -> None:
         if self._mode is not None:

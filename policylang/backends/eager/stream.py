@@ -40,6 +40,8 @@ class Stream:
 class StreamMode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
     """Notes every operator and the nodes that a trace makes of it."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream

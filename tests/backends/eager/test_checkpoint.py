@@ -1,0 +1,431 @@
+"""A policy in eager: the bits of plain training, the memory that the plan says, the decisions of the joint graph."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import policylang
+from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyWarning
+from tests.support import models
+
+SAC = """
+recompute everything in block
+save matmul in block
+recompute every 2nd mm per block
+save last add per block
+optional save attention in block
+"""
+LOOKING_AHEAD = """
+recompute everything in block
+save last 2 mm per block
+save everything in block where crosses block
+save chain after (first mm per block)
+save view where feeds backward
+"""
+BLOCKS = {"gpt2": "h.*"}
+PRODUCT = {"gpt2": "addmm", "bart": "addmm"}
+
+
+def twin(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def step(example: models.Example, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    torch.manual_seed(5)
+    loss = example.loss_fn(model(*example.inputs))
+    return loss.detach(), gradients(model, loss)
+
+
+def same(left: tuple[Tensor, dict[str, Tensor]], right: tuple[Tensor, dict[str, Tensor]]) -> bool:
+    return torch.equal(left[0], right[0]) and all(torch.equal(left[1][name], right[1][name]) for name in left[1])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "gpt2", "bart"])
+@pytest.mark.parametrize("text", [SAC, LOOKING_AHEAD], ids=["sac", "looking ahead"])
+def test_real_models_train_on_the_same_bits(name: str, text: str) -> None:
+    example = models.ZOO[name]()
+    text = text.replace(" mm ", f" {PRODUCT.get(name, 'mm')} ").replace(" mm)", f" {PRODUCT.get(name, 'mm')})")
+    text = f"blocks {BLOCKS.get(name, 'layers.*')}\n{text}"
+    plain = step(example, twin(example.module))
+    model = policylang.checkpoint_model(twin(example.module), policylang.parse(text), strict=True)
+    assert same(plain, step(example, model))
+    assert same(plain, step(example, model)), "the recording does not fit the second call"
+    report = policylang.report(model)
+    assert report.audit is not None
+    assert report.audit.agrees
+    assert report.saved is not None
+    assert report.saved.bytes > 0
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 2 * width, bias=False)
+        self.second = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Tensor, scale: float = 1.0, *, extra: Tensor | None = None) -> Tensor:
+        hidden = self.first(x).sin() * scale
+        out = self.second(hidden).cos()
+        return out if extra is None else out * extra
+
+
+def block_and_input() -> tuple[Block, Tensor]:
+    torch.manual_seed(0)
+    return Block(), torch.randn(4, 8, requires_grad=True)
+
+
+def run(block: nn.Module, policy: Any, *args: Any, **kwargs: Any) -> Tensor:
+    function = policylang.context_fn(policy, block, strict=True)
+    return checkpoint(block, *args, use_reentrant=False, context_fn=function, **kwargs)
+
+
+def test_what_is_saved_is_what_a_written_out_policy_function_saves_but_for_what_nobody_reads() -> None:
+    """The last product leads to nothing that runs again: a function that saves every product keeps it for nothing."""
+    block, x = block_and_input()
+
+    def save_products(_context: object, operator: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:
+        saves = operator is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    held: list[Tensor] = []
+
+    def contexts() -> tuple[Any, Any]:
+        forward, again = create_selective_checkpoint_contexts(save_products)
+        held.append(forward.storage)  # type: ignore[arg-type]
+        return forward, again
+
+    expected = gradients(block, checkpoint(block, x, use_reentrant=False, context_fn=contexts).sum())
+    found = gradients(block, run(block, policylang.parse("save mm"), x).sum())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(held) == 1
+    report = policylang.report(block)
+    assert report.saved is not None
+    # cos reads the last product again, so here both are kept
+    assert report.saved.bytes == 4 * 16 * 4 + 4 * 8 * 4
+
+
+def test_a_value_behind_the_last_that_the_backward_reads_is_not_kept() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(x.sin())
+
+    block, x = Last(), torch.randn(4, 8, requires_grad=True)
+    run(block, policylang.parse("save sin; optional save mm"), x).sum().backward()
+    report = policylang.report(block)
+    assert report.saved is not None
+    assert report.saved.names == ("sin",)
+    assert report.saved.bytes == 4 * 8 * 4
+
+
+def counted(function: Any) -> dict[str, int]:
+    """How often each operator runs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    counts: dict[str, int] = {}
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counts[func._schema.name] = counts.get(func._schema.name, 0) + 1
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        function()
+    return counts
+
+
+def test_a_saved_operator_runs_once_and_a_recomputed_one_twice() -> None:
+    block, x = block_and_input()
+    policy = policylang.parse("recompute everything; save first mm; save cos")
+    run(block, policy, x)  # recorded
+    counts = counted(lambda: run(block, policy, x).sum().backward())
+    plain = counted(lambda: block(x).sum().backward())
+    assert counts["aten::mm"] == plain["aten::mm"] + 1, "the second product alone runs again"
+    assert counts["aten::sin"] == plain["aten::sin"] + 1
+
+
+def test_several_forwards_before_their_backwards() -> None:
+    block, x = block_and_input()
+    policy = policylang.parse("recompute everything; save first mm")
+    inputs = [(x * factor).detach() for factor in (1.0, 2.0, 3.0)]
+    expected = gradients(block, sum((block(each).sum() for each in inputs), torch.zeros(())))
+    outputs = [run(block, policy, each).sum() for each in inputs]
+    block.zero_grad()
+    for output in reversed(outputs):
+        output.backward()
+    assert all(torch.allclose(each.grad, expected[name]) for name, each in block.named_parameters())
+    assert len(policylang.context_fn(policy, block, strict=True)()) == 2
+    assert policylang.report(block).graphs == (), "one way of calling it, one recording"
+
+
+def test_a_second_backward_with_retain_graph_gives_the_same_gradients() -> None:
+    block, x = block_and_input()
+    output = run(block, policylang.parse("recompute everything; save mm"), x).sum()
+    output.backward(retain_graph=True)
+    first = {name: each.grad.clone() for name, each in block.named_parameters()}
+    block.zero_grad()
+    output.backward()
+    assert all(torch.equal(each.grad, first[name]) for name, each in block.named_parameters())
+
+
+def test_each_way_of_calling_a_block_has_its_own_recording() -> None:
+    block, x = block_and_input()
+    policy = policylang.parse("recompute everything; save mm")
+    for args, kwargs in (((x,), {}), ((x, 2.0), {}), ((x,), {"extra": torch.ones(8)}), ((x[:2],), {}), ((x,), {})):
+        found = gradients(block, run(block, policy, *args, **kwargs).sum())
+        expected = gradients(block, block(*args, **kwargs).sum())
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(policylang.report(block).graphs) == 4
+
+
+def test_without_gradients_and_in_eval_mode_the_block_simply_runs() -> None:
+    block, x = block_and_input()
+    policy = policylang.parse("recompute everything; save mm")
+    with torch.no_grad():
+        assert torch.equal(run(block, policy, x), block(x))
+    with pytest.raises(PolicyGraphError, match="no policy has decided"):
+        policylang.report(block)
+    block.eval()
+    assert torch.equal(run(block, policy, x), block(x))
+
+
+class Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = nn.functional.dropout(self.linear(x), 0.5).sin()
+        return x
+
+
+@pytest.mark.parametrize("preserve", [True, False])
+@pytest.mark.parametrize(
+    "text", ["recompute everything", "recompute everything; save (first bernoulli_)", "save everything"]
+)
+def test_dropout_between_saved_and_recomputed_masks(text: str, preserve: bool) -> None:
+    """A mask that is saved is not drawn again, so the next one has to start where it started then."""
+    torch.manual_seed(0)
+    block, x = Drops(), torch.randn(4, 8, requires_grad=True)
+    torch.manual_seed(1)
+    expected = gradients(block, block(x).sum())
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    found = gradients(block, run(block, policylang.parse(text), x, preserve_rng_state=preserve).sum())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert torch.equal(after, torch.rand(1)), "the generator goes on as if nothing had run twice"
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)).sin()
+
+
+@pytest.mark.parametrize("text", ["recompute everything", "save everything", "save native_batch_norm"])
+def test_running_statistics_are_updated_once(text: str) -> None:
+    torch.manual_seed(0)
+    plain = Norm()
+    block, x = twin(plain), torch.randn(4, 8, requires_grad=True)
+    expected = gradients(plain, plain(x).sum())
+    found = gradients(block, run(block, policylang.parse(text), x).sum())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(torch.equal(one, other) for one, other in zip(plain.buffers(), block.buffers(), strict=True))
+
+
+class Moody(Block):
+    extra = False
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(x.tanh() if self.extra else x, *args, **kwargs)
+
+
+def test_a_block_that_changes_its_mind_is_recorded_again_or_refused() -> None:
+    torch.manual_seed(0)
+    block, x = Moody(), torch.randn(4, 8, requires_grad=True)
+    policy = policylang.parse("recompute everything; save first mm")
+    lenient = policylang.context_fn(policy, block)
+    strict = policylang.context_fn(policy, block, strict=True)
+    for function in (lenient, strict):
+        checkpoint(block, x, use_reentrant=False, context_fn=function)
+    block.extra = True
+    expected = gradients(block, block(x).sum())
+    with pytest.warns(PolicyWarning, match="`aten.tanh.default` as operator 1, where `aten.t.default` was recorded"):
+        output = checkpoint(block, x, use_reentrant=False, context_fn=lenient)
+    found = gradients(block, output.sum())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    again = gradients(block, checkpoint(block, x, use_reentrant=False, context_fn=lenient).sum())
+    assert all(torch.equal(again[name], expected[name]) for name in expected)
+    with pytest.raises(PolicyGraphError, match="APL393"):
+        checkpoint(block, x, use_reentrant=False, context_fn=strict)
+
+
+def test_a_recomputation_that_does_something_else_is_an_error() -> None:
+    torch.manual_seed(0)
+    block, x = Moody(), torch.randn(4, 8, requires_grad=True)
+    output = run(block, policylang.parse("recompute everything"), x)
+    block.extra = True
+    with pytest.raises(PolicyGraphError, match=r"the recomputation of .* runs `aten.tanh.default`"):
+        output.sum().backward()
+
+
+def codes(error: pytest.ExceptionInfo[Any]) -> Iterable[str]:
+    return [found.code for found in error.value.diagnostics]
+
+
+def test_what_one_block_cannot_know_is_said_by_name() -> None:
+    block, x = block_and_input()
+    with pytest.raises(PolicyMatchError, match="counts over the whole graph") as error:
+        run(block, policylang.parse("recompute every 2nd mm per graph"), x)
+    assert codes(error) == ["APL306"]
+    with pytest.raises(PolicyMatchError, match="asks which block this is"):
+        run(block, policylang.parse("recompute mm in first 2 blocks"), x)
+    with pytest.raises(PolicyMatchError, match="offload"):
+        run(block, policylang.parse("offload mm"), x)
+    with pytest.raises(PolicyMatchError, match="matches nothing"):
+        run(block, policylang.parse("save bmm"), x)
+
+
+def test_an_expectation_about_the_whole_graph_is_not_checked_and_the_report_says_so() -> None:
+    block, x = block_and_input()
+    run(block, policylang.parse("save mm; expect saved <= 1 KiB; expect exactly 2 mm per block"), x)
+    report = policylang.report(block)
+    assert [each.status for each in report.expectations] == ["deferred", "held"]
+    assert any("sees one block at a time" in warning for warning in report.warnings)
+    with pytest.raises(PolicyMatchError, match="APL305"):
+        run(block, policylang.parse("save mm; expect saved per block <= 1 B"), x)
+
+
+def test_which_block_it_is_counts_over_the_model() -> None:
+    example = models.llama(layers=3)
+    text = "recompute everything in block; save mm in last block; optional save mm in first 1 blocks"
+    model = policylang.checkpoint_model(example.module, policylang.parse(text), strict=True)
+    step(example, model)
+    graphs = policylang.report(model).graphs
+    saved = [graph.saved.bytes for graph in graphs if graph.saved is not None]
+    assert saved[0] == saved[2] > 0
+    assert saved[1] == 0
+    assert [graph.rules[1].matched for graph in graphs] == [0, 0, 7]
+
+
+def test_a_rule_that_matches_in_no_block_is_an_error_once_all_have_run() -> None:
+    example = models.llama()
+    model = policylang.checkpoint_model(example.module, policylang.parse("save mm; save bmm; save mm in lm_head"))
+    with pytest.raises(PolicyMatchError) as error:
+        step(example, model)
+    assert [found.message.split("`")[1] for found in error.value.diagnostics] == ["save bmm", "save mm in lm_head"]
+
+
+def test_one_function_serves_all_blocks_of_a_hugging_face_model() -> None:
+    example = models.llama()
+    plain = step(example, twin(example.module))
+    model = twin(example.module)
+    function = policylang.context_fn(policylang.parse("blocks layers.*\n" + SAC), model, strict=True)
+    inner: Any = model.model
+    inner.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": function})
+    assert same(plain, step(example, model))
+    assert len(policylang.report(function).graphs) == len(inner.model.layers)
+    assert {name.partition("/")[0] for name in policylang.report(model).decisions} == {"0", "1"}
+
+
+def test_a_checkpoint_around_something_else_is_refused() -> None:
+    block, x = block_and_input()
+    other, _ = block_and_input()
+    function = policylang.context_fn(policylang.parse("save mm"), block)
+    with pytest.raises(PolicyGraphError, match="none of the modules"):
+        checkpoint(other, x, use_reentrant=False, context_fn=function)
+    model = nn.Module()
+    model.layers = nn.ModuleList([block, other])
+    function = policylang.context_fn(policylang.parse("save mm"), model)
+    with pytest.raises(PolicyGraphError, match="and then another block"):
+        checkpoint(lambda y: other(block(y)), x, use_reentrant=False, context_fn=function)
+
+
+def test_compiled_code_is_refused_by_name() -> None:
+    block, x = block_and_input()
+    block.first.compile(backend="eager")
+    with pytest.raises(PolicyGraphError, match=r"`first` \(Linear\) is compiled"):
+        run(block, policylang.parse("save mm"), x)
+    model = policylang.checkpoint_model(models.mlp().module, policylang.parse("recompute everything"))
+    with pytest.raises(Exception, match="APL396"):
+        torch.compile(model, backend="aot_eager")(*models.mlp().inputs)
+    torch._dynamo.reset()
+
+
+def test_a_block_that_branches_on_data_cannot_be_recorded() -> None:
+    class Branches(Block):
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    with pytest.raises(PolicyGraphError, match="decides by the values of a tensor") as error:
+        run(Branches(), policylang.parse("save mm"), torch.randn(4, 8, requires_grad=True))
+    assert codes(error) == ["APL392"]
+
+
+def test_a_saved_value_that_is_written_to_afterwards_is_an_error() -> None:
+    class Shows(Block):
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            hidden = self.first(x).sin()
+            return self.second(hidden).cos(), hidden
+
+    output, hidden = run(Shows(), policylang.parse("save sin"), torch.randn(4, 8, requires_grad=True))
+    hidden.detach().add_(1)
+    with pytest.raises(PolicyGraphError, match=r"saves what `aten\.sin\.default`"):
+        output.sum().backward()
+
+
+def test_a_model_with_its_own_checkpoints_traces_as_before() -> None:
+    example = models.llama()
+    model = policylang.checkpoint_model(example.module, "llama3_sac", strict=True)
+    traced = policylang.trace_step(model, lambda inner, *batch: example.loss_fn(inner(*batch)), *example.inputs)
+    _, found = traced(*example.inputs)
+    _, expected = step(example, model)
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in found)
+    assert found.keys() == expected.keys()
+
+
+def test_autocast_and_frozen_parameters() -> None:
+    example = models.llama()
+    for name, parameter in example.module.named_parameters():
+        parameter.requires_grad_("mlp" not in name)
+    model = policylang.checkpoint_model(twin(example.module), policylang.parse(SAC), strict=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = step(example, twin(example.module))
+        assert same(plain, step(example, model))
+        assert same(plain, step(example, model))
+
+
+def test_a_changed_policy_file_is_another_policy(tmp_path: Any) -> None:
+    block, x = block_and_input()
+    path = tmp_path / "mine.apl"
+    path.write_text("save mm\n")
+    first = policylang.context_fn(path, block)
+    assert policylang.context_fn(path, block) is first
+    path.write_text("save mm; save sin\n")
+    os.utime(path, ns=(1, 1))
+    second = policylang.context_fn(path, block)
+    assert second is not first
+    checkpoint(block, x, use_reentrant=False, context_fn=second).sum().backward()
+    assert [rule.text for rule in policylang.report(second).rules] == ["save mm", "save sin"]
