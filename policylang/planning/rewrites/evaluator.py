@@ -84,21 +84,22 @@ def _run_call(call: Call, values: Mapping[str, Mapping[int, Value]], groups: Gro
     first = call.arguments[0]
     ranks = values[(first if isinstance(first, Node) else first[0]).name]
     known: dict[Any, Value] = {}
+    met: dict[Any, Sequence[Tensor]] = {}
     found: dict[int, Value] = {}
     for rank in ranks:
         if collective is not None:
             members = groups(group_of(call), rank)
             shards = [values[first.name][member] for member in members]
-            place = members.index(rank)
-            key: Any = (tuple(map(id, shards)), place if collective.of_place else None)
-            if key not in known:
-                known[key] = collective.run(call, shards, place)
+            key: Any = tuple(map(id, shards))
+            if key not in met:
+                met[key] = collective(call, shards)
+            found[rank] = met[key][members.index(rank)]
         else:
             arguments = [_bind(value, values, rank) for value in call.arguments]
             key = _key(arguments)
             if key not in known:
                 known[key] = _operator(call.target)(call, *arguments)
-        found[rank] = known[key]
+            found[rank] = known[key]
     return found
 
 
@@ -121,35 +122,33 @@ def _key(value: Any) -> Any:
 # --- collectives ---
 
 
-@frozen
-class _Collective:
-    run: Callable[[Call, Sequence[Any], int], Tensor]
-    of_place: bool
-    """Whether members of a group get different results."""
+_Collective = Callable[[Call, Sequence[Any]], Sequence[Tensor]]
+"""From the shards of a group, in its order, to what each of its members gets."""
 
 
-def _all_gather(call: Call, shards: Sequence[Tensor], _place: int) -> Tensor:
+def _all_gather(call: Call, shards: Sequence[Tensor]) -> Sequence[Tensor]:
     _check_shards(call, shards)
     first = shards[0]
-    return Tensor.fresh(
+    whole = Tensor.fresh(
         [element for shard in shards for element in shard.elements()],
         (first.shape[0] * len(shards), *first.shape[1:]),
     )
+    return [whole] * len(shards)
 
 
-def _reduce_scatter(call: Call, parts: Sequence[Tensor], place: int) -> Tensor:
+def _reduce_scatter(call: Call, parts: Sequence[Tensor]) -> Sequence[Tensor]:
     _check_shards(call, parts)
     if call.arguments[1] not in ("sum", "avg"):
         raise EvaluationError(f"`{call.name}` reduces with `{call.arguments[1]}`")
     length, rest = divmod(parts[0].shape[0], len(parts))
     if rest:
         raise EvaluationError(f"`{call.name}` scatters unevenly")
-    totals = [sum(each) for each in zip(*(part.elements() for part in parts), strict=True)]
-    shape = (length, *parts[0].shape[1:])
-    mine = totals[place * prod(shape) : (place + 1) * prod(shape)]
+    totals = list(map(sum, zip(*(part.elements() for part in parts), strict=True)))
     if call.arguments[1] == "avg":
-        mine = [_mean(total, len(parts)) for total in mine]
-    return Tensor.fresh(mine, shape)
+        totals = [_mean(total, len(parts)) for total in totals]
+    shape = (length, *parts[0].shape[1:])
+    count = prod(shape)
+    return [Tensor.fresh(totals[place * count : (place + 1) * count], shape) for place in range(len(parts))]
 
 
 def _mean(total: Any, count: int) -> Any:
@@ -168,9 +167,9 @@ def _check_shards(call: Call, shards: Sequence[Tensor]) -> None:
         raise EvaluationError(f"`{call.name}` reads tensors of different shapes")
 
 
-_COLLECTIVES = {
-    "_c10d_functional.all_gather_into_tensor.default": _Collective(_all_gather, of_place=False),
-    "_c10d_functional.reduce_scatter_tensor.default": _Collective(_reduce_scatter, of_place=True),
+_COLLECTIVES: dict[str, _Collective] = {
+    "_c10d_functional.all_gather_into_tensor.default": _all_gather,
+    "_c10d_functional.reduce_scatter_tensor.default": _reduce_scatter,
 }
 
 

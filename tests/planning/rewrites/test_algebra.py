@@ -78,7 +78,8 @@ def test_every_random_chain_is_one_gather_of_the_same_elements(line: Line) -> No
     facts = line.facts(kind=GraphKind.FORWARD)
     found = planned(facts)
     count = sum(".all_gather" in target for target in facts.targets)
-    assert [each.reason for each in found.refused if "would copy" not in each.reason] == []
+    allowed = ("would copy", "cuts across shards")  # a view may cut 2 gathered shards of 3 in 3
+    assert [each.reason for each in found.refused if not any(phrase in each.reason for phrase in allowed)] == []
     assume(found.done and len(found.done[0].collectives) == count)
     (rewrite,) = found.done
     names = [facts.group_names[facts.index[gather]] for gather in rewrite.collectives]
