@@ -17,6 +17,7 @@ _PUBLIC = {
     "load": "policylang.loading",
     "parse": "policylang.loading",
     "partition": "policylang.backends.apply",
+    "pass_": "policylang.backends.passes",
     "recompilable": "policylang.backends.replay",
     "PolicyAuditError": "policylang.errors",
     "PolicyDivergenceError": "policylang.errors",

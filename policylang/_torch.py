@@ -292,6 +292,37 @@ def partitioner_base() -> type[Any]:
     return base
 
 
+def graph_pass_base() -> type[Any]:
+    """Inductor's caches take a custom pass only as an instance of this class, whose ``uuid`` they ask for."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    base: type[Any] = CustomGraphPass
+    return base
+
+
+def hooks_that_hold(custom_pass: object) -> tuple[str, ...]:
+    """The settings of Inductor, by name, under which a pass is registered at present, alone or in a list.
+
+    Read at the call: what ``torch.compile(options=…)`` sets holds only while a graph is compiled.
+    """
+    import torch._inductor.config as config
+
+    return tuple(name for name in _PASS_SETTINGS if _holds(getattr(config, name, None), custom_pass))
+
+
+_PASS_SETTINGS = (
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "pre_grad_custom_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+)
+
+
+def _holds(setting: Any, custom_pass: object) -> bool:
+    return any(each is custom_pass for each in (setting if isinstance(setting, (list, tuple)) else (setting,)))
+
+
 def inductor_settings() -> dict[str, Any]:
     """Every setting of Inductor with its present value."""
     import torch._inductor.config as config

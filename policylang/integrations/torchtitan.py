@@ -55,7 +55,7 @@ class MemoryPolicy:
 
         Raises as ``policylang.apply`` does, and ``PolicyGraphError`` for a graph that is not a whole step.
         """
-        facts = collect(gm)
+        facts = collect(gm, mesh=self.mesh)
         if facts.kind is not GraphKind.FLAT:
             raise PolicyGraphError([_not_flat(facts.kind)])
         apply(gm, self.policy, self.mesh)

@@ -14,6 +14,10 @@ it, and the report says how many those are."""
 HALF = Capabilities(name="a half of a partition", rewrites=True, undecided_auto=True)
 """Given a policy's rewrites alone: what it saves was settled when it was cut."""
 
+HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided_auto=True)
+"""A joint graph that is tagged for min-cut. No rewrites: where Inductor takes a graph from its caches nobody is called,
+and the groups that rewrites need would not be made."""
+
 EAGER = Capabilities(name="an eager checkpoint", replays_random=True, recomputes_undecided=True)
 """A block as it runs, operator by operator. What no rule saves is recomputed, as a checkpoint does."""
 

@@ -80,4 +80,18 @@ CODES: tuple[Code, ...] = (
         "rules and expectations of the policy say nothing there; its `fuse` and `collapse` lines are carried out.",
         severity=Severity.NOTE,
     ),
+    Code(
+        "APL330",
+        "a line that min-cut does not know",
+        "Behind a hook of Inductor's, `policylang.pass_` writes tags, and PyTorch's min-cut partitioner acts on them. "
+        "It knows no `prefer_save`, and decides what no rule decided after the pass is done, so that a figure that "
+        "depends on it cannot be checked. `policylang.backend` partitions itself and does both.",
+    ),
+    Code(
+        "APL331",
+        "a hook that has no joint graph",
+        "Of Inductor's hooks, `joint_custom_pre_pass` and `joint_custom_post_pass` are called with the joint graph, "
+        "before it is partitioned. The others are called before the backward is traced or with the halves, where "
+        "nothing is left to decide.",
+    ),
 )
