@@ -14,15 +14,22 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from attrs import define, field, frozen
 from torch import nn
 
-from policylang._torch_eager import being_compiled, checkpoints_are_tagged, clear_cast_weights, graph_being_traced
+from policylang._torch_eager import (
+    being_compiled,
+    checkpoints_are_tagged,
+    clear_cast_weights,
+    graph_being_traced,
+    is_compiled,
+)
 from policylang.backends.eager import problems
 from policylang.backends.eager.recording import Forward as ForwardFunction
 from policylang.backends.eager.region import Region
 from policylang.backends.eager.replay import Again, Call, Forward
-from policylang.errors import PolicyMatchError
+from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.language.syntax import Policy
 
 _running = threading.local()
@@ -61,6 +68,13 @@ class Session:
         first = Around(self, None)
         return first, Around(self, first)
 
+    def nothing_ran(self) -> PolicyGraphError:
+        """A checkpoint ran none of the blocks, or one whose hooks the compiler has taken away."""
+        for module, region in self.regions.items():
+            if is_compiled(module):
+                return problems.compiled(problems.block(module, region.root))
+        return problems.not_run([region.root for region in self.regions.values()])
+
     def settle(self) -> None:
         """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been planned."""
         regions = [region for region in self.regions.values() if region.number is not None]
@@ -74,6 +88,8 @@ class Session:
             raise PolicyMatchError(wrong)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():  # the compiler asks for the contexts later, and is refused there
+            return
         around = self.around()
         if around is not None:
             around.begin(Called(self, module, module.forward, args, kwargs))
@@ -81,12 +97,16 @@ class Session:
             _stack("called").append(Called(self, module, module.forward, args, kwargs))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         around = self.around()
         if around is not None:
             around.end(module)
 
     def _done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Also where the block raised."""
+        if torch.compiler.is_compiling():
+            return
         called: list[Called] = _stack("called")
         if called and called[-1].module is module and called[-1].session is self:
             called.pop()
@@ -146,7 +166,7 @@ class Around:
             self.end(self._block.module)
         self._leave()
         if kind is None and self._block is None and graph_being_traced() is None:
-            raise problems.not_run([region.root for region in self.session.regions.values()])
+            raise self.session.nothing_ran()
 
     def _begin_within(self) -> None:
         if self.first is None:
