@@ -21,6 +21,18 @@ class Exit(IntEnum):
 
 
 def commands() -> tuple[ModuleType, ...]:
-    from policylang.commands import check, demo, diff, explain, fmt, import_, import_torchtitan, plan, snapshot, test
+    from policylang.commands import (
+        agree,
+        check,
+        demo,
+        diff,
+        explain,
+        fmt,
+        import_,
+        import_torchtitan,
+        plan,
+        snapshot,
+        test,
+    )
 
-    return check, plan, explain, diff, fmt, test, snapshot, import_, import_torchtitan, demo
+    return check, plan, explain, diff, fmt, test, snapshot, import_, import_torchtitan, demo, agree

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from policylang.commands import Exit
 
@@ -26,12 +24,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    function = _function(options.function)
+    from policylang.commands.inputs import named_function, refuse
+
+    function = named_function(options.function)
     if isinstance(function, str):
         print(f"policylang snapshot: {function}", file=sys.stderr)
         print("help: name a function as `package.module:function`", file=sys.stderr)
         return Exit.USAGE
-    from policylang.commands.inputs import refuse
     from policylang.errors import PolicyError
     from policylang.snapshots import load_snapshot, snapshot
 
@@ -43,22 +42,3 @@ def run(options: argparse.Namespace) -> Exit:
         facts = load_snapshot(path)
         print(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")
     return Exit.CLEAN
-
-
-def _function(text: str) -> Callable[[], Any] | str:
-    """The function that a text names, or what is wrong with the text."""
-    from importlib import import_module
-
-    module_name, mark, name = text.partition(":")
-    if not mark or not module_name or not name:
-        return f"`{text}` names no function"
-    sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # it is there, and needs something that is not
-        return f"there is no module `{error.name}`"
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if callable(found) else f"`{module_name}` has no function `{name}`"

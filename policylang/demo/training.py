@@ -100,7 +100,7 @@ def train(name: str, settings: Settings, backend: Any, advance: Callable[[], Non
     module = build(settings)
     step = torch.compile(module, backend=backend, fullgraph=True)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-    tokens = _batch(settings)
+    tokens = batch_of(settings)
     steps = []
     for _ in range(settings.steps):
         start = time.perf_counter()
@@ -132,7 +132,7 @@ def differences(one: Run, other: Run) -> list[str]:
     return found
 
 
-def _batch(settings: Settings) -> Tensor:
+def batch_of(settings: Settings) -> Tensor:
     """The one batch that is trained on: random tokens, the same for the same settings."""
     generator = torch.Generator().manual_seed(settings.seed + 1)
     shape = (settings.batch, settings.sequence)

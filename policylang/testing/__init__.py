@@ -2,5 +2,22 @@
 
 ``fences`` finds the fenced blocks of a file, ``claims`` reads what the comments of a policy claim, ``graphs`` finds the
 graph a policy is planned on, ``cases`` runs one policy, ``files`` runs files of them, and ``coverage`` says which rules
-no test has exercised. None of it needs torch.
+no test has exercised. None of it needs torch, but for :func:`agree`, for a test of one's own (``docs/agree.md``).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from policylang.paths.agreement import agree
+
+__all__ = ["agree"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "agree":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from policylang.paths.agreement import agree
+
+    return agree

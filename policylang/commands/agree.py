@@ -1,0 +1,105 @@
+"""Take one step of a model on every path under a policy, and show where the paths agree and where they part.
+
+The paths are eager checkpoints, torch.compile (on its own, without Inductor) and a traced step. The table has what
+each saves and recomputes, whether loss and gradients are those of the plain model, and why a path cannot carry the
+policy out. Below it stand the values that paths decide differently, with the line that decided on each.
+
+--model is `llama`, a small Llama of Hugging Face with random weights, or package.module:function, a Python function
+without arguments that returns (model, loss_fn, batch), anew in each call; loss_fn(model, *batch) is the loss. The
+current folder is searched for it first, as `python -m` does.
+
+exit codes: 0 all agree, 1 they do not, a path refuses, or the model fails, 2 usage or a package that is missing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from policylang.commands import Exit
+
+NAME = "agree"
+SUMMARY = "run a model under a policy on every path, and compare"
+_PATHS = ("eager", "joint", "flat")
+_LLAMA = "llama"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("policy", metavar="POLICY", help="a policy file or a bundled policy")
+    parser.add_argument(
+        "--model", default=_LLAMA, metavar="MODEL", help="`llama` (default), or package.module:function"
+    )
+    parser.add_argument(
+        "--path", action="append", choices=_PATHS, help="only this path; may be given several times (default: all)"
+    )
+    parser.add_argument("--output-format", choices=("text", "json"), default="text")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    from policylang.commands.inputs import read_policy, refuse
+    from policylang.errors import PolicyError
+
+    try:
+        policy = read_policy(options.policy)
+    except PolicyError as error:
+        return refuse(error.diagnostics)
+    function = _function(options.model)
+    if isinstance(function, Exit):
+        return function
+    from policylang.paths.agreement import agree
+
+    try:
+        model, loss_fn, batch = function()
+        found = agree(_again(function, model), loss_fn, batch, policy, paths=options.path, progress=_tell)
+    except Exception:  # of the model, or of the function that makes it
+        traceback.print_exc()
+        print(f"policylang agree: `{options.model}` does not run", file=sys.stderr)
+        print(
+            "help: the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar", file=sys.stderr
+        )
+        return Exit.DIAGNOSTICS
+    print(json.dumps(found.to_dict(), indent=2) if options.output_format == "json" else found)
+    return Exit.CLEAN if found.agrees else Exit.DIAGNOSTICS
+
+
+def _again(function: Callable[[], Any], first: Any) -> Callable[[], Any]:
+    """The model that was made already, then new ones."""
+    made = [first]
+    return lambda: made.pop() if made else function()[0]
+
+
+def _tell(stage: str) -> None:
+    print(f"policylang agree: {stage} …", file=sys.stderr, flush=True)
+
+
+def _function(text: str) -> Callable[[], Any] | Exit:
+    from policylang.commands.inputs import named_function
+
+    if text != _LLAMA:
+        found = named_function(text)
+        if not isinstance(found, str):
+            return found
+        return _refuse(found, "name a function as `package.module:function`")
+    if find_spec("transformers") is None:
+        return _refuse(
+            "the model `llama` needs `transformers`",
+            'pip install "policylang[demo]", or name a model of your own with `--model package.module:function`',
+        )
+    return _llama
+
+
+def _llama() -> tuple[Any, Callable[..., Any], tuple[Any, ...]]:
+    from policylang.demo.training import Settings, batch_of, build
+
+    settings = Settings(layers=4, hidden=64, heads=4, vocabulary=256, batch=2, sequence=32)
+    return build(settings), lambda model, tokens: model(tokens), (batch_of(settings),)
+
+
+def _refuse(reason: str, mend: str) -> Exit:
+    print(f"policylang agree: {reason}\nhelp: {mend}", file=sys.stderr)
+    return Exit.USAGE

@@ -1,0 +1,207 @@
+"""What the comparison of the paths hands on: plain data about one step on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Diagnostic
+from policylang.report.data import Decision, Report
+
+
+@frozen(eq=False)
+class Numbers:
+    """What one step computed: tensors by name."""
+
+    loss: Any
+    gradients: Mapping[str, Any]
+    buffers: Mapping[str, Any]
+    """As they are after the step."""
+
+
+@frozen(eq=False)
+class Ran:
+    """A path that carried the policy out."""
+
+    numbers: Numbers
+    report: Report
+    graphs: tuple[tuple[Facts, Report], ...]
+    """Of each graph, in order: as it was planned on, and what came of it."""
+
+
+@frozen(eq=False)
+class Refused:
+    """A path that did not: why."""
+
+    diagnostics: tuple[Diagnostic, ...] = ()
+    """The errors; empty where it was no diagnostic of policylang."""
+    error: str = ""
+    """``TypeError: …``, where something other than policylang refused."""
+
+
+@frozen
+class Equality:
+    """Some tensors of a step, held against those of another run of the step."""
+
+    tensors: int
+    differing: tuple[str, ...] = ()
+    """The names of those that are not equal to the bit."""
+    largest: float = 0.0
+    """The largest difference of two elements; infinite where names, shapes or types are not the same."""
+    close: bool = True
+    """Whether all are within the tolerance that ``torch.testing.assert_close`` has for their type."""
+
+    @property
+    def bitwise(self) -> bool:
+        return not self.differing
+
+
+@frozen
+class Comparison:
+    """The numbers of a path, held against those of the plain model."""
+
+    loss: Equality
+    gradients: Equality
+    buffers: Equality
+    as_without_policy: bool | None = None
+    """Whether the path gives the same bits without the policy; None where that was not asked, because the bits are
+    those of the plain model."""
+
+    @property
+    def bitwise(self) -> bool:
+        return self.loss.bitwise and self.gradients.bitwise and self.buffers.bitwise
+
+    @property
+    def agrees(self) -> bool:
+        """The plain model's bits; or else those of the path without the policy, and within tolerance of the model's."""
+        close = self.loss.close and self.gradients.close and self.buffers.close
+        return self.bitwise or (close and self.as_without_policy is True)
+
+
+@frozen
+class Place:
+    """Where a value stands in a model, whatever its node is called in a graph."""
+
+    module: str
+    operator: str
+    shape: tuple[int, ...] | None
+
+
+@frozen
+class Side:
+    """What one path does with a value, or with all of one place."""
+
+    action: str
+    rule: str | None
+    """``file:line``."""
+    reason: str = ""
+    count: int = 1
+
+
+@frozen
+class Difference:
+    """A value that paths decide differently."""
+
+    place: Place
+    number: int | None
+    """Which of the values of its place, counted from 1; None for all of them, where one path has more than another."""
+    sides: dict[str, tuple[Side, ...]]
+    """By path. A path whose graph does not have the value is absent."""
+
+
+@frozen
+class Beside:
+    """Bytes that one path saves, or FLOPs that it recomputes, beside those of the values where every path does: why."""
+
+    undecided: int = 0
+    """No rule speaks of the value: each path does what it does."""
+    graph: int = 0
+    """Some other path's graph does not have the value."""
+    read: int = 0
+    """Decided alike, and some other path does not come to need it for its backward."""
+    decided: int = 0
+    """Decided otherwise on another path."""
+
+    @property
+    def total(self) -> int:
+        return self.undecided + self.graph + self.read + self.decided
+
+
+@frozen
+class Account:
+    """The values of the paths that carried the policy out, one by one."""
+
+    alike: int = 0
+    """Values that two paths or more have, decided in the same way on each that has them."""
+    undecided: int = 0
+    """Values that no rule speaks of and that the paths treat differently."""
+    alone: dict[str, dict[str, int]] = field(factory=dict)
+    """By path: values that no other path's graph has, counted by operator."""
+    differences: tuple[Difference, ...] = ()
+    common_bytes: int = 0
+    """Of the memory that every path saves."""
+    saved: dict[str, Beside] = field(factory=dict)
+    """By path, in bytes."""
+    common_flops: int = 0
+    """Of the values that every path recomputes."""
+    recomputed: dict[str, Beside] = field(factory=dict)
+    """By path, in FLOPs."""
+
+
+@frozen(eq=False)
+class PathResult:
+    """One row of the table."""
+
+    path: str
+    ran: Ran | None = None
+    refused: Refused | None = None
+    numbers: Comparison | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """The policy was carried out as planned, and the numbers are right."""
+        if self.ran is None or self.numbers is None:
+            return False
+        audit = self.ran.report.audit
+        return self.numbers.agrees and (audit is None or audit.agrees)
+
+
+@frozen(eq=False)
+class Agreement:
+    """What :func:`policylang.testing.agree` returns; ``str()`` of it is the table."""
+
+    policy: str
+    loss: float
+    """Of the plain model."""
+    gradients: int
+    """How many it has."""
+    results: tuple[PathResult, ...]
+    account: Account
+    torch_version: str
+
+    @property
+    def agrees(self) -> bool:
+        """Every path carried the policy out, with the right numbers, and decided every value that it shares with
+        another path as that one does."""
+        return all(result.agrees for result in self.results) and not self.account.differences
+
+    def __getitem__(self, path: str) -> PathResult:
+        return next(result for result in self.results if result.path == path)
+
+    def __str__(self) -> str:
+        from policylang.report.agreement import agreement_text
+
+        return agreement_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        from policylang.report.agreement import agreement_dict
+
+        return agreement_dict(self)
+
+
+def side_of(decision: Decision) -> Side:
+    return Side(decision.action, decision.rule, decision.reason)

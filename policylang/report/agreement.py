@@ -1,0 +1,282 @@
+"""A policy on every path, as the table a person reads and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from attrs import asdict
+
+from policylang.language.diagnostics import Diagnostic
+from policylang.paths.data import (
+    Agreement,
+    Beside,
+    Comparison,
+    Difference,
+    Equality,
+    PathResult,
+    Place,
+    Refused,
+    Side,
+)
+from policylang.planning.figures import figure
+from policylang.report.text import table
+
+VERSION = 1
+_MOST = 8
+_HEAD = ("path", "saved", "recomputed", "", "loss", "gradients", "buffers")
+
+
+def agreement_text(found: Agreement) -> str:
+    """Plain text, no line end at the end."""
+    rows = [_HEAD, *(_row(result) for result in found.results)]
+    if all(result.numbers is None or result.numbers.buffers.bitwise for result in found.results):
+        rows = [row[:-1] for row in rows]
+    parts = [
+        f"policy {found.policy}, one step, held against the plain model: loss {found.loss:.6g}, "
+        f"{_count(found.gradients, 'gradient')}, torch {found.torch_version}",
+        table(rows, right=range(1, 4)),
+        "\n".join([*_refusals(found.results), *_numbers(found.results), *_audits(found.results)]),
+        "\n".join(_account(found)),
+        "\n".join(_differences(found.account.differences)),
+        _verdict(found),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def agreement_dict(found: Agreement) -> dict[str, Any]:
+    """Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
+    account = found.account
+    return {
+        "version": VERSION,
+        "policy": found.policy,
+        "torch": found.torch_version,
+        "agrees": found.agrees,
+        "loss": found.loss,
+        "gradients": found.gradients,
+        "paths": [_path(result) for result in found.results],
+        "values": {
+            "alike": account.alike,
+            "undecided": account.undecided,
+            "alone": account.alone,
+            "differences": [_difference(each) for each in account.differences],
+        },
+        "saved": {
+            "common_bytes": account.common_bytes,
+            "beside": {path: asdict(each) for path, each in account.saved.items()},
+        },
+        "recomputed": {
+            "common_flops": account.common_flops,
+            "beside": {path: asdict(each) for path, each in account.recomputed.items()},
+        },
+    }
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def _row(result: PathResult) -> tuple[str, ...]:
+    if result.ran is None or result.numbers is None:
+        return (result.path, "refused", *[""] * (len(_HEAD) - 2))
+    report, numbers = result.ran.report, result.numbers
+    saved = figure(report.saved.bytes, "bytes") if report.saved is not None else ""
+    again = report.recomputed
+    count = _count(len(again), "value") if again is not None else ""
+    flops = figure(again.flops, "flops") if again is not None else ""
+    cells = (_equality(each) for each in (numbers.loss, numbers.gradients, numbers.buffers))
+    return (result.path, saved, count, flops, *cells)
+
+
+def _equality(found: Equality) -> str:
+    if found.bitwise:
+        return "equal to the bit"
+    return f"{len(found.differing)} of {found.tensors} differ, by {found.largest:.1e} at most"
+
+
+def _refusals(results: Iterable[PathResult]) -> list[str]:
+    return [line for result in results if result.refused is not None for line in _refusal(result.path, result.refused)]
+
+
+def _refusal(path: str, refused: Refused) -> list[str]:
+    if not refused.diagnostics:
+        return [f"{path} cannot run the model: {refused.error}"]
+    lines = []
+    for found in refused.diagnostics[:_MOST]:
+        lines.append(f"{path} cannot carry it out: {_sentence(found)}")
+        if found.help is not None:
+            lines.append(f"  help: {found.help}")
+    rest = len(refused.diagnostics) - _MOST
+    return [*lines, *([f"  and {rest} more reasons"] if rest > 0 else [])]
+
+
+def _sentence(found: Diagnostic) -> str:
+    where = f"{found.span.location}: " if found.span else ""
+    return f"{found.code}: {where}{found.message}"
+
+
+def _numbers(results: Iterable[PathResult]) -> list[str]:
+    """What is to be said of numbers that are not those of the plain model to the bit."""
+    lines = []
+    for result in results:
+        numbers = result.numbers
+        if numbers is None or numbers.bitwise:
+            continue
+        if numbers.agrees:
+            lines.append(
+                f"{result.path} rounds otherwise than the plain model, within tolerance; "
+                "without the policy it gives the same bits as with it"
+            )
+            continue
+        if numbers.as_without_policy:
+            lines.append(f"{result.path} COMPUTES something else than the plain model, without the policy too")
+        else:
+            lines.append(f"{result.path} COMPUTES something else: its bits are not those without the policy")
+        names = [name for each in (numbers.loss, numbers.gradients, numbers.buffers) for name in each.differing]
+        lines.append(f"  {_some(names)}")
+    return lines
+
+
+def _audits(results: Iterable[PathResult]) -> list[str]:
+    return [
+        f"{result.path}: {difference}"
+        for result in results
+        if result.ran is not None and result.ran.report.audit is not None
+        for difference in result.ran.report.audit.differences
+    ]
+
+
+# --- the values ----------------------------------------------------------------------------------------------------
+
+
+def _account(found: Agreement) -> list[str]:
+    account = found.account
+    if len(account.saved) < 2:
+        return []
+    lines = [
+        f"decisions   {_count(account.alike, 'value')} decided alike, "
+        f"{account.undecided} undecided and left to each path, {len(account.differences)} decided otherwise"
+    ]
+    lines += [f"            {path} alone: {_operators(counts)}" for path, counts in account.alone.items()]
+    lines += _amounts("saved", account.common_bytes, account.saved, "bytes")
+    lines += _amounts("recomputed", account.common_flops, account.recomputed, "flops")
+    return lines
+
+
+def _amounts(label: str, common: int, beside: Mapping[str, Beside], unit: Literal["bytes", "flops"]) -> list[str]:
+    lines = [f"{label:<12}{figure(common, unit)} of the same values on all paths"]
+    for path, each in beside.items():
+        said = (
+            (each.undecided, "undecided"),
+            (each.graph, "not in every path's graph"),
+            (each.read, "not needed on every path"),
+            (each.decided, "decided otherwise elsewhere"),
+        )
+        reasons = [f"{figure(amount, unit)} {why}" for amount, why in said if amount]
+        if reasons:
+            lines.append(f"            {path} beside that: {', '.join(reasons)}")
+    return lines
+
+
+def _operators(counts: Mapping[str, int]) -> str:
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{operator} ×{count}" if count > 1 else operator for operator, count in most[:_MOST])
+    rest = len(most) - _MOST
+    values = _count(sum(counts.values()), "value")
+    return f"{values} ({shown}{f' and {rest} more operators' if rest > 0 else ''})"
+
+
+def _differences(differences: Sequence[Difference]) -> list[str]:
+    lines = []
+    for each in differences[:_MOST]:
+        lines.append(_name(each.place, each.number))
+        lines += [f"  {path:<6} {', '.join(map(_side, sides))}" for path, sides in each.sides.items()]
+    rest = len(differences) - _MOST
+    return [*lines, *([f"and {_count(rest, 'more value')} decided otherwise"] if rest > 0 else [])]
+
+
+def _name(place: Place, number: int | None) -> str:
+    shape = "×".join(map(str, place.shape)) if place.shape is not None else "several results"
+    which = "all of them" if number is None else f"number {number}"
+    return f"{place.operator} in {place.module or 'no module'}, {shape}, {which}"
+
+
+def _side(side: Side) -> str:
+    by = side.rule or side.reason or "no rule"
+    extra = f" ({side.reason})" if side.reason and side.rule else ""
+    return f"{side.action}{f' ×{side.count}' if side.count > 1 else ''}  {by}{extra}"
+
+
+def _verdict(found: Agreement) -> str:
+    ran = [result.path for result in found.results if result.ran is not None]
+    refused = [result.path for result in found.results if result.ran is None]
+    wrong = [result.path for result in found.results if result.ran is not None and not result.agrees]
+    if not ran:
+        return "no path carries the policy out on this model"
+    problems = []
+    if wrong:
+        problems.append(f"{_joined(wrong)} {'is' if len(wrong) == 1 else 'are'} not the plain model")
+    if found.account.differences:
+        problems.append(f"{_count(len(found.account.differences), 'value')} decided otherwise")
+    if refused:
+        problems.append(f"{_joined(refused)} refused")
+    if problems:
+        return f"the paths do NOT agree: {'; '.join(problems)}"
+    if len(ran) < 2:
+        return f"{_joined(ran)} agrees with the plain model; there is no other path to compare it with"
+    return f"{_joined(ran)} agree"
+
+
+# --- as data -------------------------------------------------------------------------------------------------------
+
+
+def _path(result: PathResult) -> dict[str, Any]:
+    plain: dict[str, Any] = {"path": result.path, "agrees": result.agrees, "refused": None}
+    if result.refused is not None:
+        errors = [
+            {"code": each.code, "message": each.message, "help": each.help} for each in result.refused.diagnostics
+        ]
+        plain["refused"] = {"diagnostics": errors, "error": result.refused.error}
+    if result.ran is not None and result.numbers is not None:
+        report = result.ran.report
+        assert report.saved is not None  # a path that ran has been partitioned
+        assert report.recomputed is not None
+        plain |= {
+            "saved_bytes": report.saved.bytes,
+            "saved_values": len(report.saved),
+            "recomputed_values": len(report.recomputed),
+            "recomputed_flops": report.recomputed.flops,
+            "numbers": _comparison(result.numbers),
+        }
+    return plain
+
+
+def _comparison(numbers: Comparison) -> dict[str, Any]:
+    def write(each: Equality) -> dict[str, Any]:
+        finite = each.largest if each.largest < float("inf") else None  # JSON has no infinity
+        return {"tensors": each.tensors, "differing": list(each.differing), "largest": finite, "close": each.close}
+
+    return {
+        "bitwise": numbers.bitwise,
+        "as_without_policy": numbers.as_without_policy,
+        "loss": write(numbers.loss),
+        "gradients": write(numbers.gradients),
+        "buffers": write(numbers.buffers),
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    sides = {path: [asdict(side) for side in each] for path, each in found.sides.items()}
+    return {**asdict(found.place), "number": found.number, "sides": sides}
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST
+    return ", ".join(names[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,228 @@
+"""The same policy on every path of real models: the same decisions, the same numbers, and every difference said."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import policylang
+from policylang.paths import running
+from policylang.paths.data import Agreement, Numbers, Ran
+from policylang.resources import policies_folder
+from policylang.testing import agree
+from tests.support.models import ZOO
+
+MODELS = ("llama", "qwen3", "mixtral", "gpt2")
+LEAVES_ROUTING_TO_THE_PATH = ("every_2nd_layer", "torchtitan_full")
+QUICK = [("llama", "llama3_sac"), ("gpt2", "llama3_sac"), ("mixtral", "torchtitan_op_sac")]
+NOT_FOR_THESE = {
+    "prelude": "no policy: what every policy knows",
+    "fsdp": "for sharded models",
+    "fsdp_reshard_always": "for sharded models",
+    "fsdp_reshard_never": "for sharded models",
+    "replay": "for a graph that was partitioned before",
+}
+TORCHTITAN = ("torchtitan_default", "torchtitan_eager", "torchtitan_graph_full")
+BUNDLED = tuple(
+    name for file in sorted(policies_folder().glob("*.apl")) if (name := file.stem) not in (*NOT_FOR_THESE, *TORCHTITAN)
+)
+
+
+def setup(name: str) -> tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[Tensor, ...]]:
+    loss_fn = ZOO[name]().loss_fn
+
+    def factory() -> nn.Module:
+        module = ZOO[name]().module
+        if name == "mixtral":  # the grouped matmul takes bfloat16 alone where nothing is really computed
+            module.model.set_experts_implementation("batched_mm")
+        return module
+
+    return factory, lambda model, *batch: loss_fn(model(*batch)), ZOO[name]().inputs
+
+
+def check(name: str, policy: Any) -> Agreement:
+    found = agree(*setup(name), policy)
+    assert found.agrees, str(found)
+    _right(found)
+    assert all(each.decided == 0 for each in (*found.account.saved.values(), *found.account.recomputed.values()))
+    return found
+
+
+def _right(found: Agreement) -> None:
+    """Every path carried the policy out with the right numbers, eager to the bit, and nothing is left unexplained."""
+    assert all(result.agrees for result in found.results), str(found)
+    assert [result.path for result in found.results] == ["eager", "joint", "flat"]
+    eager = found["eager"].numbers
+    assert eager is not None
+    assert eager.bitwise
+    for result in found.results:
+        assert result.ran is not None
+        report = result.ran.report
+        assert report.saved is not None
+        assert report.recomputed is not None
+        saved, again = found.account.saved[result.path], found.account.recomputed[result.path]
+        assert found.account.common_bytes + saved.total == report.saved.bytes
+        assert found.account.common_flops + again.total == report.recomputed.flops
+
+
+@pytest.mark.parametrize(("name", "policy"), QUICK)
+def test_a_bundled_policy(name: str, policy: str) -> None:
+    found = check(name, policy)
+    assert found.account.alike > 100
+    assert found.account.common_bytes > 0
+    assert str(found).endswith("eager, joint and flat agree")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", BUNDLED)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_bundled_policy(name: str, policy: str) -> None:
+    if name == "mixtral" and policy in LEAVES_ROUTING_TO_THE_PATH:
+        _routing_alone_differs(agree(*setup(name), policy))
+    elif (name, policy) not in QUICK:
+        check(name, policy)
+
+
+def _routing_alone_differs(found: Agreement) -> None:
+    """A flat graph saves what a router chose unless a rule names it, and that is a difference, whatever the reason."""
+    assert not found.agrees
+    _right(found)
+    assert {each.place.operator for each in found.account.differences} == {"aten.topk.default"}
+    for each in found.account.differences:
+        assert {path: sides[0].action for path, sides in each.sides.items()} == {
+            "eager": "recompute",
+            "joint": "recompute",
+            "flat": "save",
+        }
+        assert each.sides["flat"][0].reason.startswith("a discrete choice")
+
+
+def test_other_random_numbers_are_not_drawn() -> None:
+    """Dropout: compiled, traced and checkpointed, the masks are those of the plain model."""
+    found = agree(*setup("dropout"), policylang.parse("recompute everything in block"))
+    assert all(result.numbers is not None and result.numbers.bitwise for result in found.results), str(found)
+
+
+COUNTING = "blocks h.*\nrecompute everything in block\nsave every 2nd everything per block\n"
+"""A dropout is one operator in one graph and three in another: counted through, other values are the second ones."""
+
+
+def test_values_that_are_decided_otherwise_are_shown_with_their_lines(tmp_path) -> None:
+    file = tmp_path / "counting.apl"
+    file.write_text(COUNTING)
+    found = agree(*setup("gpt2"), str(file), paths=["joint", "flat"])
+    assert not found.agrees
+    assert all(result.agrees for result in found.results)  # each does what the file says, with the right numbers
+    differences = found.account.differences
+    assert differences
+    actions = [{side.action for sides in each.sides.values() for side in sides} for each in differences]
+    assert all(each == {"save", "recompute"} for each in actions)
+    text = str(found)
+    assert f"the paths do NOT agree: {len(differences)} values decided otherwise" in text
+    first = differences[0]
+    assert f"{first.place.operator} in {first.place.module}" in text
+    assert "  joint  save  " in text or "  joint  recompute  " in text
+    assert "counting.apl:3" in text
+    assert found.account.saved["joint"].decided + found.account.saved["flat"].decided > 0
+
+
+def test_a_path_that_cannot_says_why_and_is_no_agreement() -> None:
+    """A block that is recorded on its own does not know what else the graph has."""
+    found = agree(*setup("mlp"), policylang.parse("recompute everything\nsave every 2nd addmm per graph"))
+    refused = found["eager"].refused
+    assert refused is not None
+    assert [each.code for each in refused.diagnostics] == ["APL306"]
+    text = str(found)
+    assert "eager  refused" in text
+    assert re.search(r"^eager cannot carry it out: APL306: \S+:2: `save every 2nd addmm per graph`", text, re.MULTILINE)
+    assert "Traceback" not in text
+    assert not found.agrees
+    assert text.endswith("the paths do NOT agree: eager refused")
+
+
+def test_a_policy_that_no_path_can_carry_out() -> None:
+    found = agree(*setup("mlp"), policylang.parse("save aten.convolution"))
+    assert not found.agrees
+    assert str(found).endswith("no path carries the policy out on this model")
+    assert [each.refused.diagnostics[0].code for each in found.results if each.refused] == ["APL301"] * 3
+
+
+def _tampered(change: Callable[[Tensor], Tensor]) -> Callable[[Numbers], Numbers]:
+    def tamper(numbers: Numbers) -> Numbers:
+        name = next(iter(numbers.gradients))
+        gradients = {**numbers.gradients, name: change(numbers.gradients[name])}
+        return Numbers(numbers.loss, gradients, numbers.buffers)
+
+    return tamper
+
+
+def _one_bit(gradient: Tensor) -> Tensor:
+    changed = gradient.clone()
+    changed.view(-1).view(torch.int32)[3] ^= 1
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "with_control", "said"),
+    [
+        (_one_bit, False, "flat COMPUTES something else: its bits are not those without the policy"),
+        (_one_bit, True, "flat rounds otherwise than the plain model, within tolerance"),
+        (lambda gradient: gradient + 1, True, "flat COMPUTES something else than the plain model, without the policy"),
+    ],
+    ids=["one bit", "one bit, without the policy too", "another number"],
+)
+def test_a_wrong_gradient_is_seen(change, with_control: bool, said: str, monkeypatch) -> None:
+    """Not a formality: one flipped bit that the policy is to blame for is no agreement, and neither is a wrong number
+    that it is not to blame for."""
+    tamper, path = _tampered(change), running.PATHS["flat"]
+
+    def run(setup: running.Setup, model: nn.Module, policy: Any) -> Ran:
+        ran = path.run(setup, model, policy)
+        return Ran(tamper(ran.numbers), ran.report, ran.graphs)
+
+    def alone(setup: running.Setup, model: nn.Module) -> Numbers:
+        assert path.alone is not None
+        return tamper(path.alone(setup, model)) if with_control else path.alone(setup, model)
+
+    monkeypatch.setitem(running.PATHS, "flat", running.Path(run, alone))
+    found = agree(*setup("mlp"), policylang.parse("save everything"), paths=["flat"])
+    assert said in str(found)
+    assert found.agrees is (with_control and change is _one_bit)
+
+
+def test_it_is_plain_data_too() -> None:
+    found = agree(*setup("mlp"), policylang.parse("blocks layers.*\nrecompute everything in block"))
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["agrees"] is True
+    assert [path["path"] for path in plain["paths"]] == ["eager", "joint", "flat"]
+    assert all(path["numbers"]["gradients"]["tensors"] == found.gradients == 12 for path in plain["paths"])
+    assert plain["values"]["differences"] == []
+
+
+def test_the_caller_keeps_threads_and_random_numbers() -> None:
+    given = setup("mlp")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    threads = torch.get_num_threads()
+    agree(*given, policylang.parse("save everything"), paths=["flat"])
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_factory_that_hands_out_one_model() -> None:
+    factory, loss_fn, batch = setup("mlp")
+    model = factory()
+    with pytest.raises(ValueError, match="one model over and over"):
+        agree(lambda: model, loss_fn, batch, policylang.parse("save everything"), paths=["flat"])
+
+
+def test_a_path_there_is_not() -> None:
+    with pytest.raises(ValueError, match="there is no path `jit`: there are eager, joint, flat"):
+        agree(*setup("mlp"), policylang.parse("save everything"), paths=["jit"])
