@@ -53,20 +53,33 @@ def config(memory_policy: str, reshard: str = "default") -> Any:
     )
 
 
-def llama(layers: int) -> Traced:
-    """TorchTitan's debugging Llama 3 of so many layers, one step of it, with the graph trainer's own functions."""
-    trainer, tracer, common = graph_trainer("trainer"), graph_trainer("make_fx_tracer"), graph_trainer("common_utils")
-    from torchtitan.components.loss import CrossEntropyLoss
+def model_of(layers: int) -> nn.Module:
+    """TorchTitan's debugging Llama 3 of so many layers; the same weights each time."""
+    common = graph_trainer("common_utils")
     from torchtitan.models.llama3 import Llama3Model, llama3_configs
 
     settings = common.build_decoder_config_for_backend(llama3_configs["debugmodel"], "sdpa")
     settings.layers = [settings.layers[i % len(settings.layers)] for i in range(layers)]
     torch.manual_seed(0)
-    model = Llama3Model(settings)
+    model: nn.Module = Llama3Model(settings)
     model.init_states(buffer_device=None)
-    common.annotate_module_fqns(model)
+    return model
+
+
+def tokens_and_labels() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
     tokens, labels = torch.randint(VOCABULARY, (2, 1, LENGTH))
-    batch = (tokens, labels, torch.tensor(float(LENGTH)), {})
+    return tokens, labels
+
+
+def llama(layers: int) -> Traced:
+    """One step of that model, traced with the graph trainer's own functions."""
+    trainer, tracer, common = graph_trainer("trainer"), graph_trainer("make_fx_tracer"), graph_trainer("common_utils")
+    from torchtitan.components.loss import CrossEntropyLoss
+
+    model = model_of(layers)
+    common.annotate_module_fqns(model)
+    batch = (*tokens_and_labels(), torch.tensor(float(LENGTH)), {})
     step = trainer.make_fwd_bwd_step(model, CrossEntropyLoss.Config().build())
     return Traced(tracer.minimal_fx_tracer(step, module=model)(*batch), model, batch)
 
