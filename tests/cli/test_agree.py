@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "agree.md"
 
 MODELS = """
 import torch
@@ -88,3 +92,24 @@ def test_a_model_that_does_not_run(agree):
     assert "policylang agree: `models_for_agree:broken` does not run" in outcome.err
     assert "TypeError" in outcome.err
     assert outcome.out == ""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page shows the figures of torch 2.13")
+def test_the_page_shows_what_the_command_prints(policylang):
+    """All but the loss and what it says of bits, which may be another machine's."""
+    outcome = policylang("agree", "llama3_sac")
+    assert outcome.code == 0, outcome.out
+    (shown,) = re.findall(r"^```\n(policy .*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert _figures(outcome.out) == _figures(shown)
+    assert _account(outcome.out) == _account(shown)
+
+
+def _figures(table: str) -> list[str]:
+    """The rows of the paths, up to what is recomputed."""
+    rows = re.findall(r"^(?:eager|joint|flat)  .*?FLOP", table, flags=re.MULTILINE)
+    assert len(rows) == 3
+    return rows
+
+
+def _account(table: str) -> str:
+    return table[table.index("decisions   ") :]

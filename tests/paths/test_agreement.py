@@ -21,16 +21,18 @@ from tests.support.models import ZOO
 MODELS = ("llama", "qwen3", "mixtral", "gpt2")
 LEAVES_ROUTING_TO_THE_PATH = ("every_2nd_layer", "torchtitan_full")
 QUICK = [("llama", "llama3_sac"), ("gpt2", "llama3_sac"), ("mixtral", "torchtitan_op_sac")]
-NOT_FOR_THESE = {
-    "prelude": "no policy: what every policy knows",
-    "fsdp": "for sharded models",
-    "fsdp_reshard_always": "for sharded models",
-    "fsdp_reshard_never": "for sharded models",
-    "replay": "for a graph that was partitioned before",
+NOT_POLICIES = ("prelude",)
+FOR_OTHER_MODELS = {
+    "fsdp": "sharded ones",
+    "fsdp_reshard_always": "sharded ones",
+    "fsdp_reshard_never": "sharded ones",
+    "replay": "graphs that were partitioned before",
+    "torchtitan_default": "TorchTitan's own, whose blocks are at the top",
+    "torchtitan_eager": "TorchTitan's own, whose blocks are at the top",
+    "torchtitan_graph_full": "TorchTitan's own, whose blocks are at the top",
 }
-TORCHTITAN = ("torchtitan_default", "torchtitan_eager", "torchtitan_graph_full")
 BUNDLED = tuple(
-    name for file in sorted(policies_folder().glob("*.apl")) if (name := file.stem) not in (*NOT_FOR_THESE, *TORCHTITAN)
+    file.stem for file in sorted(policies_folder().glob("*.apl")) if file.stem not in (*NOT_POLICIES, *FOR_OTHER_MODELS)
 )
 
 
@@ -87,6 +89,15 @@ def test_every_bundled_policy(name: str, policy: str) -> None:
         _routing_alone_differs(agree(*setup(name), policy))
     elif (name, policy) not in QUICK:
         check(name, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", FOR_OTHER_MODELS)
+def test_a_bundled_policy_for_other_models_is_refused_on_every_path(policy: str) -> None:
+    found = agree(*setup("llama"), policy)
+    refused = [result.refused for result in found.results]
+    assert all(each is not None and not each.error and each.diagnostics for each in refused), str(found)
+    assert not found.agrees
 
 
 def _routing_alone_differs(found: Agreement) -> None:
