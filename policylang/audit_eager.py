@@ -6,16 +6,17 @@ inputs and parameters left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from policylang.audit import Audit
+from policylang.audit import NOT_SAVED, SAVED_UNPLANNED, Audit
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.outcome import Needs, with_cost
 from policylang.planning.plan import Plan
+from policylang.planning.replayed import kept_rows
 from policylang.tracing.subclasses import take_apart
 
 OTHER_BYTES = "APL409"
@@ -47,15 +48,7 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
     facts = plan.facts
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
     measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
-    differences: list[Diagnostic] = []
-    if measured != cost.saved_bytes:
-        differences.append(
-            diagnose(
-                OTHER_BYTES,
-                f"the checkpoint holds {measured} bytes, and the plan says {cost.saved_bytes}",
-                help="a tensor lies in a larger memory than it fills, or this is a bug in policylang",
-            )
-        )
+    differences = [*_other_values(plan, needs, held), *_other_bytes(measured, cost.saved_bytes)]
     return Audit(
         saved=_names(facts, needs.saved),
         saved_bytes=measured,
@@ -73,6 +66,28 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
         recomputed_flops_by_block=cost.recomputed_flops_by_block,
         differences=tuple(differences),
     )
+
+
+def _other_values(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]]) -> Iterator[Diagnostic]:
+    facts = plan.facts
+    planned = {facts.owners[row] for row in kept_rows(facts, needs)}
+    found = {facts.owners[row] for row in held}
+    for row in sorted(found ^ planned):
+        happened = "is held, and the plan does not say so" if row in found else "is not held, and the plan says so"
+        yield diagnose(
+            SAVED_UNPLANNED if row in found else NOT_SAVED,
+            f"`{facts.names[row]}` ({facts.targets[row]}) {happened}",
+            help="this is a bug in policylang",
+        )
+
+
+def _other_bytes(measured: int, planned: int) -> Iterator[Diagnostic]:
+    if measured != planned:
+        yield diagnose(
+            OTHER_BYTES,
+            f"the checkpoint holds {measured:,} bytes, and the plan says {planned:,}",
+            help="a kernel lays its result into a larger memory than it fills, or into one that another value has too",
+        )
 
 
 def _names(facts: Facts, rows: Iterable[int]) -> tuple[str, ...]:

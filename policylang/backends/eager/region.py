@@ -39,7 +39,6 @@ class Kept:
 
     schedule: Schedule
     audit: Audit | None = None
-    drifts: int = 0
 
 
 @define(eq=False)
@@ -67,8 +66,8 @@ class Region:
         return Call(self._named(module), kept.schedule, lambda found: self._drifted(key, found))
 
     def end(self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """After the forward. Raises ``PolicyAuditError`` where the first call of its kind holds other memory than
-        planned."""
+        """After the forward. Raises ``PolicyAuditError`` where the first call of its kind holds other values than
+        planned. Other memory for the same values, which is a kernel's choice, is said in the report."""
         kept = next((each for each in self.kept.values() if each.schedule is call.schedule), None)
         if kept is None or kept.audit is not None or call.drifted_at is not None:
             return
@@ -76,8 +75,9 @@ class Region:
         held = {rows[at]: _tensors(entry) for at, entry in call.entries.items()}
         outside = [*read_state(module).tensors, *_tensors((*args, *kwargs.values()))]
         kept.audit = audit_eager(call.schedule.plan, call.schedule.needs, held, outside)
-        if not kept.audit.agrees:
-            raise PolicyAuditError(kept.audit.differences)
+        wrong = [found for found in kept.audit.differences if is_error(found)]
+        if wrong:
+            raise PolicyAuditError(wrong)
 
     def _planned(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable

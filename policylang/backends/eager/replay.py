@@ -48,10 +48,6 @@ class Call:
         at = position - self.drifted_at
         return self.tail[at] if at < len(self.tail) else None
 
-    def tensors(self) -> list[Tensor]:
-        """Everything that is held."""
-        return [value for entry in self.entries.values() for value in _leaves(entry)]
-
 
 class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
     """The first run: holds what the plan saves."""

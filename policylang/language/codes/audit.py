@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policylang.language.codes.declaration import Code
+from policylang.language.diagnostics import Severity
 
 CODES: tuple[Code, ...] = (
     Code(
@@ -59,7 +60,8 @@ CODES: tuple[Code, ...] = (
         "APL409",
         "a checkpoint that holds other memory than planned",
         "The memory that an eager checkpoint holds for the backward was measured on the first call of a block, and is "
-        "not what the plan says. A saved view may lie in a larger memory than was recorded; otherwise a report with "
-        "the message helps.",
+        "not what the plan says, although the values are those of the plan. That is a kernel's choice, which lays its "
+        "result into a larger memory than it fills, or into one that another value has too. The report says so.",
+        severity=Severity.WARNING,
     ),
 )

@@ -429,3 +429,37 @@ def test_a_changed_policy_file_is_another_policy(tmp_path: Any) -> None:
     assert second is not first
     checkpoint(block, x, use_reentrant=False, context_fn=second).sum().backward()
     assert [rule.text for rule in policylang.report(second).rules] == ["save mm", "save sin"]
+
+
+class Padded(torch.autograd.Function):
+    """A kernel that lays its result into a larger memory than it fills."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.ops.policylang_test.padded(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+@torch.library.custom_op("policylang_test::padded", mutates_args=())
+def padded(x: Tensor) -> Tensor:
+    return torch.cat([x, x])[: len(x)]
+
+
+padded.register_fake(torch.empty_like)
+
+
+def test_memory_beyond_what_is_planned_is_in_the_report() -> None:
+    class Pads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Padded.apply(x.sin()).cos()
+
+    block = Pads()
+    policy = policylang.parse("recompute everything; save policylang_test.padded")
+    run(block, policy, torch.randn(4, 8, requires_grad=True)).sum().backward()
+    report = policylang.report(block)
+    assert report.audit is not None
+    assert not report.audit.agrees
+    assert "holds 256 bytes, and the plan says 128" in str(report)
