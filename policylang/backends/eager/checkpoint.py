@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,6 @@ class _Known:
     """The sessions of one module, so that ``context_fn`` may be written inside a training loop."""
 
     made: dict[Any, Contexts] = field(factory=dict)
-    wrapped: Session | None = None
 
 
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
@@ -105,7 +105,6 @@ def checkpoint_model(
         own = block.__dict__.get("forward")
         inner = own.forward if isinstance(own, Checkpointed) else block.forward
         block.forward = Checkpointed(block, inner, session, contexts, preserve_rng_state)
-    _known.setdefault(model, _Known()).wrapped = session
     return model
 
 
@@ -129,6 +128,17 @@ class Checkpointed:
             **kwargs,
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Checkpointed:
+        """A copied model has blocks of its own under the same policy."""
+        session = memo.get(id(self.session))
+        if session is None:
+            session = memo[id(self.session)] = self.session.again()
+        module = copy.deepcopy(self.module, memo)
+        region = self.session.regions[self.module]
+        session.add(module, region.root, region.number)
+        forward = copy.deepcopy(self.forward, memo)
+        return Checkpointed(module, forward, session, _contexts_of(session), self.preserve_rng_state)
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # the compiler asks for the contexts later, and is refused there
             return self.forward(*args, **kwargs)
@@ -146,10 +156,16 @@ def sessions_of(subject: object) -> list[Session]:
     own = getattr(subject, _SESSION, None)
     if isinstance(own, Session):
         return [own]
-    known = _known.get(subject) if isinstance(subject, nn.Module) else None
+    if not isinstance(subject, nn.Module):
+        return []
+    forwards = (module.__dict__.get("forward") for module in subject.modules())
+    wrapped = list(dict.fromkeys(each.session for each in forwards if isinstance(each, Checkpointed)))
+    if wrapped:
+        return wrapped
+    known = _known.get(subject)
     if known is None:
         return []
-    return [known.wrapped] if known.wrapped is not None else [getattr(made, _SESSION) for made in known.made.values()]
+    return [getattr(made, _SESSION) for made in known.made.values()]
 
 
 def _loaded(policy: PolicyLike) -> Policy:

@@ -51,6 +51,10 @@ class Session:
         names = self.names if number is not None else ()
         self.regions[module] = Region(self.policy, root, self.strict, names, number)
 
+    def again(self) -> Session:
+        """Of a copy of the model, still without its blocks."""
+        return Session(self.policy, self.strict, self.names)
+
     def watch(self) -> None:
         """Put the hooks on the blocks."""
         for module in list(self.regions):

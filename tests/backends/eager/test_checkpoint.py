@@ -406,6 +406,18 @@ def test_a_model_with_its_own_checkpoints_traces_as_before() -> None:
     assert found.keys() == expected.keys()
 
 
+def test_a_copied_model_has_a_report_of_its_own() -> None:
+    example = models.llama()
+    plain = step(example, twin(example.module))
+    model = policylang.checkpoint_model(example.module, policylang.parse(SAC), strict=True)
+    other = twin(model)
+    assert same(plain, step(example, other))
+    assert len(policylang.report(other).graphs) == 2
+    with pytest.raises(PolicyGraphError, match="no policy has decided"):
+        policylang.report(model)
+    assert same(plain, step(example, model))
+
+
 def test_autocast_and_frozen_parameters() -> None:
     example = models.llama()
     for name, parameter in example.module.named_parameters():
