@@ -24,6 +24,9 @@ NOT_SAVED = "APL402"
 RECOMPUTED_UNPLANNED = "APL403"
 NOT_RECOMPUTED = "APL404"
 NOT_CONNECTED = "APL405"
+OFFLOADED_UNPLANNED = "APL411"
+NOT_FREED = "APL412"
+RACE = "APL413"
 
 
 @frozen
@@ -53,6 +56,9 @@ class Audit:
     saved_bytes_by_block: tuple[int, ...] = ()
     recomputed_flops_by_block: tuple[int, ...] = ()
     differences: tuple[Diagnostic, ...] = field(default=())
+    offloaded: tuple[str, ...] = ()
+    """Values that are on the host between their last forward and their first backward use; none of ``saved``."""
+    offloaded_bytes: int = 0
 
     @property
     def agrees(self) -> bool:

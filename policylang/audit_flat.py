@@ -7,12 +7,22 @@ that the backend noted down is taken on trust.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 from torch import fx
 
-from policylang.audit import NOT_CONNECTED, NOT_SAVED, RECOMPUTED_UNPLANNED, SAVED_UNPLANNED, Audit
+from policylang.audit import (
+    NOT_CONNECTED,
+    NOT_FREED,
+    NOT_SAVED,
+    OFFLOADED_UNPLANNED,
+    RACE,
+    RECOMPUTED_UNPLANNED,
+    SAVED_UNPLANNED,
+    Audit,
+)
+from policylang.audit_moved import Moved, read_moves
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.operators import argument, describe, nodes_in
@@ -37,6 +47,7 @@ class _Read:
     copies: list[bool]
     backward: list[bool]
     position: dict[fx.Node, int]
+    moved: Moved
     unknown: list[str] = field(factory=list)
 
 
@@ -45,7 +56,8 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
 
     A value crosses where a backward node, or a copy, reads the forward's own, and is then saved; except that one
     decided ``recompute`` may be read as it is where a later part of the forward, or the caller, holds it anyway.
-    ``auto_saved`` are those that no rule decided: they stayed as they were.
+    ``auto_saved`` are those that no rule decided: they stayed as they were. A value that a backward node reads through
+    its copies to the host and back is offloaded.
     """
     facts = plan.facts
     read = _read(graph, facts)
@@ -59,6 +71,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     tensors = [row for row in saved if not facts.flags[row] & Flag.SYMBOLIC]
     again = [read.rows[at] for at in range(len(read.nodes)) if read.copies[at]]
     auto = [row for row in tensors if (decision := plan.decisions[row]) is None or decision.why is Why.UNDECIDED]
+    moved = _moved_rows(read)
     blocks = len(plan.block_names)
     cost = with_cost(Needs(saved=tuple(tensors), recomputed=tuple(again)), facts, plan.block_of, blocks)
     return Audit(
@@ -76,7 +89,13 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
         random_states=sum(describe(node.target).name == _KEEP for node in read.nodes if node.op == "call_function"),
         saved_bytes_by_block=cost.saved_bytes_by_block,
         recomputed_flops_by_block=cost.recomputed_flops_by_block,
-        differences=(*_unplanned(plan, tensors, again, crossing), *_wrong_copies(plan, read)),
+        offloaded=_names(facts, sorted(moved)),
+        offloaded_bytes=sum(facts.bytes[row] for row in moved),
+        differences=(
+            *_unplanned(plan, tensors, again, crossing, moved),
+            *_wrong_copies(plan, read),
+            *_wrongly_moved(plan, read, moved, tensors),
+        ),
     )
 
 
@@ -86,9 +105,15 @@ def _names(facts: Facts, rows: Sequence[int]) -> tuple[str, ...]:
 
 def _read(graph: fx.Graph, facts: Facts) -> _Read:
     nodes = list(graph.nodes)
+    moved = read_moves(nodes)
     rows, copies, backward, unknown = [], [], [], []
     index = facts.index
     for node in nodes:
+        if node in moved.copies:
+            rows.append(-1)
+            copies.append(False)
+            backward.append(_reads_host(node, moved))
+            continue
         found = marks.custom(node.meta)
         origin, drawn = found.get(marks.RECOMPUTED), found.get(marks.RANDOM_STATE)
         row = index.get(node.name if origin is None else origin, -1)
@@ -99,7 +124,25 @@ def _read(graph: fx.Graph, facts: Facts) -> _Read:
         rows.append(row)
         copies.append(origin is not None and node.op == "call_function")
         backward.append(origin is not None or (row >= 0 and facts.phases[row] == Phase.BACKWARD))
-    return _Read(nodes, rows, copies, backward, {node: at for at, node in enumerate(nodes)}, unknown)
+    return _Read(nodes, rows, copies, backward, {node: at for at, node in enumerate(nodes)}, moved, unknown)
+
+
+def _reads_host(node: fx.Node, moved: Moved) -> bool:
+    """Whether a copy is one that comes back, which is work of the backward."""
+    return node in moved.back or (node not in moved.hosts and any(user in moved.back for user in node.users))
+
+
+def _moved_rows(read: _Read) -> dict[int, fx.Node]:
+    """The rows that some backward node reads through the host, each with what hands out its copy there."""
+    found: dict[int, fx.Node] = {}
+    for back, host in read.moved.back.items():
+        if host in read.moved.hosts and back.users:
+            found[_row_of(read, read.moved.hosts[host])] = host
+    return found
+
+
+def _row_of(read: _Read, node: fx.Node) -> int:
+    return read.rows[read.position[node]]
 
 
 def _is_state(node: fx.Node) -> bool:
@@ -149,19 +192,21 @@ def _inputs_read(read: _Read, facts: Facts) -> list[int]:
 
 
 def _unplanned(
-    plan: Plan, saved: Sequence[int], again: Sequence[int], crossing: dict[int, int]
+    plan: Plan, saved: Sequence[int], again: Sequence[int], crossing: dict[int, int], moved: Mapping[int, fx.Node]
 ) -> Iterator[Diagnostic]:
     facts = plan.facts
     ran_again = set(again)
     for row in saved:
-        if _recomputes(plan, row):
+        if _recomputes(plan, row) or _offloads(plan, row):
             yield _difference(SAVED_UNPLANNED, plan, row, "was saved")
     for row in sorted(ran_again):
         if not _recomputes(plan, row):
             yield _difference(RECOMPUTED_UNPLANNED, plan, row, "was recomputed")
     for row in facts.forward:
         decision = plan.decisions[row]
-        if decision is None or decision.action is None or not decision.action.saves or row in crossing:
+        if decision is None or decision.action is None or not decision.action.saves:
+            continue
+        if row in crossing or row in moved:
             continue
         if any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row]):
             yield _difference(NOT_SAVED, plan, row, "was not saved")
@@ -170,6 +215,27 @@ def _unplanned(
 def _recomputes(plan: Plan, row: int) -> bool:
     decision = plan.decisions[row]
     return decision is not None and decision.action is not None and decision.action.recomputes
+
+
+def _offloads(plan: Plan, row: int) -> bool:
+    decision = plan.decisions[row]
+    return decision is not None and decision.action is not None and decision.action.offloads
+
+
+def _wrongly_moved(plan: Plan, read: _Read, moved: Mapping[int, fx.Node], saved: Sequence[int]) -> Iterator[Diagnostic]:
+    """Copies that come at the wrong time, or free nothing; and values that nobody asked to be moved."""
+    facts, roots = plan.facts, storage_roots(plan.facts)
+    for name in read.moved.races:
+        yield Diagnostic(RACE, f"`{name}` is part of a copy to the host or back that is not awaited as it has to be")
+    alive = {roots[row] for row in saved}
+    held = _held_until(read, facts)
+    begins = next((at for at, backward in enumerate(read.backward) if backward), len(read.nodes))
+    for row, host in moved.items():
+        if row < 0 or not _offloads(plan, row):
+            name = read.moved.hosts[host].name
+            yield Diagnostic(OFFLOADED_UNPLANNED, f"`{name}` was offloaded, which is not what was planned")
+        elif roots[row] in alive or held.get(roots[row], -1) > begins or read.position[host] > begins:
+            yield _difference(NOT_FREED, plan, row, "was offloaded and is held on the device all the same")
 
 
 def _wrong_copies(plan: Plan, read: _Read) -> Iterator[Diagnostic]:

@@ -73,16 +73,22 @@ def apply_flat(gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -
 
 def _refuse_second_time(graph: fx.Graph) -> None:
     """What was erased and copied under one policy cannot be decided again by another."""
-    copy = next((node for node in graph.nodes if marks.RECOMPUTED in marks.custom(node.meta)), None)
-    if copy is None:
+    done = next((words for node in graph.nodes if (words := _done(node)) is not None), None)
+    if done is None:
         return
-    origin = marks.custom(copy.meta)[marks.RECOMPUTED]
     raise PolicyGraphError(
         [
             diagnose(
                 APPLIED_BEFORE,
-                f"a policy was carried out on this graph before: `{copy.name}` recomputes `{origin}`",
+                f"a policy was carried out on this graph before: {done}",
                 help="trace the step again, and apply one policy; `include` puts two policies into one",
             )
         ]
     )
+
+
+def _done(node: fx.Node) -> str | None:
+    found = marks.custom(node.meta)
+    if marks.RECOMPUTED in found:
+        return f"`{node.name}` recomputes `{found[marks.RECOMPUTED]}`"
+    return f"`{node.name}` moves `{found[marks.MOVED]}`" if marks.MOVED in found else None

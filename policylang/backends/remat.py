@@ -20,11 +20,12 @@ import torch.fx as fx
 from attrs import field, frozen
 
 from policylang import _torch
-from policylang.backends import remat_safety, rng, tags
+from policylang.backends import moving, remat_safety, rng, tags
 from policylang.backends.remat_schedule import Region, Schedule, schedule
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.memory import Memory, memory_of
+from policylang.planning.outcome import backward_needs
 from policylang.planning.plan import Decision, Plan
 from policylang.planning.storage import storage_roots
 
@@ -136,6 +137,7 @@ class _Surgeon:
         names = tuple(node.name for node in reversed(erased))
         for node in erased:
             self.graph.erase_node(node)
+        self._move()
         saved = self._mark_saved()
         _torch.recompile_when_called(self.gm)
         return Rematerialised(
@@ -247,6 +249,19 @@ class _Surgeon:
         if who is None:
             who = self._who[id(decision)] = tags.provenance(self.plan, decision)
         return who
+
+    def _move(self) -> None:
+        """Send what is offloaded to the host, and let the backward fetch it."""
+        roots, erased = storage_roots(self.facts), frozenset(self.planned.erased)
+        moved = {roots[row]: self._result(row) for row in backward_needs(self.facts, self.plan.decisions).offloaded}
+        if moved:
+            rows = (row for row in self.facts.forward if roots[row] in moved and row not in erased)
+            held = {self._result(row): moved[roots[row]] for row in rows}
+            regions = (self.nodes[row] for region in self.planned.regions for row in region.rows)
+            moving.move(self.graph, held, {*regions, *self.copied})
+
+    def _result(self, row: int) -> fx.Node:
+        return self.results.get(row, self.nodes[row])
 
     def _mark_saved(self) -> list[int]:
         """The forward rows that nothing but the backward keeps alive now, in graph order; their nodes are marked."""

@@ -31,6 +31,9 @@ REWRITTEN = "policylang_rewritten"
 RECOMPUTED = "policylang_recomputed"
 """``custom`` key of a copy that a flat graph runs again in its backward: the name of the forward node it repeats."""
 
+MOVED = "policylang_moved"
+"""``custom`` key of what copies a value to the host and back: the name of the value's node."""
+
 RANDOM_STATE = "policylang_random_state"
 """``custom`` key of the nodes that keep and hand on a generator's state: the name of the operator that draws."""
 

@@ -88,7 +88,8 @@ def format_selector(selector: Selector) -> str:
 def format_rule(rule: Rule) -> str:
     """The canonical text of a rule: ``optional save mm``."""
     modifiers = [word for word, said in (("optional", rule.optional), ("override", rule.override)) if said]
-    return " ".join((*modifiers, ACTION_WORDS[rule.action], format_selector(rule.selector)))
+    limit = [] if rule.budget is None else [f"up to {write(rule.budget.value, rule.budget.dimension)} per rank"]
+    return " ".join((*modifiers, ACTION_WORDS[rule.action], format_selector(rule.selector), *limit))
 
 
 def format_policy(policy: Policy) -> str:

@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.lexer import Lexeme
+from policylang.language.lexer import PAIRS, Lexeme
 from policylang.language.parser import parse_file, words_of
 from policylang.language.source import Source, Span
 from policylang.language.statements import comments, split
@@ -181,10 +181,10 @@ def _pieces(source: Source) -> Iterable[_Piece]:
 def _words(word: Lexeme, statement: int) -> Iterable[_Piece]:
     start, end = word.start_pos or 0, word.end_pos or 0
     text = str(word)
-    if word.type == "EVERY_NTH":  # two words, and there may be a comment between them
-        ordinal = text.split()[-1]
-        yield _Piece("every", start, start + len("every"), statement)
-        yield _Piece(ordinal, end - len(ordinal), end, statement)
+    if word.type in PAIRS:  # two words, and there may be a comment between them
+        first, last = text.split()[0], text.split()[-1]
+        yield _Piece(first, start, start + len(first), statement)
+        yield _Piece(last, end - len(last), end, statement)
         return
     yield _Piece("->" if word.type == "ARROW" else text, start, end, statement)
 

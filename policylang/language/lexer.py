@@ -47,6 +47,10 @@ _LOOKALIKES = {
 }
 
 
+PAIRS = ("EVERY_NTH", "UP_TO", "PER_RANK")
+"""Terminals of two words, which are no keywords by themselves where ``every`` and ``per`` are not."""
+
+
 @define(eq=False)
 class Origin:
     """What the words of one statement share: their source, and what was found wrong while its tree was built."""
@@ -107,10 +111,9 @@ class Lexer:
                 else:
                     name = _KINDS[kind or ""]
                 lexeme = Lexeme.make(name, word, position, origin)
-                if name == "ORDINAL" and lexemes and lexemes[-1].type == "EVERY":
-                    first = lexemes.pop()
-                    begin = first.start_pos or 0
-                    lexeme = Lexeme.make("EVERY_NTH", text[begin : match.end()], begin, origin)
+                if lexemes and (pair := _pair(lexemes[-1], lexeme)) is not None:
+                    begin = lexemes.pop().start_pos or 0
+                    lexeme = Lexeme.make(pair, text[begin : match.end()], begin, origin)
                 lexemes.append(lexeme)
             position = match.end()
         return lexemes, origin
@@ -123,6 +126,15 @@ class Lexer:
             if pattern.fullmatch(word):
                 return name
         return "PATH"
+
+
+def _pair(first: Lexeme, second: Lexeme) -> str | None:
+    """The terminal that two words make together."""
+    if first.type == "EVERY" and second.type == "ORDINAL":
+        return "EVERY_NTH"
+    if first.type == "PER" and second == "rank":
+        return "PER_RANK"
+    return "UP_TO" if first == "up" and second == "to" else None
 
 
 def _report_character(origin: Origin, text: str, position: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
 from lark import v_args
 
 from policylang.language.lexer import Lexeme
@@ -122,7 +123,17 @@ class StatementRules(SelectorRules):
         span = parts[0].span.to(parts[-1].span)
         names = [str(word) for word in modifiers]
         action = ACTIONS.get(verb, Action.LEAVE)
-        return Rule(action, selector.selector, "optional" in names, "override" in names, span)
+        budget = next((part for part in parts if isinstance(part, Quantity)), None)
+        if budget is not None and verb in ACTIONS and not action.offloads:
+            message = f"`{verb}` has no budget: only what is offloaded can be limited"
+            verb.origin.report("APL116", message, budget.span, help="leave it out, or write `offload`")
+        return Rule(action, selector.selector, "optional" in names, "override" in names, span, budget)
+
+    def budget(self, up_to: Lexeme, limit: Quantity, per_rank: Lexeme) -> Quantity:
+        if limit.dimension != "bytes":
+            help = "such as `up to 8 GiB per rank`"
+            up_to.origin.report("APL116", "a budget is a number of bytes", limit.span, help=help)
+        return evolve(limit, span=up_to.span.to(per_rank.span))
 
     # --- expectations ---
 

@@ -360,6 +360,8 @@ class Rule:
     optional: bool = False
     override: bool = False
     span: Span = _span()
+    budget: Quantity | None = None
+    """How much an ``offload`` may move on one rank."""
 
     @property
     def source(self) -> str:

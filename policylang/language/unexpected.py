@@ -54,6 +54,7 @@ _MISSING: tuple[tuple[frozenset[str], _Missing], ...] = (
     (frozenset({"OF"}), _Missing("`of`")),
     (frozenset({"BY"}), _Missing("`by`")),
     (frozenset({"RPAR"}), _Missing("`)`")),
+    (frozenset({"PER_RANK"}), _Missing("`per rank`", "such as `up to 8 GiB per rank`")),
     (frozenset({"NAME"}), _Missing("a name")),
 )
 

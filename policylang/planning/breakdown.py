@@ -57,6 +57,8 @@ class Amounts:
     recomputed: int
     recomputed_bytes: int
     recomputed_flops: int
+    offloaded: int = 0
+    offloaded_bytes: int = 0
 
 
 @frozen
@@ -125,7 +127,7 @@ def _outcome(plan: Plan, decisions: Sequence[Decision | None]) -> Outcome:
 
 
 def _scenario(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> Scenario:
-    timeline = simulate(plan.facts, outcome.recomputed)
+    timeline = simulate(plan.facts, outcome.recomputed, outcome.offloaded)
     open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
     # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
     closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")
@@ -137,6 +139,8 @@ def _scenario(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> Sce
         recomputed=len(outcome.recomputed),
         recomputed_bytes=outcome.recomputed_bytes,
         recomputed_flops=outcome.recomputed_flops,
+        offloaded=len(outcome.offloaded),
+        offloaded_bytes=outcome.offloaded_bytes,
     )
     return Scenario(amounts, peak_of(timeline, plan.facts), timeline)
 
@@ -220,6 +224,7 @@ def _relative(module: str, block: str) -> str:
 def _group(label: str, blocks: Sequence[int], entries: Sequence[Entry]) -> BlockGroup:
     saved = [entry for entry in entries if entry.fate in ("saved", "left to PyTorch")]
     again = [entry for entry in entries if entry.fate == "recomputed"]
+    moved = [entry for entry in entries if entry.fate == "offloaded"]
     amounts = Amounts(
         saved=len(saved),
         saved_bytes=sum(entry.bytes for entry in saved),
@@ -227,6 +232,8 @@ def _group(label: str, blocks: Sequence[int], entries: Sequence[Entry]) -> Block
         recomputed=len(again),
         recomputed_bytes=sum(entry.bytes for entry in again),
         recomputed_flops=sum(entry.flops for entry in again),
+        offloaded=len(moved),
+        offloaded_bytes=sum(entry.bytes for entry in moved),
     )
     return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
 

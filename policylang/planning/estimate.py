@@ -23,9 +23,10 @@ class Peak:
         return max(self.forward, self.backward)
 
 
-def estimate_peak(facts: Facts, recomputed: Sequence[int]) -> Peak:
-    """The worst moments of forward and backward, with the ``recomputed`` rows run a second time."""
-    return peak_of(simulate(facts, recomputed), facts)
+def estimate_peak(facts: Facts, recomputed: Sequence[int], offloaded: Sequence[int] = ()) -> Peak:
+    """The worst moments of forward and backward, with the ``recomputed`` rows run a second time and the ``offloaded``
+    ones on the host in between."""
+    return peak_of(simulate(facts, recomputed, offloaded), facts)
 
 
 def peak_of(timeline: Timeline, facts: Facts) -> Peak:

@@ -57,7 +57,7 @@ def _check(expectation: Expectation, selections: Selections, fates: Fates, outco
             expectation,
             outcome,
             selections.blocks,
-            lambda: estimate_peak(selections.facts, outcome.recomputed).bytes,
+            lambda: estimate_peak(selections.facts, outcome.recomputed, outcome.offloaded).bytes,
         )
     rows = selections.rows(expectation.selector)
     if isinstance(expectation, ExpectCount):

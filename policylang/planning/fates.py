@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from policylang.graph.facts import Facts
 from policylang.language.syntax import ExpectFate
 from policylang.planning.outcome import Needs
-from policylang.planning.plan import Decision
+from policylang.planning.plan import Decision, Why
 from policylang.planning.rowsets import mask_of
 from policylang.planning.totals import Finding
 
@@ -25,9 +25,11 @@ class Fates:
     def __init__(self, facts: Facts, decisions: Sequence[Decision | None], needs: Needs) -> None:
         self._facts = facts
         self._decisions = decisions
+        rebuilt = [row for row in needs.recomputed if _is_rebuilt(decisions[row])]
+        again = frozenset(rebuilt)
         kinds = {
-            "recomputed": needs.recomputed,
-            "offloaded": needs.offloaded,
+            "recomputed": [row for row in needs.recomputed if row not in again],
+            "offloaded": (*needs.offloaded, *rebuilt),
             "saved": (*needs.saved, *needs.symbolic),
             _UNDECIDED: needs.undecided,
         }
@@ -53,6 +55,11 @@ class Fates:
         if action is None:
             return _UNDECIDED if fate == _UNDECIDED else "not needed by the backward"
         return "recomputed" if action.recomputes else "offloaded" if action.offloads else "saved"
+
+
+def _is_rebuilt(decision: Decision | None) -> bool:
+    """A view of an offloaded value: what it looks into was moved."""
+    return decision is not None and decision.why is Why.REBUILT
 
 
 def check_fate(expectation: ExpectFate, rows: Sequence[int], fates: Fates, facts: Facts) -> Finding:

@@ -51,7 +51,8 @@ class Outcome(Needs):
     """The needs of the backward with their cost. Bytes and FLOPs are of the settled part."""
 
     saved_bytes: int = 0
-    """Of the distinct memory that ``saved`` keeps alive: two views of one value count once, as what they view."""
+    """Of the distinct memory that ``saved`` keeps alive: two views of one value count once, as what they view. What is
+    offloaded is not in it."""
     saved_bytes_by_block: tuple[int, ...] = ()
     recomputed_bytes: int = 0
     recomputed_bytes_by_block: tuple[int, ...] = ()
@@ -59,6 +60,8 @@ class Outcome(Needs):
     recomputed_flops_by_block: tuple[int, ...] = ()
     forward_flops: int = 0
     forward_flops_by_block: tuple[int, ...] = field(default=())
+    offloaded_bytes: int = 0
+    """That leave the device between their last forward and their first backward use."""
 
 
 def saved_and_recomputed(plan: Plan) -> Outcome:
@@ -166,6 +169,7 @@ def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) 
         recomputed_flops_by_block=_by_block(again, [facts.flops[row] for row in again], block_of, blocks),
         forward_flops=sum(facts.flops[row] for row in facts.forward),
         forward_flops_by_block=_by_block(facts.forward, [facts.flops[row] for row in facts.forward], block_of, blocks),
+        offloaded_bytes=sum(facts.bytes[row] for row in needs.offloaded),
     )
 
 

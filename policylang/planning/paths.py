@@ -7,7 +7,14 @@ from policylang.graph.facts import GraphKind
 from policylang.planning.plan import Capabilities
 
 JOINT = Capabilities(name="the joint-graph partitioner", replays_random=True, rewrites=True, undecided_auto=True)
-FLAT = Capabilities(name="a flat graph", replays_random=True, rewrites=True, saves_routing=True, keeps_undecided=True)
+FLAT = Capabilities(
+    name="a flat graph",
+    replays_random=True,
+    offloads=True,
+    rewrites=True,
+    saves_routing=True,
+    keeps_undecided=True,
+)
 """No min-cut exists there: with ``undecided -> auto``, and for ``leave``, a value stays saved as the traced graph has
 it, and the report says how many those are."""
 

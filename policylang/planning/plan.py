@@ -53,6 +53,10 @@ class Why(Enum):
     """An ``optional`` rule asked for a recomputation that would be wrong: saved."""
     ROUTING = "routing"
     """A rule that does not name it asked for the recomputation of a discrete choice that steers what follows: saved."""
+    REBUILT = "rebuilt"
+    """A view of what is offloaded: made again, at no cost, from the copy that came back."""
+    STAYS = "stays"
+    """A rule offloads it, and moving it would free nothing or exceed the budget: saved."""
     UNDECIDED = "undecided"
     """No rule; ``undecided -> …`` applies."""
 

@@ -13,6 +13,7 @@ from policylang.planning.decide import first_decisions, judge, rule_outcomes
 from policylang.planning.digest import plan_digest
 from policylang.planning.effects import without_effect
 from policylang.planning.expectations import check_expectations
+from policylang.planning.offloading import offload_diagnostics, settle_offloads
 from policylang.planning.outcome import backward_needs, with_cost
 from policylang.planning.place import Place, beyond_one_block
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
@@ -53,6 +54,9 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
     routing = keep_routing(policy, facts, decisions) if capabilities.saves_routing else ()
     safety = Safety(policy, facts, capabilities, decisions)
     needs = backward_needs(facts, decisions, safety.settle)
+    stays = settle_offloads(policy, facts, decisions, needs) if capabilities.offloads else ()
+    if stays or any(rule.action.offloads for rule in policy.rules) or needs.offloaded:
+        needs = backward_needs(facts, decisions, safety.settle)
     if place is not None:
         needs = replayed_needs(facts, decisions, place.reach)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
@@ -74,6 +78,7 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
             *records_lost(policy, facts),
             *safety.diagnostics(),
+            *offload_diagnostics(policy, facts, decisions, needs, stays),
             *refusals.routing_kept(routing, decisions, policy, facts),
             *failures,
         ),

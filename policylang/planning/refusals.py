@@ -24,6 +24,8 @@ NO_EFFECT = "APL309"
 RECORDS_LOST = "APL310"
 NOTHING_TO_REWRITE = "APL311"
 REWRITES_REFUSED = "APL312"
+STAYS_ON_DEVICE = "APL313"
+OFFLOADS_NOTHING = "APL316"
 
 _MOST_NAMES = 8
 
@@ -151,6 +153,23 @@ def records_lost(span: Span, lost: Sequence[LostRecord]) -> Diagnostic:
         help="trace the first partition with the decompositions of the second compilation, or compile the second time "
         'with `inner="aot_eager"`',
         details=_listed([f"{record.name}: {record.reason}" for record in lost]),
+    )
+
+
+def stays_on_device(
+    rule: Rule | None, stays: Sequence[tuple[int, str]], facts: Facts, *, moves_none: bool
+) -> Diagnostic:
+    """``stays``: rows with the reasons, in graph order."""
+    text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
+    row, reason = stays[0]
+    first = f"`{facts.names[row]}`" if len(stays) == 1 else f"`{facts.names[row]}` first"
+    which = "offloads nothing: it leaves" if moves_none else "leaves"
+    return Diagnostic(
+        OFFLOADS_NOTHING if moves_none else STAYS_ON_DEVICE,
+        f"{text} {which} {_values(len(stays))} on the device, {first}: {reason}",
+        span=None if rule is None else rule.span,
+        details=_listed([f"{_where(facts, row)}: {reason}" for row, reason in stays]),
+        severity=Severity.WARNING if moves_none and rule is not None and not rule.optional else Severity.NOTE,
     )
 
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from policylang.graph.facts import Facts, Flag
 
 GETITEM = "builtin.getitem"
+IN_FLIGHT = 2
+"""How many copies between device and host may be under way, in either direction, before one is awaited."""
 _KNOWN = "_storage_roots"  # beside the cached properties of a facts, which go with it
 _REPEATABLE = int(Flag.REPEATABLE)
 _VIEW = int(Flag.VIEW)
 _IN_PLACE = int(Flag.WRITES | Flag.VIEW)
-_VIEW_UNSAID = "aten._unsafe_view.default"  # returns the memory of its input, and its schema does not say so
+VIEW_UNSAID = "aten._unsafe_view.default"  # returns the memory of its input, and its schema does not say so
 
 
 def storage_roots(facts: Facts) -> Sequence[int]:
@@ -38,6 +40,6 @@ def _storage_roots(facts: Facts) -> Sequence[int]:
         elif owners[row] != row:
             if targets[row] != GETITEM or flags[owners[row]] & _VIEW:
                 roots[row] = roots[owners[row]]
-        elif (flags[row] & _VIEW or targets[row] == _VIEW_UNSAID) and inputs[row]:
+        elif (flags[row] & _VIEW or targets[row] == VIEW_UNSAID) and inputs[row]:
             roots[row] = roots[inputs[row][0]]
     return roots

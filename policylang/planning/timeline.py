@@ -5,8 +5,9 @@ its own order. Each node allocates its memory (a view shares that of what it vie
 allocates them all), which is given back after its last reader. Graph inputs and constants are there from beginning to
 end, but for tangents, which come with the backward and go after their last reader; what the graph returns stays. What
 leads to no result does not run. Recomputed values are computed again as late as possible, right before the first
-backward node that needs them, and once more for each further stretch of backward that a flat graph has. What a kernel
-needs for itself, and what the allocator wastes, is not counted.
+backward node that needs them, and once more for each further stretch of backward that a flat graph has. Offloaded
+values leave the device, and come back once a stretch, by the rule of :mod:`policylang.planning.offloading`. What a
+kernel needs for itself, and what the allocator wastes, is not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
-from policylang.planning.storage import GETITEM, storage_roots
+from policylang.planning.storage import GETITEM, IN_FLIGHT, storage_roots
 
 # Plain integers: the enumeration's own operators cost ten times as much.
 _HAS_EFFECT = int(Flag.RANDOM | Flag.EFFECTFUL)
@@ -39,28 +40,32 @@ class Timeline:
     live: Sequence[int]
     """Bytes."""
     again: bytes
-    """1 where a step computes a forward value a second time."""
+    """1 where a step computes a forward value a second time, or fetches it from the host."""
     backward: bytes
     """1 where a step belongs to the backward, second computations included."""
     resident: int
     """Bytes of the graph inputs that are there before the first step."""
 
 
-def simulate(facts: Facts, recomputed: Iterable[int] = ()) -> Timeline:
-    """The memory of a step in which the ``recomputed`` rows run a second time and all else that is read is kept."""
-    return _Simulation(facts, recomputed).run()
+def simulate(facts: Facts, recomputed: Iterable[int] = (), offloaded: Iterable[int] = ()) -> Timeline:
+    """The memory of a step in which the ``recomputed`` rows run a second time, the ``offloaded`` ones leave the device
+    in between, and all else that is read is kept."""
+    return _Simulation(facts, recomputed, offloaded).run()
 
 
 class _Simulation:
     """A value is named by its row; its second computation in the nth stretch of backward by ``row + n * length``."""
 
-    def __init__(self, facts: Facts, recomputed: Iterable[int]) -> None:
+    def __init__(self, facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int]) -> None:
         self.facts = facts
         self.length = len(facts)
         self.roots = storage_roots(facts)
         self.again = bytearray(self.length)
+        self.moved = bytearray(self.length)
         for row in recomputed:
             self.again[row] = 1
+        for row in offloaded:
+            self.again[row] = self.moved[row] = 1  # it is there a second time, and is made of nothing
         self.live = self._live_rows()
         self.held_until = self._held_by_forward()
 
@@ -99,7 +104,9 @@ class _Simulation:
                 or facts.flags[row] & _WRITES_WITHIN == _WRITES_OUTSIDE
             ):
                 live[row] = 1
-            if wanted[row]:
+            if wanted[row] and self.moved[row]:
+                live[row] = 1
+            elif wanted[row]:
                 for source in facts.inputs[row]:
                     (wanted if again[source] else live)[source] = 1
             if not live[row]:
@@ -150,7 +157,29 @@ class _Simulation:
             order.append(row)
             stretches.append(stretch if phase == _BACKWARD else 0)
             before = phase
-        return order, stretches
+        return self._fetched_early(order, stretches), stretches
+
+    def _fetched_early(self, order: list[int], stretches: Sequence[int]) -> list[int]:
+        """The order with what is fetched from the host standing where its copy starts."""
+        starts: dict[int, int] = {}  # stretch to the step with which it begins
+        fetched: dict[int, list[int]] = {}  # stretch to the steps at which offloaded values are used first
+        for step, value in enumerate(order):
+            starts.setdefault(stretches[step], step)
+            if value >= self.length and self.moved[value % self.length]:
+                fetched.setdefault(stretches[step], []).append(step)
+        if not fetched:
+            return order
+        earlier: dict[int, list[int]] = {}
+        for stretch, steps in fetched.items():
+            for number, step in enumerate(steps):
+                place = starts[stretch] if number < IN_FLIGHT else steps[number - IN_FLIGHT]
+                earlier.setdefault(place, []).append(order[step])
+        found: list[int] = []
+        for step, value in enumerate(order):
+            found.extend(earlier.get(step, ()))
+            if value < self.length or not self.moved[value % self.length]:
+                found.append(value)
+        return found
 
     def _stretch_ends(self, calls: Sequence[int]) -> list[int]:
         phases = self.facts.phases
@@ -170,7 +199,8 @@ class _Simulation:
                 if self.again[source] and value not in done and not self._outlives(source, end):
                     done.add(value)
                     found.append(value)
-                    pending.append(source)
+                    if not self.moved[source]:
+                        pending.append(source)
         order.extend(sorted(found))
 
     def _outlives(self, row: int, end: int) -> bool:
@@ -208,6 +238,10 @@ class _Simulation:
         as_traced = self.facts.kind is GraphKind.FLAT
         for value in order:
             row = value % self.length
+            if value >= self.length and self.moved[row]:
+                sizes[value] = self.facts.bytes[row]
+                give_back(value, sizes[value])
+                continue
             if self.roots[row] != row or (row in pieces.owner_of and value - row + pieces.owner_of[row] in sizes):
                 continue
             sizes[value] = rest = self.facts.bytes[row]
@@ -231,6 +265,8 @@ class _Simulation:
         last: dict[int, int] = {}
         for step, value in enumerate(order):
             row = value % self.length
+            if self.moved[row]:
+                continue
             if self.again[row] and self.facts.flags[row] & _RANDOM and self.facts.owners[row] == row:
                 first.setdefault(row, step)
                 last[row] = step
@@ -269,16 +305,30 @@ class _Simulation:
         for step, value in enumerate(order):
             row, stretch = value % length, stretches[step]
             sources = facts.inputs[row]
+            if value >= length and self.moved[row]:
+                storage[value] = value
+                last[value] = step
+                continue
             storage[value] = value if roots[row] == row else read(sources[0], stretch)
             last[storage[value]] = step
             for source in sources:
                 last[read(source, stretch)] = step
+        self._hold_while_copied(last, stretches)
         end = max(stretches, default=0)
         for row in range(length):
             if facts.phases[row] == Phase.OUTPUT:
                 for source in facts.inputs[row]:
                     last[read(source, end if self._is_gradient(row, source) else 0)] = len(order)
         return last
+
+    def _hold_while_copied(self, last: dict[int, int], stretches: Sequence[int]) -> None:
+        """What is copied to the host is held until its copy is awaited."""
+        moved = {self.roots[row] for row in range(self.length) if self.moved[row]}
+        leaving = sorted((last[root], root) for root in moved if root in last)
+        forward = next((step for step, stretch in enumerate(stretches) if stretch), len(stretches)) - 1
+        for number, (_, root) in enumerate(leaving):
+            behind = number + IN_FLIGHT
+            last[root] = leaving[behind][0] if behind < len(leaving) else max(forward, last[root])
 
 
 @frozen

@@ -26,6 +26,7 @@ def combined(reports: Iterable[Report]) -> Report:
         undecided_fate=graphs[0].undecided_fate,
         saved=_summed([graph.saved for graph in graphs]),
         recomputed=_summed([graph.recomputed for graph in graphs]),
+        offloaded=_summed([graph.offloaded for graph in graphs]),
         forward_flops=sum(graph.forward_flops for graph in graphs),
         undecided_saved_bytes=_sum(graph.undecided_saved_bytes for graph in graphs),
         rewrites=tuple(rewrite for graph in graphs for rewrite in graph.rewrites),
@@ -73,6 +74,7 @@ def _summed_rules(graphs: Sequence[Report]) -> tuple[RuleReport, ...]:
             kept_by_user=sum(account.kept_by_user for account in accounts),
             saved_bytes=_sum(account.saved_bytes for account in accounts),
             recomputed_flops=_sum(account.recomputed_flops for account in accounts),
+            offloaded_bytes=_sum(account.offloaded_bytes for account in accounts),
         )
         for accounts in by_rule.values()
     )

@@ -39,6 +39,8 @@ class RuleReport:
     """What the values saved by this rule keep alive; None before a partition."""
     recomputed_flops: int | None = None
     """What it costs to recompute what this rule recomputes; None before a partition."""
+    offloaded_bytes: int | None = None
+    """What this rule moves to the host; None before a partition."""
 
 
 @frozen
@@ -110,8 +112,8 @@ class RewriteReport:
 class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
 
-    ``saved``, ``recomputed`` and ``audit`` are what the backend really did; they are None on a graph that is not
-    partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``.
+    ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None on a graph
+    that is not partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``.
     """
 
     policy: str
@@ -124,7 +126,10 @@ class Report:
     """Decisions that no rule took."""
     undecided_fate: str = "auto"
     saved: Values | None = None
+    """Bytes on the device: what is offloaded is not among them."""
     recomputed: Values | None = None
+    offloaded: Values | None = None
+    """On the host between their last forward and their first backward use."""
     forward_flops: int = 0
     undecided_saved_bytes: int | None = None
     """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
@@ -159,11 +164,13 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
     """
     plain = dict(data)
     saved, recomputed, audit = plain.pop("saved"), plain.pop("recomputed"), plain.pop("audit")
+    offloaded = plain.pop("offloaded")
     return Report(
         decisions={name: Decision(**decision) for name, decision in plain.pop("decisions").items()},
         rules=tuple(RuleReport(**rule) for rule in plain.pop("rules")),
         saved=_values(saved),
         recomputed=_values(recomputed),
+        offloaded=_values(offloaded),
         rewrites=tuple(map(_rewrite, plain.pop("rewrites"))),
         expectations=tuple(ExpectationReport(**expectation) for expectation in plain.pop("expectations")),
         warnings=tuple(plain.pop("warnings")),

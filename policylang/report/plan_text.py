@@ -32,6 +32,7 @@ def _totals(found: Breakdown) -> str:
     rows = [
         ("", "with the policy", "nothing recomputed"),
         ("saved", _bytes(under.amounts.saved_bytes), _bytes(without.amounts.saved_bytes)),
+        *([("offloaded", _bytes(under.amounts.offloaded_bytes), "-")] if under.amounts.offloaded else []),
         ("recomputed", _again(under, found.forward_flops), _again(without, found.forward_flops)),
         ("peak, forward", _bytes(under.peak.forward), _bytes(without.peak.forward)),
         ("peak, backward", _bytes(under.peak.backward), _bytes(without.peak.backward)),
@@ -97,8 +98,9 @@ def _signed(amount: int, dimension: str) -> str:
 def _group(group: BlockGroup) -> str:
     amounts = group.amounts
     title = group.label + (f" ×{group.times}" if group.times > 1 else "")
+    moved = f" {_bytes(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
     head = (
-        f"{title}: {_bytes(amounts.saved_bytes)} saved, {_bytes(amounts.recomputed_bytes)} and "
+        f"{title}: {_bytes(amounts.saved_bytes)} saved,{moved} {_bytes(amounts.recomputed_bytes)} and "
         f"{figure(amounts.recomputed_flops, 'flops')} recomputed" + (", each" if group.times > 1 else "")
     )
     shown = [entry for entry in group.entries if entry.bytes or entry.flops or entry.fate != "recomputed"]

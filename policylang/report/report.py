@@ -67,6 +67,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         undecided_fate=plan.undecided,
         saved=Values(audit.saved, audit.saved_bytes) if audit else None,
         recomputed=Values(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
+        offloaded=Values(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - sum(costs.saved) if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.rewrites),
@@ -113,6 +114,7 @@ class _Costs:
         self.known = audit is not None
         self.saved = [0] * len(plan.rules)
         self.flops = [0] * len(plan.rules)
+        self.offloaded = [0] * len(plan.rules)
         if audit is None:
             return
         facts = plan.facts
@@ -128,6 +130,9 @@ class _Costs:
         for name in audit.recomputed:
             row = facts.index[name]
             self._add(self.flops, plan, row, facts.flops[row])
+        for name in audit.offloaded:
+            row = facts.index[name]
+            self._add(self.offloaded, plan, row, facts.bytes[row])
 
     @staticmethod
     def _add(amounts: list[int], plan: Plan, row: int, amount: int) -> None:
@@ -146,6 +151,7 @@ def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
         kept_by_user=outcome.kept_by_user,
         saved_bytes=costs.saved[index] if costs.known else None,
         recomputed_flops=costs.flops[index] if costs.known else None,
+        offloaded_bytes=costs.offloaded[index] if costs.known else None,
     )
 
 

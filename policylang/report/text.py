@@ -39,7 +39,10 @@ def _rule_table(report: Report) -> str:
         kept = _bytes(report.undecided_saved_bytes)
         count = f"{report.undecided:,}"
         rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
-    return table(rows, right=range(2, len(_HEAD)))
+    if report.offloaded:
+        moved = ["offloaded", *(_bytes(rule.offloaded_bytes or None) for rule in report.rules), ""]
+        rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
+    return table(rows, right=range(2, len(rows[0])))
 
 
 def _rule_row(rule: RuleReport) -> tuple[str, ...]:
@@ -55,6 +58,8 @@ def _figures(report: Report) -> str:
         lines.append(_line("saved", _values(report.saved)))
     if report.recomputed is not None:
         lines.append(_line("recomputed", _values(report.recomputed) + _share(report)))
+    if report.offloaded:
+        lines.append(_line("offloaded", _values(report.offloaded)))
     kept = sum(rule.kept_by_user for rule in report.rules)
     if kept:
         lines.append(_line("kept", f"{_count(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))

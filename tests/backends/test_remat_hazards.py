@@ -298,12 +298,6 @@ def test_tags_of_the_users_checkpoint_are_carried_out() -> None:
     assert len(calls(gm, "aten.gelu")) == 3
 
 
-def test_offloading_is_refused_where_nothing_carries_it_out(mlp: Flat) -> None:
-    error = refused(mlp.fresh().gm, "offload gelu")
-    assert error.diagnostics[0].code == "APL306"
-    assert "a flat graph cannot do" in error.diagnostics[0].message
-
-
 def test_a_graph_that_changed_since_it_was_planned_is_refused(mlp: Flat) -> None:
     flat = mlp.fresh()
     plan = decided(collect(flat.gm), lambda _row: True)

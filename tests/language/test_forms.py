@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+import policylang
 from policylang.language.syntax import (
     Action,
     And,
@@ -351,3 +354,26 @@ def test_a_statement_goes_on_inside_parentheses() -> None:
 
 def test_line_ends_of_every_system() -> None:
     assert policy("save mm\r\n\r\nsave bmm\r\n").rules == policy("save mm\nsave bmm").rules
+
+
+@pytest.mark.parametrize("text", ["offload mm up to 8 GiB per rank", "mm -> offload up  to 8GiB per   rank"])
+def test_a_budget_of_what_is_offloaded(text: str) -> None:
+    assert rule(text) == Rule(Action.OFFLOAD, MM, budget=Quantity(8 * 2.0**30, "bytes"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("save mm up to 8 GiB per rank", "`save` has no budget"),
+        ("offload mm up to 20% per rank", "a budget is a number of bytes"),
+        ("offload mm up to 8 GiB", "`per rank` has to follow"),
+        ("offload mm up to 8 GiB per block", "`per` cannot follow `GiB`"),
+    ],
+)
+def test_what_is_no_budget(text: str, message: str) -> None:
+    with pytest.raises(policylang.PolicyError, match=re.escape(message)):
+        policylang.parse(text)
+
+
+def test_the_words_of_a_budget_are_names_elsewhere() -> None:
+    assert policylang.parse("let up = mm; let rank = bmm; save up in rank; save rank").rules

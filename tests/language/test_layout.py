@@ -73,6 +73,7 @@ def test_the_policies_that_come_with_the_project_are_formatted(path: Path) -> No
         ),
         ("save ((\nmm\n)) # end", "save ((\n        mm\n))  # end\n"),
         ("save (every # by twos\n 2nd mm)", "save (every  # by twos\n    2nd mm)\n"),
+        ("offload mm up   to 8GiB  per  rank", "offload mm up to 8GiB per rank\n"),
         ("expect recomputed flops<=20 %", "expect recomputed flops <= 20%\n"),
         ("include   <fsdp>\r\nsave mm\r\n", "include <fsdp>\nsave mm\n"),
         ('save mm in "a # b"  # c', 'save mm in "a # b"  # c\n'),
@@ -111,9 +112,7 @@ STATEMENTS = st.one_of(
     st.builds(lambda s: f"optional ({format_selector(s)})→must_recompute", strategies.selectors),
     st.builds(lambda s: f"let some = {format_selector(s)}", strategies.selectors),
     st.builds(format_expectation, strategies.expectations),
-    st.sampled_from(
-        ["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "collapse round_trips"]
-    ),
+    st.sampled_from(["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "collapse round_trips"]),
 )
 SPACE = st.sampled_from(["", " ", "   ", "\t", " \r"])
 COMMENT = st.sampled_from(["#", "# said", '#said ( "', "   # → ; )", "# tail  "])

@@ -64,4 +64,23 @@ CODES: tuple[Code, ...] = (
         "result into a larger memory than it fills, or into one that another value has too. The report says so.",
         severity=Severity.WARNING,
     ),
+    Code(
+        "APL411",
+        "offloaded, not planned",
+        "The graph copies a value to the host and reads the copy in the backward, and no line of the policy decided "
+        "`offload` for it.",
+    ),
+    Code(
+        "APL412",
+        "offloaded, and held on the device",
+        "A value is copied to the host, and something keeps its memory on the device until the backward: a saved view "
+        "of it, or a reader that the plan took for an earlier one. The copies would cost time and free nothing.",
+    ),
+    Code(
+        "APL413",
+        "a copy that nobody awaits",
+        "A copy between device and host is read, or its source given back, without the `policylang::wait` that orders "
+        "the two. Values would depend on how fast the copy is, so the graph is not run. Another pass changed it, or "
+        "this is a bug in policylang.",
+    ),
 )

@@ -123,4 +123,22 @@ CODES: tuple[Code, ...] = (
         mended="fuse all_gather chains over dp, tp",
         severity=Severity.WARNING,
     ),
+    Code(
+        "APL313",
+        "values that stay on the device",
+        "A rule offloads values of which some stay where they are, as saved values. Moving them would free nothing: a "
+        "graph input, a parameter or an output is alive anyway, and so is memory into which another saved value looks. "
+        "Or they would come back changed: the backward writes to them. Or the budget of the rule (`up to 8 GiB per "
+        "rank`) has no room left. The details give the reason for each. It is a note: the rule says the most that may "
+        "be moved.",
+        severity=Severity.NOTE,
+    ),
+    Code(
+        "APL316",
+        "an `offload` that moves nothing",
+        "Every value that the rule offloads, and the backward needs, stays on the device. Moving them would free "
+        "nothing, they would come back changed, or the budget is smaller than any of them. The details give the "
+        "reason for each. Where that is as it should be, `optional` makes it a note.",
+        severity=Severity.WARNING,
+    ),
 )

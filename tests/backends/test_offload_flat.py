@@ -1,0 +1,264 @@
+"""`offload` on flat graphs: the same bits, whatever the copies take, and the device free of what is on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+
+import policylang
+from policylang.audit_flat import audit_flat
+from policylang.backends import transfers
+from policylang.backends.flat import FlatOutcome, apply_flat
+from policylang.backends.transfers import copied_over
+from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.timeline import simulate
+from policylang.report.report import report_from_dict
+from tests.support import models
+from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
+from tests.support.hand import Hand
+from tests.support.late import Late
+from tests.support.random_flat import random_flat
+from tests.tracing.steps import loss_of
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(scope="module")
+def mlp() -> Flat:
+    return flat_graph(models.mlp())
+
+
+def applied(flat: Flat, text: str) -> tuple[Flat, FlatOutcome]:
+    after = flat.fresh()
+    outcome = apply_flat(after.gm, policylang.parse(text))
+    after.gm.graph.lint()
+    return after, outcome
+
+
+def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return gm.graph.find_nodes(op="call_function", target=target)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mlp", "undecided -> save; offload gelu, addmm"),
+        ("llama", "recompute everything; offload mm"),
+        ("gpt2", "undecided -> save; offload everything"),
+        ("resnet", "recompute everything; offload convolution"),
+    ],
+)
+def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> None:
+    flat = flat_graph(models.ZOO[name]() if name in models.ZOO else models.mlp())
+    expected = flat.fresh().run()
+    after, outcome = applied(flat, text)
+    assert outcome.audit.offloaded
+    for seed in (None, 1, 2):
+        link = Late(seed)
+        with copied_over(link):
+            assert_bitwise_equal(expected, after.fresh().run())
+        assert link.out == link.back == len(outcome.audit.offloaded)
+        assert not any(link.held), "the device copy is still there when the value comes back"
+
+
+@pytest.mark.parametrize("kept", ["ticket", "source"])
+def test_without_a_wait_the_values_are_wrong(mlp: Flat, kept: str) -> None:
+    """What the tests above rest on: a copy that nobody awaits, or whose source goes too early, shows."""
+
+    def not_awaited(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
+        return transfers._copies[int(ticket)].target
+
+    def on_a_clone(value: Tensor) -> Tensor:
+        return torch.ops.policylang.offload.default(value.clone())  # the clone is gone when the copy is made
+
+    after, _ = applied(mlp, "undecided -> save; offload gelu")
+    old, new = (transfers.WAIT, not_awaited) if kept == "ticket" else (transfers.OFFLOAD, on_a_clone)
+    for node in copies(after.gm, old):
+        node.target = new
+    after.gm.recompile()
+    with copied_over(Late()):
+        found = after.run()
+    assert any(value.isnan().any() for value in found)
+
+
+numbers = st.lists(st.integers(0, 63), min_size=12, max_size=120)
+rules = st.sampled_from(
+    [
+        "undecided -> save\noffload everything",
+        "recompute everything where not is random\noptional offload mm, sin, t",
+        "undecided -> save\noptional offload mul, cos up to 300 B per rank",
+        "undecided -> save\noptional recompute sin\noptional offload t, native_dropout, frexp, add",
+    ]
+)
+
+
+@given(numbers, rules, st.integers(2, 6), st.integers(0, 9))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_random_graphs_give_the_same_bits(drawn: list[int], text: str, segments: int, seed: int) -> None:
+    flat = random_flat(drawn, segments)
+    expected = flat.fresh()
+    values = expected.run()
+    text = text.replace("recompute everything", "optional recompute everything")
+    after, outcome = applied(flat, text)
+    link = Late(seed)
+    with copied_over(link):
+        assert_bitwise_equal(values, after.run())
+    assert_bitwise_equal(expected.inputs, after.inputs)
+    assert link.out == len(outcome.audit.offloaded)
+    assert not any(link.held)
+
+
+def test_views_are_rebuilt_and_the_memory_is_moved_once() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    value = hand.f(aten.sin.default, x)
+    view = hand.f(aten.t.default, value)
+    again = hand.f(aten.t.default, view)
+    loss = hand.f(aten.mul.Tensor, view, x)
+    first = hand.b(aten.mm.default, loss, view)
+    second = hand.b(aten.mul.Tensor, first, again)
+    third = hand.b(aten.mul.Tensor, second, value)
+    flat = Flat(hand.done(loss, third), [torch.rand(4, 4)])
+    after, outcome = applied(flat, "undecided -> save; offload t")
+    assert outcome.audit.offloaded == ("sin_default",)
+    assert len(copies(after.gm, transfers.OFFLOAD)) == len(copies(after.gm, transfers.RELOAD)) == 1
+    assert_bitwise_equal(flat.fresh().run(), after.run())
+
+
+def test_each_region_fetches_its_own() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    value = hand.f(aten.sin.default, x)
+    loss = hand.f(aten.mul.Tensor, value, x)
+    first = hand.b(aten.mm.default, loss, value)
+    more = hand.f(aten.cos.default, loss)
+    second = hand.b(aten.mm.default, more, value)
+    flat = Flat(hand.done(more, first, second), [torch.rand(4, 4)])
+    after, outcome = applied(flat, "undecided -> save; offload sin")
+    assert outcome.audit.offloaded == ("sin_default",)
+    assert len(copies(after.gm, transfers.OFFLOAD)) == 1
+    assert len(copies(after.gm, transfers.RELOAD)) == 2
+    with copied_over(Late()):
+        assert_bitwise_equal(flat.fresh().run(), after.run())
+
+
+def test_what_would_free_nothing_or_come_back_changed_stays_with_a_reason() -> None:
+    hand = Hand()
+    x = hand.input("x")
+    given_ = hand.f(aten.t.default, x)
+    returned = hand.f(aten.sin.default, x)
+    written = hand.f(aten.cos.default, returned)
+    late = hand.f(aten.tan.default, written)
+    loss = hand.f(aten.mul.Tensor, late, given_)
+    first = hand.b(aten.mm.default, loss, given_)
+    second = hand.b(aten.addcmul.default, first, returned, late)
+    third = hand.b(aten.add_.Tensor, written, second)
+    after = hand.f(aten.add.Tensor, late, loss)
+    flat = Flat(hand.done(after, returned, third), [torch.rand(4, 4)])
+    policy = policylang.parse("undecided -> save; offload t, sin, cos, tan")
+    fresh = flat.fresh()
+    report = policylang.report(policylang.apply(fresh.gm, policy))
+    assert report.offloaded is not None
+    assert len(report.offloaded) == 0
+    (warning,) = report.warnings
+    assert "offloads nothing: it leaves 4 forward values on the device" in warning
+    plan = apply_flat(flat.fresh().gm, policy).plan
+    details = next(found.details for found in plan.diagnostics if found.code == "APL316")
+    for reason in ("which the graph is given", "the caller holds it", "may write to it", "of the forward, reads it"):
+        assert any(reason in line for line in details), details
+    assert_bitwise_equal(flat.fresh().run(), fresh.run())
+
+
+def test_a_budget_is_spent_in_graph_order_and_the_rest_is_saved(mlp: Flat) -> None:
+    _, without = applied(mlp, "undecided -> save; offload gelu")
+    gelus = without.audit.offloaded
+    one = without.audit.offloaded_bytes // len(gelus)
+    _, outcome = applied(mlp, f"undecided -> save; offload gelu up to {2 * one} B per rank")
+    assert outcome.audit.offloaded == gelus[:2]
+    assert outcome.audit.offloaded_bytes == 2 * one
+    assert gelus[2] in outcome.audit.saved
+    (note,) = [found for found in outcome.plan.diagnostics if found.code == "APL313"]
+    assert note.message.endswith(f"leaves 1 forward value on the device, `{gelus[2]}`: the budget is full")
+    assert outcome.plan.digest != without.plan.digest
+
+
+def test_saved_bytes_are_those_on_the_device(mlp: Flat) -> None:
+    _, saving = applied(mlp, "undecided -> save; save gelu")
+    flat, moving = applied(mlp, "undecided -> save; offload gelu; expect every gelu offloaded")
+    assert moving.audit.saved_bytes == saving.audit.saved_bytes - moving.audit.offloaded_bytes
+    report = policylang.report(policylang.apply(mlp.fresh().gm, policylang.parse("undecided -> save; offload gelu")))
+    assert report.offloaded is not None
+    assert report.offloaded.bytes == report.rules[0].offloaded_bytes == moving.audit.offloaded_bytes
+    assert "offloaded   1.5 KiB in 3 values" in str(report)
+    assert report_from_dict(report.to_dict()) == report
+    with pytest.raises(policylang.PolicyMatchError, match="does not hold"):
+        applied(mlp, f"undecided -> save; offload gelu; expect saved > {moving.audit.saved_bytes} B")
+    del flat
+
+
+def test_the_device_does_not_hold_what_is_on_the_host() -> None:
+    """By the timeline, where the backward begins: all that is offloaded is gone but for what is on its way back."""
+    flat = flat_graph(models.mlp())
+    live = {}
+    for verb in ("save", "offload"):
+        plan = applied(flat, f"undecided -> save; {verb} gelu")[1].plan
+        outcome = saved_and_recomputed(plan)
+        timeline = simulate(plan.facts, outcome.recomputed, outcome.offloaded)
+        first = timeline.backward.index(1)
+        live[verb] = timeline.live[first - 1], max(timeline.live)
+    moved = saved_and_recomputed(applied(flat, "undecided -> save; offload gelu")[1].plan).offloaded_bytes
+    assert moved == 3 * 512
+    in_flight = 2 * 512  # the last two copies are awaited where the forward ends
+    assert live["save"][0] - live["offload"][0] == moved - in_flight
+    assert live["offload"][1] <= live["save"][1]
+
+
+@pytest.mark.parametrize("change", ["not awaited", "still read", "not planned"])
+def test_the_audit_sees_a_wrong_copy(mlp: Flat, change: str) -> None:
+    after, outcome = applied(mlp, "undecided -> save; offload gelu")
+    graph = after.gm.graph
+    wait = next(node for node in copies(after.gm, transfers.WAIT) if node.name.endswith("_reloaded"))
+    if change == "not awaited":
+        wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
+        code = "APL413"
+    elif change == "still read":
+        reader = next(iter(wait.users))
+        reader.replace_input_with(wait, next(node for node in graph.nodes if node.name == "gelu_2"))
+        code = "APL401"
+    else:
+        plan = applied(mlp, "undecided -> save; save gelu")[1].plan
+        assert {found.code for found in audit_flat(plan, graph).differences} == {"APL411"}
+        return
+    assert code in {found.code for found in audit_flat(outcome.plan, graph).differences}
+
+
+def test_a_graph_takes_one_policy(mlp: Flat) -> None:
+    after, _ = applied(mlp, "undecided -> save; offload gelu")
+    with pytest.raises(policylang.PolicyGraphError, match="moves `gelu"):
+        apply_flat(after.gm, policylang.parse("undecided -> save; offload addmm"))
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_a_traced_step_and_its_graph_compiled(inner: str) -> None:
+    example = models.mlp()
+    plain = policylang.trace_step(example.module, loss_of(example), *example.inputs)
+    loss, gradients = plain(*example.inputs)
+    step = policylang.trace_step(example.module, loss_of(example), *example.inputs)
+    step.apply(policylang.parse("undecided -> save; offload gelu, addmm"))
+    assert step.report.offloaded
+    found, again = step(*example.inputs)
+    assert torch.equal(found, loss)
+    assert_bitwise_equal(gradients.values(), again.values())
+    step.gm.forward = torch.compile(step.gm.forward, backend=inner)
+    link = Late(3)
+    with copied_over(link):
+        found, again = step(*example.inputs)
+    assert link.back == len(step.report.offloaded)
+    torch.testing.assert_close(found, loss)
+    for one, other in zip(gradients.values(), again.values(), strict=True):
+        torch.testing.assert_close(one, other)
