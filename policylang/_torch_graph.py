@@ -25,6 +25,14 @@ _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOT
 _BASES = ("base", "base_of")
 
 
+def schema_of(operator: Any) -> Any:
+    """What an operator takes and returns, names and aliases included; None for what has no schema.
+
+    No public attribute holds it. Seen as ``OpOverload._schema`` in 2.11 to 2.15.
+    """
+    return getattr(operator, "_schema", None)
+
+
 def described_input(desc: Any) -> tuple[str, str, int | None]:
     """What a graph input's descriptor says: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
     name of a parameter or buffer, and the position among the traced function's inputs where that is all there is.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from policylang._torch_graph import OpOverload
+from policylang._torch_graph import OpOverload, schema_of
 from policylang.backends import groups
 from policylang.backends.groups import RankOrder
 from policylang.errors import PolicyAuditError
@@ -120,7 +120,7 @@ class _Surgeon:
             return tuple(map(self._argument, planned)), {}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for given, value in zip(target._schema.arguments, planned, strict=False):
+        for given, value in zip(schema_of(target).arguments, planned, strict=False):
             made = self._argument(value)
             if isinstance(value, str):
                 made = _constant(value, str(given.type))

@@ -16,6 +16,7 @@ from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from policylang import _torch
+from policylang._torch_graph import OpOverload, schema_of
 from policylang.graph import marks
 
 
@@ -70,8 +71,8 @@ def _with_device(node: fx.Node) -> dict[str, Any]:
     kwargs = dict(node.kwargs)
     if kwargs.get("device") is not None or any(isinstance(argument, fx.Node) for argument in node.args):
         return kwargs
-    takes_device = isinstance(node.target, torch._ops.OpOverload) and any(
-        argument.name == "device" for argument in node.target._schema.arguments
+    takes_device = isinstance(node.target, OpOverload) and any(
+        argument.name == "device" for argument in schema_of(node.target).arguments
     )
     tensor = next((leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)), None)
     if takes_device and tensor is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang._torch_graph import OpOverload
+from policylang._torch_graph import OpOverload, schema_of
 from policylang.graph.facts import Flag, Ref
 from policylang.graph.operators import GETITEM, WAITS, describe
 
@@ -51,7 +51,7 @@ def _schema(target: Any) -> Schema | None:
     namespace, _, rest = operator.name.partition(".")
     wanted = operator.flags & Flag.COLLECTIVE or operator.name in WAITS or (namespace == "aten" and rest in _LAYOUT)
     if wanted or operator.name == "prims.convert_element_type.default":
-        return tuple((given.name, given.default_value) for given in target._schema.arguments)
+        return tuple((given.name, given.default_value) for given in schema_of(target).arguments)
     return None
 
 

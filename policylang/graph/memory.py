@@ -14,10 +14,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-import torch
 import torch.fx as fx
 from attrs import evolve, field, frozen
 
+from policylang._torch_graph import OpOverload
 from policylang.graph.facts import Phase
 from policylang.graph.operators import GETITEM, WAITS, argument, describe, nodes_in
 
@@ -156,7 +156,7 @@ def _effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 
 def _effects_of_wrapped(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """Of an operator that runs inside ``run_and_save_rng_state`` or ``run_with_rng_state``."""
-    at = next((at for at, each in enumerate(node.args) if isinstance(each, torch._ops.OpOverload)), None)
+    at = next((at for at, each in enumerate(node.args) if isinstance(each, OpOverload)), None)
     if at is None:
         return [], []
     operator, args = describe(node.args[at]), node.args[at + 1 :]

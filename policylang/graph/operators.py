@@ -15,6 +15,7 @@ from policylang._torch_graph import (
     OpOverload,
     OpOverloadPacket,
     compute_operators,
+    schema_of,
     side_effect_functions,
 )
 from policylang.graph.facts import Flag
@@ -113,7 +114,7 @@ def nodes_in(values: Any) -> list[fx.Node]:
 def _describe_overload(target: OpOverload) -> Operator:
     name = str(target)
     namespace = target.namespace
-    schema = target._schema
+    schema = schema_of(target)
     returned: set[str] = set()
     for value in schema.returns:
         if value.alias_info is not None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, fx
 
+from policylang._torch_graph import OpOverload, schema_of
 from policylang.tracing.problems import ALIASED_MUTATION, OUTSIDE_WRITE, UNTRACEABLE, problem
 
 
@@ -33,7 +34,7 @@ def _refuse_outside_writes(graph: fx.Graph) -> None:
     """A functional trace writes to its inputs, at its end; any other write is to a tensor that the trace ran into."""
     for node in graph.nodes:
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        if not isinstance(target, OpOverload) or not schema_of(target).is_mutable:
             continue
         if target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
             continue

@@ -18,6 +18,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from policylang._torch_eager import clear_cast_weights
+from policylang._torch_graph import schema_of
 from policylang._torch_tracing import (
     data_dependence_errors,
     fake_mode_of,
@@ -194,7 +195,7 @@ def _row(facts: Facts, names: Sequence[str]) -> int:
 
 def _read_results(facts: Facts, step: Step) -> frozenset[int] | None:
     """None for an operator with one result, or with a list among its results."""
-    returns = getattr(getattr(step.operator, "_schema", None), "returns", ())
+    returns = getattr(schema_of(step.operator), "returns", ())
     if len(returns) < 2 or any(str(each.type) != "Tensor" for each in returns):
         return None
     taken = (node for node in step.nodes if node.target is python_operator.getitem and node.name in facts.index)

@@ -15,6 +15,7 @@ from attrs import define, field
 from torch import Tensor
 
 from policylang._torch_eager import DispatchMode, detached, keeps_graph, version
+from policylang._torch_graph import schema_of
 from policylang.backends.eager import problems
 from policylang.backends.eager.random_states import Drawn, generator_of
 from policylang.backends.eager.schedule import DRAW, HELD, KEEP, QUIET, RUN, Schedule
@@ -212,7 +213,7 @@ def _without(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What an operator that writes returns: the arguments that it wrote to."""
-    schema = func._schema
+    schema = schema_of(func)
     targets = [
         args[at] if at < len(args) else kwargs.get(argument.name)
         for at, argument in enumerate(schema.arguments)

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from policylang._torch_graph import schema_of
 from policylang.backends.eager.recording import Recording
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.memory import statistics_positions
@@ -86,5 +87,5 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
 
 def writes(operator: Any) -> bool:
     """Whether an operator writes to one of its arguments and says so."""
-    schema = getattr(operator, "_schema", None)
+    schema = schema_of(operator)
     return bool(schema is not None and schema.is_mutable)
