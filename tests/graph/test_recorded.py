@@ -87,7 +87,7 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
     [
         (b"", "it is not JSON"),
         (b"\x1f\x8bnot gzip", "it cannot be unpacked"),
-        (gzip.compress(b"{" * 100), "it is not JSON"),
+        (gzip.compress(b"{" * 100, mtime=0), "it is not JSON"),
         (b"[" * 100_000, "it is not JSON"),
         (b"[]", "it is not a JSON object"),
         (b"{}", "it has no `fields` and `nodes`"),
