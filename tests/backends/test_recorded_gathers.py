@@ -27,6 +27,8 @@ def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) 
     (order,) = collectives.carry_out(gm, made)  # one group for all 93
     assert order.ranks[:3] == (0, 8, 16)
     everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
-    monkeypatch.setattr(rewrites, "collect", lambda gm, kind: collect(gm, kind=kind, groups=everyone))
+    monkeypatch.setattr(
+        rewrites, "collect", lambda gm, kind, mesh=None: collect(gm, kind=kind, groups=everyone, mesh=mesh)
+    )
     rewrites.assert_facts_hold(gm, made)
     assert len(gm.graph.nodes) == 16_097

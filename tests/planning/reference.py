@@ -443,7 +443,8 @@ class Reference:
             return self.memory(owner) if facts.flags[owner] & Flag.VIEW else row
         if owner != row and not flags & Flag.REPEATABLE:
             return self.memory(owner)
-        looks = flags & Flag.VIEW or (owner != row and flags & Flag.WRITES)
+        unsaid = facts.targets[row] == "aten._unsafe_view.default"
+        looks = unsaid or flags & Flag.VIEW or (owner != row and flags & Flag.WRITES)
         return self.memory(facts.inputs[row][0]) if looks and facts.inputs[row] else row
 
     # --- the plan ---

@@ -69,7 +69,7 @@ def test_stages_bound_the_peak_that_recomputing_everything_has():
     _, _, everything_kept = made(policy("save everything"), facts)
     _, _, nothing_kept = made(policy("recompute everything"), facts)
     peaks = {size: made(staged(f"{size} GiB"), facts)[2].bytes for size in (2, 8, 32)}
-    assert nothing_kept.bytes > everything_kept.bytes  # one chain: all of it is alive again at the end
+    assert nothing_kept.bytes >= everything_kept.bytes  # one chain: all of it is alive again at the end
     assert peaks[2] < peaks[8] < peaks[32] < everything_kept.bytes
     assert peaks[2] < 0.4 * nothing_kept.bytes
 
