@@ -10,6 +10,7 @@ from policylang.graph.facts import Facts
 from policylang.planning.rewrites.calls import Call, Part
 from policylang.planning.rewrites.canonical import Steps, steps_to
 from policylang.planning.rewrites.data import FusedGroup, NewNode, Node
+from policylang.planning.rewrites.fusing import RefusedError
 from policylang.planning.rewrites.grids import Grid
 from policylang.planning.rewrites.layouts import Layout
 from policylang.planning.rewrites.lines import Path, Step, last_row
@@ -18,14 +19,6 @@ from policylang.planning.rewrites.naming import Names
 from policylang.planning.rewrites.strides import contiguous, is_contiguous
 
 _SLICE = "aten.slice.Tensor"
-
-
-class RefusedError(Exception):
-    """Why a candidate is left as it is: a reason, and a detail."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
 
 
 @frozen

@@ -9,7 +9,7 @@ it comes from the groups' own rank lists. Then both chains are run on all ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import permutations
 
 from policylang.graph.facts import Facts, Flag, Group, Phase
@@ -20,16 +20,14 @@ from policylang.planning.rewrites.calls import new_call, old_calls
 from policylang.planning.rewrites.canonical import steps_to
 from policylang.planning.rewrites.consumers import relaid
 from policylang.planning.rewrites.data import FusedGroup, Refused, Rewrite
-from policylang.planning.rewrites.gather_nodes import Chain, Derived, Maker, RefusedError, slice_of_rank
-from policylang.planning.rewrites.grids import Grid, dims_of, grid_of
+from policylang.planning.rewrites.fusing import MOST_ORDERS, Candidate, Fusing, RefusedError, needs_unsorted
+from policylang.planning.rewrites.gather_nodes import Chain, Derived, Maker, slice_of_rank
+from policylang.planning.rewrites.grids import Grid
 from policylang.planning.rewrites.layouts import Layout, NoDigitsError
-from policylang.planning.rewrites.lines import Link, Path, Step, last_row, links, path_between, phase, tail
+from policylang.planning.rewrites.lines import Link, Path, Step, last_row, path_between, phase, tail
 from policylang.planning.rewrites.moves import GATHER, WAIT, Fan, copies, fanned, moved
 from policylang.planning.rewrites.naming import Names
 from policylang.planning.rewrites.proof import Prover
-
-_MOST_ORDERS = 4
-"""Of how many gathers every order is tried; of more, the outermost is slowest."""
 
 
 def fuse_gathers(
@@ -45,10 +43,13 @@ def fuse_gathers(
 
     ``known``: the groups that exist, without those that earlier statements have planned.
     """
-    return _Fusing(facts, number, fuse, capabilities, names, prover, known).outcomes()
+    return _Gathers(facts, number, fuse, capabilities, names, prover, known).outcomes()
 
 
-class _Fusing:
+class _Gathers(Fusing):
+    kind = "all_gather"
+    collective = GATHER
+
     def __init__(
         self,
         facts: Facts,
@@ -59,51 +60,15 @@ class _Fusing:
         prover: Prover,
         known: Mapping[str, Group],
     ) -> None:
-        self.facts = facts
-        self.number = number
-        self.fuse = fuse
-        self.capabilities = capabilities
-        self.names = names
-        self.prover = prover
-        self.grids: dict[tuple[str, ...], Grid | str] = {}
+        super().__init__(facts, number, fuse, capabilities, names, prover, known)
         self.groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
-        self.existing = {group.ranks: group.name for group in reversed(list(known.values())) if group.ranks}
-
-    def outcomes(self) -> list[Rewrite | Refused]:
-        found: list[tuple[int, Rewrite | Refused]] = []
-        for chain in self._chains(found):
-            found.extend((outer, outcome) for outer, outcome in self._fused(chain))
-        return [outcome for _, outcome in sorted(found, key=lambda pair: pair[0])]
 
     # --- candidates ---
 
-    def _chains(self, refused: list[tuple[int, Rewrite | Refused]]) -> Iterator[tuple[list[Link], list[Path]]]:
-        """Chains as long as they go; links that are none are put among the refused."""
-        following: dict[int, tuple[Link, Path]] = {}
-        continued = set()
-        for link in links(self.facts):
-            try:
-                if link.inner in following:
-                    raise RefusedError(f"other consumer: {self.facts.names[following[link.inner][0].outer]}")
-                following[link.inner] = link, self._path(link)
-                continued.add(link.outer)
-            except RefusedError as why:
-                refused.append((link.outer, self._refusal((link.inner, link.outer), why)))
-        for first in sorted(following):
-            if first in continued:
-                continue
-            chain, paths, at = [], [], first
-            while at in following:
-                link, path = following[at]
-                chain.append(link)
-                paths.append(path)
-                at = link.outer
-            yield chain, paths
-
-    def _path(self, link: Link) -> Path:
+    def path(self, link: Link) -> Path:
         """The way from the inner gather's wait to the outer gather. Raises where this can be no link of a chain."""
         facts = self.facts
-        self._check_dims(link)
+        self.check_dims(link)
         wait = self._wait(link.inner)
         self._wait(link.outer)
         (source,) = (facts.arguments[link.outer][0].row,)
@@ -123,18 +88,6 @@ class _Fusing:
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
         return path
 
-    def _check_dims(self, link: Link) -> None:
-        facts, wanted = self.facts, self.fuse.dims
-        if not wanted:
-            return
-        for row in (link.inner, link.outer):
-            group = facts.groups[facts.group_names[row]]
-            spanned = dims_of(group, facts.meshes)
-            if not spanned:
-                raise RefusedError(f"mesh dimension of group `{group.name}` not known")
-            if not set(spanned) <= set(wanted):
-                raise RefusedError(f"over {', '.join(spanned)}: {facts.names[row]}")
-
     def _wait(self, gather: int) -> int:
         """The one reader of a gather."""
         facts = self.facts
@@ -150,35 +103,12 @@ class _Fusing:
 
     # --- one chain ---
 
-    def _fused(self, candidate: tuple[list[Link], list[Path]]) -> Iterator[tuple[int, Rewrite | Refused]]:
-        """A chain as one gather. Where it cannot be one, its last link is given up, and the rest tried."""
-        chain, paths = candidate
-        start = 0
-        while start < len(chain):
-            end = len(chain)
-            why: RefusedError | None = None
-            while end > start:
-                try:
-                    yield chain[end - 1].outer, self._rewrite(self._chain(chain[start:end], paths[start:end]))
-                    break
-                except RefusedError as error:
-                    why = error
-                    end -= 1
-            if end < len(chain):  # the link that could not be added, and what follows it anew
-                assert why is not None
-                gathers = [chain[start].inner, *(link.outer for link in chain[start : end + 1])]
-                yield chain[end].outer, self._refusal(gathers, why)
-            start = end + 1
-
-    def _chain(self, chain: Sequence[Link], paths: Sequence[Path]) -> Chain:
-        gathers = (chain[0].inner, *(link.outer for link in chain))
-        waits = tuple(self._wait(gather) for gather in gathers)
-        return Chain(gathers, waits, tuple(paths))
-
-    def _rewrite(self, chain: Chain) -> Rewrite:
+    def rewrite(self, candidate: Candidate) -> Rewrite:
         facts = self.facts
-        group_names = tuple(facts.group_names[gather] for gather in chain.gathers)
-        grid = self._grid(group_names)
+        gathers = candidate.collectives
+        chain = Chain(gathers, tuple(map(self._wait, gathers)), candidate.paths)
+        group_names = tuple(facts.group_names[gather] for gather in gathers)
+        grid = self.grid(group_names)
         values = self._layouts(chain, grid)
         chain = self._with_tail(chain, values)
         derived = self._derive(chain, grid, values, copied=False)
@@ -189,14 +119,6 @@ class _Fusing:
                 raise RefusedError(f"{facts.names[restrided]} needs {facts.names[chain.result]} as it lies in memory")
             restrided = []
         return self._planned(chain, grid, group_names, derived, restrided)
-
-    def _grid(self, names: tuple[str, ...]) -> Grid:
-        if names not in self.grids:
-            self.grids[names] = grid_of(self.facts, names)
-        grid = self.grids[names]
-        if isinstance(grid, str):
-            raise RefusedError(grid)
-        return grid
 
     def _layouts(self, chain: Chain, grid: Grid) -> dict[int, Layout]:
         facts = self.facts
@@ -249,7 +171,7 @@ class _Fusing:
         start = self._start(chain, len(grid.ranks))
         outer_slow = tuple(reversed(range(len(chain.gathers))))
         orders = [outer_slow]
-        if len(outer_slow) <= _MOST_ORDERS:
+        if len(outer_slow) <= MOST_ORDERS:
             orders += [order for order in permutations(outer_slow) if order != outer_slow]
         possible = []
         for preference, order in enumerate(orders):
@@ -261,10 +183,7 @@ class _Fusing:
         if steps.copies > copies(facts, chain.rows):
             raise RefusedError("would copy what is not copied now")
         if group.name is None and not group.sorted and not self.capabilities.unsorted_groups:
-            raise RefusedError(
-                f"rank order {_listed(group.ranks)} needs `sort_ranks`",
-                "this torch sorts the ranks of a new group; it can be told not to from 2.12",
-            )
+            raise needs_unsorted(group.ranks)
         return Derived(values, order, steps, group)
 
     def _start(self, chain: Chain, ranks: int) -> tuple[int, ...]:
@@ -321,7 +240,7 @@ class _Fusing:
         maker.settle()
         return Rewrite(
             statement=self.number,
-            kind="all_gather",
+            kind=self.kind,
             collectives=tuple(facts.names[gather] for gather in chain.gathers),
             source=facts.names[source],
             before=facts.names[self._place(chain, middle)],
@@ -374,11 +293,3 @@ class _Fusing:
             return ""
         inside = ", ".join(self.facts.names[row] for row in middle)
         return f"readers of {inside} read this rank's part of the fused value"
-
-    def _refusal(self, gathers: Sequence[int], why: RefusedError) -> Refused:
-        names = tuple(self.facts.names[gather] for gather in gathers)
-        return Refused(self.number, "all_gather", names, why.reason, why.detail)
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")

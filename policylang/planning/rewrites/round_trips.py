@@ -22,6 +22,7 @@ from policylang.planning.rewrites.calls import Call, Part, new_call, old_calls
 from policylang.planning.rewrites.canonical import Steps, steps_to
 from policylang.planning.rewrites.consumers import relaid
 from policylang.planning.rewrites.data import NewNode, Node, Proof, Refused, Rewrite
+from policylang.planning.rewrites.fusing import RefusedError
 from policylang.planning.rewrites.grids import Grid, grid_of
 from policylang.planning.rewrites.layouts import Layout, NoDigitsError
 from policylang.planning.rewrites.lines import source_of
@@ -59,12 +60,6 @@ def collapse_round_trips(
 ) -> list[Rewrite | Refused]:
     """What a ``collapse round_trips`` statement comes to, in graph order. Linear in nodes, edges and chains."""
     return _Collapsing(facts, number, names, prover).outcomes()
-
-
-class _RefusedError(Exception):
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
 
 
 @frozen
@@ -187,7 +182,7 @@ class _Collapsing:
             dims = value.layout.dims
             cut = evolve(value, layout=Layout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
             if cut.layout.shape != self.facts.shapes[row] or self.facts.strides[row] is None:
-                raise _RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
+                raise RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
             # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
             self._check_others(row, piece)
             own = _part_of(grid.here, taken, 0) == piece.place
@@ -196,10 +191,10 @@ class _Collapsing:
                 self.values[row] = cut
             trip = self._trip(row, piece, cut)
             if not own:
-                raise _RefusedError(f"not this rank's own part of {self.facts.names[piece.base]}")
+                raise RefusedError(f"not this rank's own part of {self.facts.names[piece.base]}")
             self._start_anew(row, cut, trip)
             return self._rewrite(trip, len(value.gathers) - len(trip.gathers))
-        except _RefusedError as why:
+        except RefusedError as why:
             gathers = tuple(self.facts.names[gather] for gather in value.gathers)
             return Refused(self.number, "round_trip", gathers, why.reason, why.detail)
 
@@ -217,7 +212,7 @@ class _Collapsing:
             self.grids[names] = grid_of(self.facts, names)
         grid = self.grids[names]
         if isinstance(grid, str):
-            raise _RefusedError(grid)
+            raise RefusedError(grid)
         return grid
 
     def _part(self, piece: Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
@@ -227,9 +222,9 @@ class _Collapsing:
         try:
             taken, rest = layouts.first(digits, piece.count)
         except NoDigitsError:
-            raise _RefusedError(f"cuts across shards of {name}") from None
+            raise RefusedError(f"cuts across shards of {name}") from None
         if any(digit.origin == layouts.SHARD for digit in taken):
-            raise _RefusedError(f"cuts dimension {piece.cut} of {name} within a shard")
+            raise RefusedError(f"cuts dimension {piece.cut} of {name} within a shard")
         return taken, rest
 
     def _check_others(self, row: int, piece: Piece) -> None:
@@ -239,7 +234,7 @@ class _Collapsing:
         for reader in readers:
             other = piece_of(facts, reader) if reader != row and facts.targets[reader] in _CUTS else None
             if other is not None and other.cut == piece.cut and other.place != piece.place:
-                raise _RefusedError("parts of other ranks are read too")
+                raise RefusedError("parts of other ranks are read too")
 
     def _trip(self, row: int, piece: Piece, value: _Value) -> _Trip:
         """Back to which value on the chain: the input of the first gather of which nothing is left."""
@@ -257,7 +252,7 @@ class _Collapsing:
                     continue
                 return _Trip(row, piece, home, value.gathers[place:], layout)
         names = ", ".join(facts.names[value.gathers[place]] for place in sorted(left))
-        raise _RefusedError(f"keeps shards of other ranks: {names}")
+        raise RefusedError(f"keeps shards of other ranks: {names}")
 
     # --- the plan of it ---
 
@@ -267,24 +262,24 @@ class _Collapsing:
         home, row = trip.home, trip.row
         shape, stride = facts.shapes[home] or (), facts.strides[home]
         if stride is None or not is_contiguous(shape, stride):
-            raise _RefusedError(f"not contiguous: {facts.names[home]}")
+            raise RefusedError(f"not contiguous: {facts.names[home]}")
         rows = self._rows(trip)
         for each in rows:
             if facts.flags[each] & Flag.RECORDED_SAVED:
-                raise _RefusedError(f"recorded as saved: {facts.names[each]}")
+                raise RefusedError(f"recorded as saved: {facts.names[each]}")
             if facts.dtypes[each] and facts.dtypes[each] != facts.dtypes[home]:
-                raise _RefusedError(f"dtype changes: {facts.names[each]}")
+                raise RefusedError(f"dtype changes: {facts.names[each]}")
         if facts.phases[home] != facts.phases[row] and facts.input_kinds[home] == InputKind.NOT_AN_INPUT:
-            raise _RefusedError(f"other phase: {facts.names[row]}")
+            raise RefusedError(f"other phase: {facts.names[row]}")
         self._check_memory(trip)
         steps = steps_to(trip.layout, (), shape)
         if steps.copies > copies(facts, rows):
-            raise _RefusedError("would copy what is not copied now")
+            raise RefusedError("would copy what is not copied now")
         restrided: list[tuple[int, tuple[int, ...]]] = []
         if steps.stride != facts.strides[row]:
             found = relaid(facts, row, steps.stride, dense_for_gaps=True)
             if isinstance(found, int):
-                raise _RefusedError(f"{facts.names[found]} needs {facts.names[row]} as it lies in memory")
+                raise RefusedError(f"{facts.names[found]} needs {facts.names[row]} as it lies in memory")
             restrided = found
         nodes, result = self._nodes(trip, steps)
         proof = self._prove(trip, passed, rows, nodes, result)
@@ -326,13 +321,11 @@ class _Collapsing:
         last = max(user for row in reach for user in (row, *facts.users[row]))
         later = (row for row in self.written.get(home, ()) if trip.gathers[0] < row <= last)
         for row in (*self.written.get(gathered, ()), *later):
-            raise _RefusedError(f"memory is written: {facts.names[row]}")
+            raise RefusedError(f"memory is written: {facts.names[row]}")
         given = facts.ops[home] != "call_function" or self._is_returned(home)
         for row in reach if given else ():
             if any(facts.ops[user] == "output" for user in facts.users[row]):
-                raise _RefusedError(
-                    f"returned: {facts.names[row]}", f"it would share memory with `{facts.names[home]}`"
-                )
+                raise RefusedError(f"returned: {facts.names[row]}", f"it would share memory with `{facts.names[home]}`")
 
     def _is_returned(self, row: int) -> bool:
         facts = self.facts
@@ -388,7 +381,7 @@ class _Collapsing:
             [(facts.names[trip.row], result)], grid, [facts.group_names[gather] for gather in trip.gathers],
         )  # fmt: skip
         if isinstance(proof, str):
-            raise _RefusedError("the check failed", proof)
+            raise RefusedError("the check failed", proof)
         return evolve(proof, assumed="; ".join(filter(None, (OTHERS, proof.assumed))))
 
     def _slice_of_ranks(self, row: int, grid: Grid, passed: int) -> Call:

@@ -9,7 +9,7 @@ run on integers, of which every sum tells which elements of which ranks are in i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 from attrs import evolve, frozen
@@ -21,9 +21,10 @@ from policylang.planning.rewrites import layouts
 from policylang.planning.rewrites.calls import new_call, old_calls
 from policylang.planning.rewrites.canonical import Steps, steps_to
 from policylang.planning.rewrites.data import FusedGroup, NewNode, Node, Proof, Refused, Rewrite
-from policylang.planning.rewrites.grids import Grid, dims_of, grid_of
+from policylang.planning.rewrites.fusing import MOST_ORDERS, Candidate, Fusing, RefusedError, needs_unsorted
+from policylang.planning.rewrites.grids import Grid
 from policylang.planning.rewrites.layouts import Digits, Layout, NoDigitsError
-from policylang.planning.rewrites.lines import Link, Path, last_row, links, path_between, source_of
+from policylang.planning.rewrites.lines import Link, Path, last_row, path_between, source_of
 from policylang.planning.rewrites.moves import WAIT, Fan, fanned, moved
 from policylang.planning.rewrites.naming import Names
 from policylang.planning.rewrites.proof import Prover
@@ -32,7 +33,6 @@ from policylang.planning.rewrites.strides import contiguous, is_contiguous
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCES = ("sum", "avg")
 """What a reduction of reductions is again. Means of groups of equal size have the mean of all as their mean."""
-_MOST_ORDERS = 4
 
 
 def fuse_scatters(
@@ -48,13 +48,7 @@ def fuse_scatters(
 
     ``known``: the groups that exist, without those that earlier statements have planned.
     """
-    return _Fusing(facts, number, fuse, capabilities, names, prover, known).outcomes()
-
-
-class _RefusedError(Exception):
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
+    return _Scatters(facts, number, fuse, capabilities, names, prover, known).outcomes()
 
 
 @frozen
@@ -74,141 +68,67 @@ class _Chain:
         return self.waits[-1]
 
 
-class _Fusing:
-    def __init__(
-        self,
-        facts: Facts,
-        number: int,
-        fuse: Fuse,
-        capabilities: Capabilities,
-        names: Names,
-        prover: Prover,
-        known: Mapping[str, Group],
-    ) -> None:
-        self.facts = facts
-        self.number = number
-        self.fuse = fuse
-        self.capabilities = capabilities
-        self.names = names
-        self.prover = prover
-        self.existing = {group.ranks: group.name for group in reversed(list(known.values())) if group.ranks}
-        self.grids: dict[tuple[str, ...], Grid | str] = {}
-
-    def outcomes(self) -> list[Rewrite | Refused]:
-        found: list[tuple[int, Rewrite | Refused]] = []
-        for chain in self._chains(found):
-            found.extend(self._fused(chain))
-        return [outcome for _, outcome in sorted(found, key=lambda pair: pair[0])]
+class _Scatters(Fusing):
+    kind = "reduce_scatter"
+    collective = SCATTER
 
     # --- candidates ---
 
-    def _chains(self, found: list[tuple[int, Rewrite | Refused]]) -> Iterator[list[tuple[Link, Path]]]:
-        """Chains as long as they go; links that are none are put among the refused."""
-        following: dict[int, tuple[Link, Path]] = {}
-        continued = set()
-        for link in links(self.facts, SCATTER):
-            try:
-                following[link.inner] = link, self._path(link)
-                continued.add(link.outer)
-            except _RefusedError as why:
-                found.append((link.outer, self._refusal((link.inner, link.outer), why)))
-        for first in sorted(following):
-            if first in continued:
-                continue
-            chain, at = [], first
-            while at in following:
-                chain.append(following[at])
-                at = following[at][0].outer
-            yield chain
-
-    def _path(self, link: Link) -> Path:
+    def path(self, link: Link) -> Path:
         """The way from the inner scatter's wait to the outer scatter. Raises where this can be no link of a chain."""
         facts = self.facts
-        self._check_dims(link)
+        self.check_dims(link)
         self._check_reduction(link)
         wait = self._wait(link.inner)
         self._wait(link.outer)
         path = path_between(facts, wait, source_of(facts, link.outer))
         if isinstance(path, str):
-            raise _RefusedError(path)
+            raise RefusedError(path)
         inside = {link.outer, *path.rows}
         for row in (wait, *path.rows):
             for user in facts.users[row]:
                 if user not in inside:
-                    raise _RefusedError(f"other consumer: {facts.names[user]}")
+                    raise RefusedError(f"other consumer: {facts.names[user]}")
         for row in (wait, *path.rows, link.outer):
             if facts.dtypes[row] and facts.dtypes[row] != facts.dtypes[link.inner]:
-                raise _RefusedError(f"dtype changes: {facts.names[row]}")
+                raise RefusedError(f"dtype changes: {facts.names[row]}")
             if facts.phases[row] != facts.phases[link.inner]:
-                raise _RefusedError(f"other phase: {facts.names[row]}")
+                raise RefusedError(f"other phase: {facts.names[row]}")
             if facts.flags[row] & Flag.RECORDED_SAVED:
-                raise _RefusedError(f"recorded as saved: {facts.names[row]}")
+                raise RefusedError(f"recorded as saved: {facts.names[row]}")
         return path
-
-    def _check_dims(self, link: Link) -> None:
-        wanted = self.fuse.dims
-        for row in (link.inner, link.outer) if wanted else ():
-            group = self.facts.groups[self.facts.group_names[row]]
-            spanned = dims_of(group, self.facts.meshes)
-            if not spanned:
-                raise _RefusedError(f"mesh dimension of group `{group.name}` not known")
-            if not set(spanned) <= set(wanted):
-                raise _RefusedError(f"over {', '.join(spanned)}: {self.facts.names[row]}")
 
     def _check_reduction(self, link: Link) -> None:
         one, other = (self.facts.arguments[row][1] for row in (link.inner, link.outer))
         if one != other:
-            raise _RefusedError(f"reduces with {one}, then with {other}")
+            raise RefusedError(f"reduces with {one}, then with {other}")
         if one not in REDUCES:
-            raise _RefusedError(f"reduces with {one}")
+            raise RefusedError(f"reduces with {one}")
 
     def _wait(self, scatter: int) -> int:
         """The one reader of a scatter."""
         facts = self.facts
         users = facts.users[scatter]
         if not facts.group_names[scatter]:
-            raise _RefusedError(f"group not known: {facts.names[scatter]}")
+            raise RefusedError(f"group not known: {facts.names[scatter]}")
         if len(users) != 1 or facts.targets[users[0]] != WAIT:
-            raise _RefusedError(f"not waited for once: {facts.names[scatter]}")
+            raise RefusedError(f"not waited for once: {facts.names[scatter]}")
         return users[0]
 
     # --- one chain ---
 
-    def _fused(self, candidate: list[tuple[Link, Path]]) -> Iterator[tuple[int, Rewrite | Refused]]:
-        """A chain as one scatter. Where it cannot be one, its last link is given up, and the rest tried."""
-        start = 0
-        while start < len(candidate):
-            end, why = len(candidate), None
-            while end > start:
-                try:
-                    rewrite = self._rewrite(self._chain(candidate[start:end]))
-                    yield candidate[end - 1][0].outer, rewrite
-                    break
-                except _RefusedError as error:
-                    end, why = end - 1, error
-            if why is not None:
-                part = [link for link, _ in candidate[start : end + 1]]
-                yield part[-1].outer, self._refusal((part[0].inner, *(link.outer for link in part)), why)
-            start = end + 1
-
-    def _chain(self, part: Sequence[tuple[Link, Path]]) -> _Chain:
-        scatters = (part[0][0].inner, *(link.outer for link, _ in part))
-        return _Chain(scatters, tuple(map(self._wait, scatters)), tuple(path for _, path in part))
-
-    def _rewrite(self, chain: _Chain) -> Rewrite:
+    def rewrite(self, candidate: Candidate) -> Rewrite:
         facts = self.facts
-        group_names = tuple(facts.group_names[scatter] for scatter in chain.scatters)
-        if group_names not in self.grids:
-            self.grids[group_names] = grid_of(facts, group_names)
-        grid = self.grids[group_names]
-        if isinstance(grid, str):
-            raise _RefusedError(grid)
+        scatters = candidate.collectives
+        chain = _Chain(scatters, tuple(map(self._wait, scatters)), candidate.paths)
+        group_names = tuple(facts.group_names[scatter] for scatter in scatters)
+        grid = self.grid(group_names)
         source = source_of(facts, chain.scatters[0])
         shape, stride = facts.shapes[source], facts.strides[source]
         if not shape or stride is None or facts.strides[chain.result] is None:
-            raise _RefusedError(f"sizes not fixed: {facts.names[source]}")
+            raise RefusedError(f"sizes not fixed: {facts.names[source]}")
         if not is_contiguous(shape, stride):
-            raise _RefusedError(f"not contiguous: {facts.names[source]}")
+            raise RefusedError(f"not contiguous: {facts.names[source]}")
         taken, left = self._digits(chain, grid, shape)
         steps, group = self._derive(grid, taken, left, shape, group_names)
         nodes = self._nodes(chain, source, steps, group)
@@ -218,7 +138,7 @@ class _Fusing:
             place = chain.scatters[0]
         return Rewrite(
             statement=self.number,
-            kind="reduce_scatter",
+            kind=self.kind,
             collectives=tuple(facts.names[scatter] for scatter in chain.scatters),
             source=facts.names[source],
             before=facts.names[place],
@@ -236,18 +156,18 @@ class _Fusing:
         try:
             for place, (scatter, wait) in enumerate(zip(chain.scatters, chain.waits, strict=True)):
                 if facts.arguments[scatter][2] != grid.shape[place]:
-                    raise _RefusedError(f"group size of {facts.names[scatter]} is not {grid.shape[place]}")
+                    raise RefusedError(f"group size of {facts.names[scatter]} is not {grid.shape[place]}")
                 mine, rest = layouts.first(value.dims[0], grid.shape[place])
                 taken.append(mine)
                 value = Layout((rest, *value.dims[1:]))
                 if value.shape != facts.shapes[wait]:
-                    raise _RefusedError(f"sizes not fixed: {facts.names[wait]}")
+                    raise RefusedError(f"sizes not fixed: {facts.names[wait]}")
                 for step in chain.between[place].steps if place < len(chain.between) else ():
                     value = fanned(facts, step, value) if isinstance(step, Fan) else moved(facts, step, value)
                     if value.shape != facts.shapes[last_row(step)]:
-                        raise _RefusedError(f"sizes not fixed: {facts.names[last_row(step)]}")
+                        raise RefusedError(f"sizes not fixed: {facts.names[last_row(step)]}")
         except NoDigitsError as why:
-            raise _RefusedError(str(why) or "parts do not lie side by side") from None
+            raise RefusedError(str(why) or "parts do not lie side by side") from None
         return taken, value
 
     def _derive(
@@ -255,7 +175,7 @@ class _Fusing:
     ) -> tuple[Steps, FusedGroup]:
         """The order of the ranks in which the source's parts lie as they are, and the views that it takes."""
         count = len(taken)
-        orders = permutations(range(count)) if count <= _MOST_ORDERS else iter([tuple(range(count))])
+        orders = permutations(range(count)) if count <= MOST_ORDERS else iter([tuple(range(count))])
         refused: FusedGroup | None = None
         for order in orders:
             slow = tuple(digit for place in order for digit in taken[place])
@@ -269,10 +189,8 @@ class _Fusing:
                 return steps, group
             refused = group
         if refused is not None:
-            listed = ", ".join(map(str, refused.ranks[:6])) + (", …" if len(refused.ranks) > 6 else "")
-            detail = "this torch sorts the ranks of a new group; it can be told not to from 2.12"
-            raise _RefusedError(f"rank order {listed} needs `sort_ranks`", detail)
-        raise _RefusedError("scatters several dimensions", "one scatter would need a copy of the whole value first")
+            raise needs_unsorted(refused.ranks)
+        raise RefusedError("scatters several dimensions", "one scatter would need a copy of the whole value first")
 
     def _nodes(self, chain: _Chain, source: int, steps: Steps, group: FusedGroup) -> tuple[NewNode, ...]:
         facts = self.facts
@@ -315,9 +233,5 @@ class _Fusing:
             [(facts.names[chain.result], nodes[-1].name)], grid, group_names,
         )  # fmt: skip
         if isinstance(proof, str):
-            raise _RefusedError("the check failed", proof)
+            raise RefusedError("the check failed", proof)
         return evolve(proof, exact=False)
-
-    def _refusal(self, scatters: Sequence[int], why: _RefusedError) -> Refused:
-        names = tuple(self.facts.names[scatter] for scatter in scatters)
-        return Refused(self.number, "reduce_scatter", names, why.reason, why.detail)
