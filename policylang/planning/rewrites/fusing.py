@@ -15,7 +15,7 @@ from attrs import frozen
 from policylang.graph.facts import Facts, Group
 from policylang.language.syntax import Fuse
 from policylang.planning.plan import Capabilities
-from policylang.planning.rewrites.data import Kind, Refused, Rewrite
+from policylang.planning.rewrites.data import FusedGroup, Kind, Refused, Rewrite
 from policylang.planning.rewrites.grids import Grid, dims_of, grid_of
 from policylang.planning.rewrites.lines import Link, Path, links
 from policylang.planning.rewrites.naming import Names
@@ -77,6 +77,7 @@ class Fusing(ABC):
         self.prover = prover
         self.existing = {group.ranks: group.name for group in reversed(list(known.values())) if group.ranks}
         self._grids: dict[tuple[str, ...], Grid | str] = {}
+        self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
 
     @abstractmethod
     def path(self, link: Link) -> Path:
@@ -112,6 +113,15 @@ class Fusing(ABC):
         if isinstance(grid, str):
             raise RefusedError(grid)
         return grid
+
+    def fused_group(self, names: tuple[str, ...], grid: Grid, order: tuple[int, ...]) -> FusedGroup:
+        """The group of all ranks of a chain, counted with its collectives in an order, slowest first."""
+        if (names, order) not in self._groups:
+            ranks = grid.ordered(order)
+            dims = tuple(dim for place in order for dim in grid.dims[place]) if all(grid.dims) else ()
+            existing = self.existing.get(ranks)
+            self._groups[names, order] = FusedGroup(ranks, existing, dims, grid.everyone_ordered(order))
+        return self._groups[names, order]
 
     def _candidates(self, refused: list[Outcome]) -> Iterator[Candidate]:
         """Chains as long as they go; links that are none are put among the refused."""

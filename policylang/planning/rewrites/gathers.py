@@ -19,7 +19,7 @@ from policylang.planning.rewrites import layouts
 from policylang.planning.rewrites.calls import new_call, old_calls
 from policylang.planning.rewrites.canonical import steps_to
 from policylang.planning.rewrites.consumers import relaid
-from policylang.planning.rewrites.data import FusedGroup, Refused, Rewrite
+from policylang.planning.rewrites.data import Refused, Rewrite
 from policylang.planning.rewrites.fusing import MOST_ORDERS, Candidate, Fusing, RefusedError, needs_unsorted
 from policylang.planning.rewrites.gather_nodes import Chain, Derived, Maker, slice_of_rank
 from policylang.planning.rewrites.grids import Grid
@@ -49,19 +49,6 @@ def fuse_gathers(
 class _Gathers(Fusing):
     kind = "all_gather"
     collective = GATHER
-
-    def __init__(
-        self,
-        facts: Facts,
-        number: int,
-        fuse: Fuse,
-        capabilities: Capabilities,
-        names: Names,
-        prover: Prover,
-        known: Mapping[str, Group],
-    ) -> None:
-        super().__init__(facts, number, fuse, capabilities, names, prover, known)
-        self.groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
 
     # --- candidates ---
 
@@ -169,6 +156,7 @@ class _Gathers(Fusing):
         facts = self.facts
         wanted = values[chain.result]
         start = self._start(chain, len(grid.ranks))
+        names = tuple(facts.group_names[gather] for gather in chain.gathers)
         outer_slow = tuple(reversed(range(len(chain.gathers))))
         orders = [outer_slow]
         if len(outer_slow) <= MOST_ORDERS:
@@ -176,7 +164,7 @@ class _Gathers(Fusing):
         possible = []
         for preference, order in enumerate(orders):
             steps = steps_to(wanted, order, start, copied=copied)
-            group = self._group(chain, grid, order)
+            group = self.fused_group(names, grid, order)
             worth = steps.copies, len(steps.steps), group.name is None, not group.sorted, preference
             possible.append((worth, steps, order, group))
         _, steps, order, group = min(possible, key=lambda found: found[0])
@@ -190,15 +178,6 @@ class _Gathers(Fusing):
         shape = self.facts.shapes[self.facts.arguments[chain.gathers[0]][0].row]
         assert shape is not None
         return (shape[0] * ranks, *shape[1:])
-
-    def _group(self, chain: Chain, grid: Grid, order: tuple[int, ...]) -> FusedGroup:
-        key = tuple(self.facts.group_names[gather] for gather in chain.gathers), order
-        if key not in self.groups:
-            ranks = grid.ordered(order)
-            dims = tuple(dim for place in order for dim in grid.dims[place])
-            known = dims if all(grid.dims) else ()
-            self.groups[key] = FusedGroup(ranks, self.existing.get(ranks), known, grid.everyone_ordered(order))
-        return self.groups[key]
 
     def _restrided(self, chain: Chain, derived: Derived) -> list[tuple[int, tuple[int, ...]]] | int:
         """The rows behind the result whose strides change, or a row that must not see other strides."""

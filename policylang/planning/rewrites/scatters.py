@@ -182,9 +182,7 @@ class _Scatters(Fusing):
             steps = steps_to(Layout((slow + left.dims[0], *left.dims[1:])), (), shape)
             if steps.copies or not is_contiguous(steps.shape, steps.stride):
                 continue
-            ranks = grid.ordered(order)
-            dims = tuple(dim for place in order for dim in grid.dims[place]) if all(grid.dims) else ()
-            group = FusedGroup(ranks, self.existing.get(ranks), dims, grid.everyone_ordered(order))
+            group = self.fused_group(names, grid, order)
             if group.name is not None or group.sorted or self.capabilities.unsorted_groups:
                 return steps, group
             refused = group
