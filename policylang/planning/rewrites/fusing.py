@@ -7,32 +7,21 @@ tried anew; each link that is given up is told with its reason.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, Group
 from policylang.language.syntax import Fuse
-from policylang.planning.plan import Capabilities
 from policylang.planning.rewrites.data import FusedGroup, Kind, Refused, Rewrite
 from policylang.planning.rewrites.grids import Grid, dims_of, grid_of
 from policylang.planning.rewrites.lines import Link, Path, links
-from policylang.planning.rewrites.naming import Names
-from policylang.planning.rewrites.proof import Prover
+from policylang.planning.rewrites.setting import RefusedError, Setting
 
 MOST_ORDERS = 4
 """Of how many collectives every order of ranks is tried; of more, only the usual one."""
 Outcome = tuple[int, Rewrite | Refused]
 """What became of a chain, and the row of its last collective, by which outcomes are ordered."""
-
-
-class RefusedError(Exception):
-    """Why a candidate is left as it is: a reason, and a detail."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
 
 
 @frozen
@@ -58,24 +47,11 @@ class Fusing(ABC):
     collective: ClassVar[str]
     """The operator in full."""
 
-    def __init__(
-        self,
-        facts: Facts,
-        number: int,
-        fuse: Fuse,
-        capabilities: Capabilities,
-        names: Names,
-        prover: Prover,
-        known: Mapping[str, Group],
-    ) -> None:
-        """``known``: the groups that exist, without those that earlier statements have planned."""
-        self.facts = facts
-        self.number = number
-        self.fuse = fuse
-        self.capabilities = capabilities
-        self.names = names
-        self.prover = prover
-        self.existing = {group.ranks: group.name for group in reversed(list(known.values())) if group.ranks}
+    def __init__(self, statement: Fuse, setting: Setting) -> None:
+        self.statement = statement
+        self.setting = setting
+        self.facts = setting.facts
+        self.existing = {group.ranks: group.name for group in reversed(list(setting.known.values())) if group.ranks}
         self._grids: dict[tuple[str, ...], Grid | str] = {}
         self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
 
@@ -96,7 +72,7 @@ class Fusing(ABC):
 
     def check_dims(self, link: Link) -> None:
         """Whether the statement's ``over`` takes in both collectives of a link."""
-        facts, wanted = self.facts, self.fuse.dims
+        facts, wanted = self.facts, self.statement.dims
         for row in (link.inner, link.outer) if wanted else ():
             group = facts.groups[facts.group_names[row]]
             spanned = dims_of(group, facts.meshes)
@@ -162,9 +138,8 @@ class Fusing(ABC):
             start = end + 1
 
     def _refusal(self, collectives: Sequence[int], why: RefusedError) -> Refused:
-        return Refused(
-            self.number, self.kind, tuple(map(self.facts.names.__getitem__, collectives)), why.reason, why.detail
-        )
+        names = tuple(map(self.facts.names.__getitem__, collectives))
+        return Refused(self.setting.number, self.kind, names, why.reason, why.detail)
 
 
 def needs_unsorted(group_ranks: Sequence[int]) -> RefusedError:

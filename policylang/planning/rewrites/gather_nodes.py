@@ -10,12 +10,12 @@ from policylang.graph.facts import Facts
 from policylang.planning.rewrites.calls import Call, Part
 from policylang.planning.rewrites.canonical import Steps, steps_to
 from policylang.planning.rewrites.data import FusedGroup, NewNode, Node
-from policylang.planning.rewrites.fusing import RefusedError
 from policylang.planning.rewrites.grids import Grid
 from policylang.planning.rewrites.layouts import Layout
 from policylang.planning.rewrites.lines import Path, Step, last_row
 from policylang.planning.rewrites.moves import GATHER, WAIT
 from policylang.planning.rewrites.naming import Names
+from policylang.planning.rewrites.setting import RefusedError
 from policylang.planning.rewrites.strides import contiguous, is_contiguous
 
 _SLICE = "aten.slice.Tensor"

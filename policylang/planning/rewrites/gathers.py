@@ -9,44 +9,27 @@ it comes from the groups' own rank lists. Then both chains are run on all ranks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import permutations
 
-from policylang.graph.facts import Facts, Flag, Group, Phase
-from policylang.language.syntax import Fuse
-from policylang.planning.plan import Capabilities
+from policylang.graph.facts import Flag, Phase
 from policylang.planning.rewrites import layouts
 from policylang.planning.rewrites.calls import new_call, old_calls
 from policylang.planning.rewrites.canonical import steps_to
 from policylang.planning.rewrites.consumers import relaid
-from policylang.planning.rewrites.data import Refused, Rewrite
-from policylang.planning.rewrites.fusing import MOST_ORDERS, Candidate, Fusing, RefusedError, needs_unsorted
+from policylang.planning.rewrites.data import Rewrite
+from policylang.planning.rewrites.fusing import MOST_ORDERS, Candidate, Fusing, needs_unsorted
 from policylang.planning.rewrites.gather_nodes import Chain, Derived, Maker, slice_of_rank
 from policylang.planning.rewrites.grids import Grid
 from policylang.planning.rewrites.layouts import Layout, NoDigitsError
 from policylang.planning.rewrites.lines import Link, Path, Step, last_row, path_between, phase, tail
 from policylang.planning.rewrites.moves import GATHER, WAIT, Fan, copies, fanned, moved
-from policylang.planning.rewrites.naming import Names
-from policylang.planning.rewrites.proof import Prover
+from policylang.planning.rewrites.proof import Claim
+from policylang.planning.rewrites.setting import RefusedError
 
 
-def fuse_gathers(
-    facts: Facts,
-    number: int,
-    fuse: Fuse,
-    capabilities: Capabilities,
-    names: Names,
-    prover: Prover,
-    known: Mapping[str, Group],
-) -> list[Rewrite | Refused]:
-    """What a ``fuse all_gather chains`` statement comes to, in graph order. Linear in nodes and edges.
+class Gathers(Fusing):
+    """A ``fuse all_gather chains`` statement."""
 
-    ``known``: the groups that exist, without those that earlier statements have planned.
-    """
-    return _Gathers(facts, number, fuse, capabilities, names, prover, known).outcomes()
-
-
-class _Gathers(Fusing):
     kind = "all_gather"
     collective = GATHER
 
@@ -170,7 +153,7 @@ class _Gathers(Fusing):
         _, steps, order, group = min(possible, key=lambda found: found[0])
         if steps.copies > copies(facts, chain.rows):
             raise RefusedError("would copy what is not copied now")
-        if group.name is None and not group.sorted and not self.capabilities.unsorted_groups:
+        if group.name is None and not group.sorted and not self.setting.capabilities.unsorted_groups:
             raise needs_unsorted(group.ranks)
         return Derived(values, order, steps, group)
 
@@ -199,7 +182,7 @@ class _Gathers(Fusing):
         facts = self.facts
         source = facts.arguments[chain.gathers[0]][0].row
         middle = self._middle(chain)
-        maker = Maker(facts, self.names, chain, derived)
+        maker = Maker(facts, self.setting.names, chain, derived)
         result = maker.whole()
         replaced = [(facts.names[chain.result], result)]
         calls = [new_call(node) for node in maker.nodes]
@@ -210,15 +193,19 @@ class _Gathers(Fusing):
                 made = len(maker.nodes)
                 replaced.append((facts.names[row], maker.own(row, own)))
                 calls.extend(new_call(node) for node in maker.nodes[made:])
-        proof = self.prover.prove(
-            facts.shapes[source] or (), facts.names[source], old_calls(facts, chain.rows), calls, replaced, grid,
+        claim = Claim(
+            facts.shapes[source] or (),
+            facts.names[source],
+            old_calls(facts, chain.rows),
+            calls,
+            replaced,
+            grid,
             group_names,
-        )  # fmt: skip
-        if isinstance(proof, str):
-            raise RefusedError("the check failed", proof)
+        )
+        proof = self.setting.proof(claim)
         maker.settle()
         return Rewrite(
-            statement=self.number,
+            statement=self.setting.number,
             kind=self.kind,
             collectives=tuple(facts.names[gather] for gather in chain.gathers),
             source=facts.names[source],

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language.syntax import Fuse, Policy
+from policylang.language.syntax import Fuse, Policy, Rewriting
 from policylang.planning.plan import Capabilities
 from policylang.planning.rewrites.data import Node, Refused, Rewrite, Rewrites
 from policylang.planning.rewrites.facts import rewritten
-from policylang.planning.rewrites.gathers import fuse_gathers
+from policylang.planning.rewrites.fusing import Fusing
+from policylang.planning.rewrites.gathers import Gathers
 from policylang.planning.rewrites.naming import Names
 from policylang.planning.rewrites.proof import Prover
-from policylang.planning.rewrites.round_trips import collapse_round_trips
-from policylang.planning.rewrites.scatters import fuse_scatters
+from policylang.planning.rewrites.round_trips import RoundTrips
+from policylang.planning.rewrites.scatters import Scatters
+from policylang.planning.rewrites.setting import Setting
+
+_FUSING: Mapping[str, type[Fusing]] = {kind.kind: kind for kind in (Gathers, Scatters)}
 
 
 def plan_rewrites(policy: Policy, facts: Facts, capabilities: Capabilities) -> tuple[Rewrites, Facts]:
@@ -33,15 +37,19 @@ def plan_rewrites(policy: Policy, facts: Facts, capabilities: Capabilities) -> t
     prover = Prover()
     known = facts.groups
     for number, statement in enumerate(policy.rewrites):
-        planner = _PLANNERS.get(statement.collective if isinstance(statement, Fuse) else "round_trips")
-        if planner is None:
-            continue
-        outcomes = planner(facts, number, statement, capabilities, Names(facts.index), prover, known)
+        setting = Setting(facts, number, capabilities, Names(facts.index), prover, known)
+        outcomes = _outcomes(statement, setting)
         mine = _in_order([each for each in outcomes if isinstance(each, Rewrite)], facts)
         refused.extend(each for each in outcomes if isinstance(each, Refused))
         facts = rewritten(facts, mine)
         done.extend(mine)
     return Rewrites(tuple(done), tuple(refused)), facts
+
+
+def _outcomes(statement: Rewriting, setting: Setting) -> list[Rewrite | Refused]:
+    if isinstance(statement, Fuse):
+        return _FUSING[statement.collective](statement, setting).outcomes()
+    return RoundTrips(setting).outcomes()
 
 
 def _keeps_rank_order(version: str) -> bool:
@@ -72,12 +80,3 @@ def _renamed(value: Any, replaced: dict[str, str]) -> Any:
     if isinstance(value, Node):
         return Node(replaced.get(value.name, value.name))
     return tuple(_renamed(part, replaced) for part in value) if isinstance(value, tuple) else value
-
-
-Planner = Callable[..., list[Rewrite | Refused]]
-
-_PLANNERS: dict[str, Planner] = {
-    "all_gather": fuse_gathers,
-    "reduce_scatter": fuse_scatters,
-    "round_trips": collapse_round_trips,
-}

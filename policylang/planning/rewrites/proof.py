@@ -6,8 +6,10 @@ Both are run on labelled shards of all ranks of the grid, with the groups' true 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+
+from attrs import frozen
 
 from policylang.planning.rewrites.calls import Call
 from policylang.planning.rewrites.data import FusedGroup, Node, Proof
@@ -20,46 +22,53 @@ MOST_ELEMENTS = 1 << 22
 """Of all ranks' shards together: what could not be made smaller than this is not tried."""
 
 
+@frozen
+class Claim:
+    """That an old and a new chain give the same tensors.
+
+    ``shard`` is the shape of each rank's value of ``source``, which both chains start from; ``pairs`` are the old and
+    new values that have to be the same; ``groups`` names the old collectives' groups in the order of ``grid``.
+    """
+
+    shard: tuple[int, ...]
+    source: str
+    old: Sequence[Call]
+    new: Sequence[Call]
+    pairs: Sequence[tuple[str, str]]
+    grid: Grid
+    groups: tuple[str, ...]
+
+    def signature(self) -> Hashable:
+        """All that a proof depends on, with numbers for names."""
+        number = {self.source: 0}
+        for call in (*self.old, *self.new):
+            number.setdefault(call.name, len(number))
+
+        def of(call: Call) -> Hashable:
+            return call.target, _numbered(call.arguments, number), call.shape
+
+        same = tuple((number[was], number[now]) for was, now in self.pairs)
+        return self.shard, tuple(map(of, self.old)), tuple(map(of, self.new)), same, self.grid, self.groups
+
+
 class Prover:
     """Proofs of one plan. Chains that differ in names only are checked once."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Proof | str] = {}
+        self._known: dict[Hashable, Proof | str] = {}
 
-    def prove(
-        self,
-        shard: Sequence[int],
-        source: str,
-        old: Sequence[Call],
-        new: Sequence[Call],
-        pairs: Sequence[tuple[str, str]],
-        grid: Grid,
-        names: Sequence[str],
-    ) -> Proof | str:
-        """The proof, or a phrase that says what it found.
-
-        Args:
-            shard: the shape of each rank's value of ``source``, which both chains start from.
-            pairs: which old and new values have to be the same.
-            names: the old collectives' groups, in the order of the grid.
-        """
-        key = _signature(shard, source, old, new, pairs, grid, names)
+    def prove(self, claim: Claim) -> Proof | str:
+        """The proof, or a phrase that says what it found."""
+        key = claim.signature()
         if key not in self._known:
-            self._known[key] = _prove(shard, source, old, new, pairs, grid, names)
+            self._known[key] = _prove(claim)
         return self._known[key]
 
 
-def _prove(
-    shard: Sequence[int],
-    source: str,
-    old: Sequence[Call],
-    new: Sequence[Call],
-    pairs: Sequence[tuple[str, str]],
-    grid: Grid,
-    names: Sequence[str],
-) -> Proof | str:
+def _prove(claim: Claim) -> Proof | str:
+    source, old, new, grid = claim.source, claim.old, claim.new, claim.grid
     sizes = Sizes()
-    sizes.start(source, shard)
+    sizes.start(source, claim.shard)
     try:
         sizes.run(old)
         sizes.run(new)
@@ -73,13 +82,13 @@ def _prove(
         shards = {
             rank: Tensor.fresh(label(place, count, world), small) for place, rank in enumerate(sorted(grid.ranks))
         }
-        groups = _groups(grid, names)
+        groups = _groups(claim)
         before = run([sizes.small_call(call) for call in old], {source: shards}, groups)
         after = run([sizes.small_call(call) for call in new], {source: shards}, groups)
     except (EvaluationError, ShrinkingError) as error:
         return str(error)
     seen = set()  # many ranks have the very same values
-    for was, now in pairs:
+    for was, now in claim.pairs:
         for rank in grid.ranks:
             one, other = before[was][rank], after[now][rank]
             if (id(one), id(other)) in seen:
@@ -101,8 +110,9 @@ def _labels_to_add(place: int, count: int, world: int) -> Sequence[int]:
     return [index + 1 << place * width for index in range(count)]
 
 
-def _groups(grid: Grid, names: Sequence[str]) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
-    index = {name: at for at, name in enumerate(names)}
+def _groups(claim: Claim) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
+    grid = claim.grid
+    index = {name: at for at, name in enumerate(claim.groups)}
     known: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def of(group: str | FusedGroup, rank: int) -> tuple[int, ...]:
@@ -124,27 +134,6 @@ def _product(lengths: Sequence[int]) -> int:
     for length in lengths:
         count *= length
     return count
-
-
-def _signature(
-    shard: Sequence[int],
-    source: str,
-    old: Sequence[Call],
-    new: Sequence[Call],
-    pairs: Sequence[tuple[str, str]],
-    grid: Grid,
-    names: Sequence[str],
-) -> Any:
-    """All that a proof depends on, with numbers for names."""
-    number = {source: 0}
-    for call in (*old, *new):
-        number.setdefault(call.name, len(number))
-
-    def of(call: Call) -> Any:
-        return call.target, _numbered(call.arguments, number), call.shape
-
-    same = tuple((number[was], number[now]) for was, now in pairs)
-    return tuple(shard), tuple(map(of, old)), tuple(map(of, new)), same, grid, tuple(names)
 
 
 def _numbered(value: Any, number: Mapping[str, int]) -> Any:

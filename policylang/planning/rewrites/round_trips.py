@@ -10,19 +10,16 @@ is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Flag, Group, InputKind
-from policylang.language.syntax import Rewriting
-from policylang.planning.plan import Capabilities
+from policylang.graph.facts import Flag, InputKind
 from policylang.planning.rewrites import layouts
 from policylang.planning.rewrites.calls import Call, Part, new_call, old_calls
 from policylang.planning.rewrites.canonical import Steps, steps_to
 from policylang.planning.rewrites.consumers import relaid
 from policylang.planning.rewrites.data import NewNode, Node, Proof, Refused, Rewrite
-from policylang.planning.rewrites.fusing import RefusedError
 from policylang.planning.rewrites.grids import Grid, grid_of
 from policylang.planning.rewrites.layouts import Layout, NoDigitsError
 from policylang.planning.rewrites.lines import source_of
@@ -39,27 +36,14 @@ from policylang.planning.rewrites.moves import (
     moved,
     piece_of,
 )
-from policylang.planning.rewrites.naming import Names
-from policylang.planning.rewrites.proof import Prover
+from policylang.planning.rewrites.proof import Claim
+from policylang.planning.rewrites.setting import RefusedError, Setting
 from policylang.planning.rewrites.strides import is_contiguous
 from policylang.planning.storage import storage_roots
 
 OTHERS = "other ranks take their own parts, as this one does"
 SLICE = "aten.slice.Tensor"
 _CUTS = frozenset({SLICE, "aten.narrow.default", GETITEM})
-
-
-def collapse_round_trips(
-    facts: Facts,
-    number: int,
-    _statement: Rewriting,
-    _capabilities: Capabilities,
-    names: Names,
-    prover: Prover,
-    _known: Mapping[str, Group],
-) -> list[Rewrite | Refused]:
-    """What a ``collapse round_trips`` statement comes to, in graph order. Linear in nodes, edges and chains."""
-    return _Collapsing(facts, number, names, prover).outcomes()
 
 
 @frozen
@@ -85,12 +69,12 @@ class _Trip:
     """The slice, as digits of ``home``."""
 
 
-class _Collapsing:
-    def __init__(self, facts: Facts, number: int, names: Names, prover: Prover) -> None:
-        self.facts = facts
-        self.number = number
-        self.names = names
-        self.prover = prover
+class RoundTrips:
+    """A ``collapse round_trips`` statement."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.facts = facts = setting.facts
         self.values: dict[int, _Value] = {}
         self.grids: dict[tuple[str, ...], Grid | str] = {}
         self.cuts: dict[int, tuple[Piece, layouts.Digits]] = {}
@@ -109,6 +93,7 @@ class _Collapsing:
                     self.written.setdefault(self.roots[source], []).append(row)
 
     def outcomes(self) -> list[Rewrite | Refused]:
+        """What the statement comes to, in graph order. Linear in nodes, edges and chains."""
         found: list[tuple[int, Rewrite | Refused]] = []
         for row, target in enumerate(self.facts.targets):
             if target == GATHER:
@@ -196,7 +181,7 @@ class _Collapsing:
             return self._rewrite(trip, len(value.gathers) - len(trip.gathers))
         except RefusedError as why:
             gathers = tuple(self.facts.names[gather] for gather in value.gathers)
-            return Refused(self.number, "round_trip", gathers, why.reason, why.detail)
+            return Refused(self.setting.number, "round_trip", gathers, why.reason, why.detail)
 
     def _start_anew(self, row: int, value: _Value, trip: _Trip) -> None:
         """Followed from here on as a view of home: what is gathered again starts from there."""
@@ -289,7 +274,7 @@ class _Collapsing:
         nodes = [evolve(node, arguments=_reading(node.arguments, facts.names[home], source)) for node in nodes]
         self.stands[row] = result if nodes else source
         return Rewrite(
-            statement=self.number,
+            statement=self.setting.number,
             kind="round_trip",
             collectives=tuple(facts.names[gather] for gather in trip.gathers),
             source=source,
@@ -344,7 +329,7 @@ class _Collapsing:
 
     def _nodes(self, trip: _Trip, steps: Steps) -> tuple[list[NewNode], str]:
         facts, row = self.facts, trip.row
-        names = self.names.trial()
+        names = self.setting.names.trial()
         name = facts.names[trip.home]
         nodes = []
         for step in steps.steps:
@@ -376,12 +361,16 @@ class _Collapsing:
                 old.append(self._slice_of_ranks(row, grid, passed))
             elif row not in splits:
                 old.extend(old_calls(facts, [row]))
-        proof = self.prover.prove(
-            facts.shapes[trip.home] or (), facts.names[trip.home], old, list(map(new_call, nodes)),
-            [(facts.names[trip.row], result)], grid, [facts.group_names[gather] for gather in trip.gathers],
-        )  # fmt: skip
-        if isinstance(proof, str):
-            raise RefusedError("the check failed", proof)
+        claim = Claim(
+            facts.shapes[trip.home] or (),
+            facts.names[trip.home],
+            old,
+            list(map(new_call, nodes)),
+            [(facts.names[trip.row], result)],
+            grid,
+            tuple(facts.group_names[gather] for gather in trip.gathers),
+        )
+        proof = self.setting.proof(claim)
         return evolve(proof, assumed="; ".join(filter(None, (OTHERS, proof.assumed))))
 
     def _slice_of_ranks(self, row: int, grid: Grid, passed: int) -> Call:

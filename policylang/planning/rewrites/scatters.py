@@ -9,46 +9,28 @@ run on integers, of which every sum tells which elements of which ranks are in i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Flag, Group
-from policylang.language.syntax import Fuse
-from policylang.planning.plan import Capabilities
+from policylang.graph.facts import Flag
 from policylang.planning.rewrites import layouts
 from policylang.planning.rewrites.calls import new_call, old_calls
 from policylang.planning.rewrites.canonical import Steps, steps_to
-from policylang.planning.rewrites.data import FusedGroup, NewNode, Node, Proof, Refused, Rewrite
-from policylang.planning.rewrites.fusing import MOST_ORDERS, Candidate, Fusing, RefusedError, needs_unsorted
+from policylang.planning.rewrites.data import FusedGroup, NewNode, Node, Proof, Rewrite
+from policylang.planning.rewrites.fusing import MOST_ORDERS, Candidate, Fusing, needs_unsorted
 from policylang.planning.rewrites.grids import Grid
 from policylang.planning.rewrites.layouts import Digits, Layout, NoDigitsError
 from policylang.planning.rewrites.lines import Link, Path, last_row, path_between, source_of
 from policylang.planning.rewrites.moves import WAIT, Fan, fanned, moved
-from policylang.planning.rewrites.naming import Names
-from policylang.planning.rewrites.proof import Prover
+from policylang.planning.rewrites.proof import Claim
+from policylang.planning.rewrites.setting import RefusedError
 from policylang.planning.rewrites.strides import contiguous, is_contiguous
 
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCES = ("sum", "avg")
 """What a reduction of reductions is again. Means of groups of equal size have the mean of all as their mean."""
-
-
-def fuse_scatters(
-    facts: Facts,
-    number: int,
-    fuse: Fuse,
-    capabilities: Capabilities,
-    names: Names,
-    prover: Prover,
-    known: Mapping[str, Group],
-) -> list[Rewrite | Refused]:
-    """What a ``fuse reduce_scatter chains`` statement comes to, in graph order. Linear in nodes and edges.
-
-    ``known``: the groups that exist, without those that earlier statements have planned.
-    """
-    return _Scatters(facts, number, fuse, capabilities, names, prover, known).outcomes()
 
 
 @frozen
@@ -68,7 +50,9 @@ class _Chain:
         return self.waits[-1]
 
 
-class _Scatters(Fusing):
+class Scatters(Fusing):
+    """A ``fuse reduce_scatter chains`` statement."""
+
     kind = "reduce_scatter"
     collective = SCATTER
 
@@ -137,7 +121,7 @@ class _Scatters(Fusing):
         if any(facts.flags[row] & Flag.WRITES for row in range(chain.scatters[0], place)):
             place = chain.scatters[0]
         return Rewrite(
-            statement=self.number,
+            statement=self.setting.number,
             kind=self.kind,
             collectives=tuple(facts.names[scatter] for scatter in chain.scatters),
             source=facts.names[source],
@@ -183,7 +167,7 @@ class _Scatters(Fusing):
             if steps.copies or not is_contiguous(steps.shape, steps.stride):
                 continue
             group = self.fused_group(names, grid, order)
-            if group.name is not None or group.sorted or self.capabilities.unsorted_groups:
+            if group.name is not None or group.sorted or self.setting.capabilities.unsorted_groups:
                 return steps, group
             refused = group
         if refused is not None:
@@ -192,7 +176,7 @@ class _Scatters(Fusing):
 
     def _nodes(self, chain: _Chain, source: int, steps: Steps, group: FusedGroup) -> tuple[NewNode, ...]:
         facts = self.facts
-        names = self.names.trial()
+        names = self.setting.names.trial()
         made: list[NewNode] = []
 
         def add(
@@ -226,10 +210,13 @@ class _Scatters(Fusing):
         self, chain: _Chain, source: int, nodes: Sequence[NewNode], grid: Grid, group_names: tuple[str, ...]
     ) -> Proof:
         facts = self.facts
-        proof = self.prover.prove(
-            facts.shapes[source] or (), facts.names[source], old_calls(facts, chain.rows), list(map(new_call, nodes)),
-            [(facts.names[chain.result], nodes[-1].name)], grid, group_names,
-        )  # fmt: skip
-        if isinstance(proof, str):
-            raise RefusedError("the check failed", proof)
-        return evolve(proof, exact=False)
+        claim = Claim(
+            facts.shapes[source] or (),
+            facts.names[source],
+            old_calls(facts, chain.rows),
+            list(map(new_call, nodes)),
+            [(facts.names[chain.result], nodes[-1].name)],
+            grid,
+            group_names,
+        )
+        return evolve(self.setting.proof(claim), exact=False)

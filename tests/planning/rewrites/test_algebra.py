@@ -16,7 +16,7 @@ from policylang.planning.rewrites.calls import Call, new_call, old_calls
 from policylang.planning.rewrites.data import FusedGroup, Rewrite
 from policylang.planning.rewrites.evaluator import Tensor, run
 from policylang.planning.rewrites.grids import Grid, grid_of
-from policylang.planning.rewrites.proof import Prover
+from policylang.planning.rewrites.proof import Claim, Prover
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
 
 
@@ -115,9 +115,9 @@ def test_a_wrong_order_of_ranks_is_caught(line: Line, data: st.DataObject) -> No
     rows = sorted(facts.index[name] for name in rewrite.dead)
     shape = facts.shapes[source]
     assert shape is not None
-    found = Prover().prove(
-        shape, rewrite.source, old_calls(facts, rows), list(map(new_call, nodes)), rewrite.replaced, grid, names
-    )
+    new = list(map(new_call, nodes))
+    claim = Claim(shape, rewrite.source, old_calls(facts, rows), new, rewrite.replaced, grid, names)
+    found = Prover().prove(claim)
     assert isinstance(found, str)
     assert "would be another value on rank" in found
 
