@@ -184,7 +184,11 @@ def test_tokens_go_to_the_experts_they_went_to(text: str) -> None:
     plain = trained(mixtral(), "aot_eager")
     backend = backend_of(text)
     assert_bitwise_equal(trained(mixtral(), backend), plain)
-    assert [rule.decided for rule in policylang.report(backend).rules[1:]] == [2][: text.count(";")]
+    report = policylang.report(backend)
+    assert [rule.decided for rule in report.rules[1:]] == [2][: text.count(";")]
+    assert [report.decisions[name].action for name in ("topk", "topk_1")] == ["save", "save"]
+    assert not {"topk", "topk_1"} & {*report.recomputed.names}
+    assert len(report.notes) == 1 - text.count(";")
 
 
 def test_attention_without_dropout_is_recomputed_as_any_other_operator() -> None:

@@ -12,7 +12,6 @@ FLAT = Capabilities(
     replays_random=True,
     offloads=True,
     rewrites=True,
-    saves_routing=True,
     keeps_undecided=True,
 )
 """No min-cut exists there: with ``undecided -> auto``, and for ``leave``, a value stays saved as the traced graph has

@@ -31,8 +31,6 @@ class Capabilities:
     """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided_auto: bool = False
     """Whether ``undecided -> auto`` can be left to PyTorch's min-cut there."""
-    saves_routing: bool = False
-    """Whether discrete choices that steer what follows (which expert, which row) are saved unless a rule names them."""
     keeps_undecided: bool = False
     """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` keep a value as it was traced: saved.
     The plan then says ``as traced``, and so does its report."""
@@ -52,7 +50,7 @@ class Why(Enum):
     UNSAFE = "unsafe"
     """An ``optional`` rule asked for a recomputation that would be wrong: saved."""
     ROUTING = "routing"
-    """A rule that does not name it asked for the recomputation of a discrete choice that steers what follows: saved."""
+    """A discrete choice that steers what follows, which would have been recomputed, and no rule named it: saved."""
     REBUILT = "rebuilt"
     """A view of what is offloaded: made again, at no cost, from the copy that came back."""
     STAYS = "stays"

@@ -51,7 +51,7 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
         leave_saves=capabilities.keeps_undecided,
         leave_recomputes=capabilities.recomputes_undecided,
     )
-    routing = keep_routing(policy, facts, decisions) if capabilities.saves_routing else ()
+    routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = backward_needs(facts, decisions, safety.settle)
     stays = settle_offloads(policy, facts, decisions, needs) if capabilities.offloads else ()

@@ -120,25 +120,33 @@ def _where(facts: Facts, row: int) -> str:
 def routing_kept(
     owners: Sequence[int], decisions: Sequence[Decision | None], policy: Policy, facts: Facts
 ) -> list[Diagnostic]:
-    """One note a rule: discrete choices that it would have recomputed and that are saved."""
+    """One note a rule, and one on what no rule decides: discrete choices that are saved instead of recomputed."""
     by_rule: dict[int | None, list[int]] = {}
     for owner in owners:
         decision = decisions[owner]
         by_rule.setdefault(None if decision is None else decision.rule, []).append(owner)
     return [
-        _routing_kept(None if index is None else policy.rules[index], rows, facts) for index, rows in by_rule.items()
+        _routing_kept(_asked_for(policy, index), None if index is None else policy.rules[index], rows, facts)
+        for index, rows in by_rule.items()
     ]
 
 
-def _routing_kept(rule: Rule | None, rows: Sequence[int], facts: Facts) -> Diagnostic:
-    text = f"`{rule.text}`" if rule is not None else "`undecided -> recompute`"
+def _asked_for(policy: Policy, index: int | None) -> str:
+    if index is not None:
+        return f"`{policy.rules[index].text}`"
+    undecided = policy.undecided
+    recomputes = undecided is not None and undecided.fate == "recompute"
+    return "`undecided -> recompute`" if recomputes else "the checkpoint"
+
+
+def _routing_kept(asked: str, rule: Rule | None, rows: Sequence[int], facts: Facts) -> Diagnostic:
     operator = facts.targets[rows[0]].split(".")[1]
     return Diagnostic(
         ROUTING_KEPT,
-        f"{text} leaves {_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
+        f"{asked} leaves {_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
         "a second run could choose otherwise",
         span=None if rule is None else rule.span,
-        help=f"write `recompute {operator}` after it if that cannot happen here",
+        help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
         details=_listed([_where(facts, row) for row in rows]),
         severity=Severity.NOTE,
     )

@@ -13,9 +13,13 @@ from itertools import pairwise
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
 from policylang.language import syntax as s
 from policylang.language.syntax import Action
+from policylang.language.walk import walk
 
 SPLITS = ("aten.split.Tensor",)
 JOINS = ("aten.cat.default",)
+CHOICES = ("aten.topk", "aten.argmax", "aten.sort", "aten.argsort", "aten.max")
+ORDERS = ("aten.sort", "aten.argsort")
+STEERED = ("aten.index", "aten.gather", "aten.scatter", "aten.index_add", "aten.embedding", "aten.where")
 
 
 # --- globs ---------------------------------------------------------------------------------------------------------
@@ -495,7 +499,53 @@ class Reference:
                     decided[row] = (action, index, "rule")
             if self.facts.flags[row] & Flag.SYMBOLIC:
                 decided[row] = (Action.SAVE, None, "always")
+        for owner in self.routing():
+            action, index, why = decided[owner]
+            if action is None or not action.recomputes or why == "user":
+                continue
+            if index is None or not self.names_a_choice(self.policy.rules[index].selector, owner):
+                for member in self.group(owner):
+                    if decided[member][2] != "always":
+                        decided[member] = (Action.SAVE, index, "routing")
         return self.made_safe(decided, replays_random)
+
+    def routing(self) -> set[int]:
+        """The owners of choices by which an operator goes, through whole numbers alone."""
+        facts = self.facts
+        return {
+            facts.owners[row]
+            for row in self.forward
+            if self.operator(row) in CHOICES
+            and not (self.operator(row) in ORDERS and all(map(self.is_exact, facts.inputs[row])))
+            and self.is_whole(row)
+            and self.steers(row)
+        }
+
+    def operator(self, row: int) -> str:
+        return self.facts.targets[row].rpartition(".")[0]
+
+    def is_whole(self, row: int) -> bool:
+        return self.facts.dtypes[row] in ("", "int64", "bool")
+
+    def is_exact(self, row: int) -> bool:
+        """A whole number that is given, chosen, or computed of such numbers alone."""
+        known = row not in self.forward or self.operator(row) in CHOICES
+        return self.is_whole(row) and (known or all(map(self.is_exact, self.facts.inputs[row])))
+
+    def steers(self, row: int) -> bool:
+        for user in set(self.facts.users[row]) & self.forward:
+            if self.operator(user) in STEERED or (self.carries_on(user) and self.steers(user)):
+                return True
+        return False
+
+    def carries_on(self, row: int) -> bool:
+        """Whether a choice that it reads is told in its own result."""
+        return self.is_whole(row) and (self.facts.dtypes[row] != "" or self.operator(row) in CHOICES)
+
+    def names_a_choice(self, selector: s.Selector, owner: int) -> bool:
+        named = [part for part in walk(selector) if isinstance(part, s.Operator) and "*" not in part.name]
+        choices = [row for row in self.group(owner) if self.operator(row) in CHOICES]
+        return any(self.calls(row, part) for row in choices for part in named)
 
     def made_safe(self, decided, replays_random: bool):
         """What cannot be recomputed, and may be saved instead, is: one group at a time, the last needed one first."""

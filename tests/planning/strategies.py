@@ -30,6 +30,7 @@ PLAIN = (
     ("aten.sym_size.int", Flag.SYMBOLIC),
     ("aten._print.default", Flag.EFFECTFUL),
 )
+STEERING = ("aten.index.Tensor", "aten.gather.default", "aten.where.self")
 
 
 @st.composite
@@ -40,7 +41,8 @@ def graphs(draw: st.DrawFn) -> Facts:
     builder.add("size", "input", (), flags=Flag.SYMBOLIC)
     builder.add("tangent", "tangent", ())
     for _ in range(draw(st.integers(1, 14))):
-        draw(st.sampled_from([_plain, _plain, _plain, _backward, _fan_out, _multi_output, _collective]))(draw, builder)
+        part = draw(st.sampled_from([_plain, _plain, _plain, _backward, _fan_out, _multi_output, _collective, _choice]))
+        part(draw, builder)
     whole = {row["owner"] for at, row in enumerate(builder.rows) if row["owner"] != at}
     returned = [row for row in draw(_some_rows(builder, 0, 2)) if row not in whole]  # no graph returns a tuple
     builder.add("output", "output", tuple(returned))
@@ -73,7 +75,7 @@ def _add(draw: st.DrawFn, builder: GraphBuilder, target: str, inputs: list[int],
         numel=draw(st.sampled_from([1, 4])),
         flops=draw(st.sampled_from([0, 100])),
         shape=draw(st.sampled_from(["", "4", "2x4", "2x2x2"])),
-        dtype=draw(st.sampled_from(["", "bfloat16", "float32"])),
+        dtype=more.pop("dtype", None) or draw(st.sampled_from(["", "bfloat16", "float32", "int64"])),
         device=draw(st.sampled_from(["", "cpu", "cuda:0"])),
         region=draw(st.sampled_from(["0", "1"])) if tagged else None,
         tag=draw(st.sampled_from(["PREFER_RECOMPUTE", "MUST_SAVE", "MUST_RECOMPUTE"])) if tagged else None,
@@ -96,6 +98,23 @@ def _multi_output(draw: st.DrawFn, builder: GraphBuilder) -> None:
     owner = _add(draw, builder, target, draw(_forward_rows(builder, 1, 2)), flags)
     for _ in range(draw(st.integers(0, 3))):
         _add(draw, builder, "builtin.getitem", [owner], draw(st.sampled_from([Flag(0), Flag(0), Flag.SYMBOLIC])))
+
+
+def _choice(draw: st.DrawFn, builder: GraphBuilder) -> None:
+    """What steers: of floats or of whole numbers, told in one result or in pieces, read by what goes by it or not."""
+    read = draw(_forward_rows(builder, 1, 1))
+    if draw(st.booleans()):
+        read = [_add(draw, builder, draw(st.sampled_from(["aten.argsort.default", "aten.max.default"])), read, Flag(0))]
+    target = draw(st.sampled_from(["aten.topk.default", "aten.sort.stable", "aten.argmax.default"]))
+    if target == "aten.argmax.default":
+        chosen = _add(draw, builder, target, read, Flag(0), dtype="int64")
+    else:
+        owner = _add(draw, builder, target, read, Flag.MULTI_OUTPUT)
+        builder.rows[owner]["dtype"] = ""
+        _add(draw, builder, "builtin.getitem", [owner], Flag(0), dtype="float32")
+        chosen = _add(draw, builder, "builtin.getitem", [owner], Flag(0), dtype="int64")
+    if draw(st.booleans()):
+        _add(draw, builder, draw(st.sampled_from(STEERING)), [chosen, *draw(_forward_rows(builder, 1, 1))], Flag(0))
 
 
 def _fan_out(draw: st.DrawFn, builder: GraphBuilder) -> None:
@@ -131,7 +150,22 @@ GLOBS = (
     "l*.1",
     "none.*",
 )
-NAMES = ("mm", "add", "*", "*e*", "getitem", "wait_tensor", "split", "cat", "view", "all_gather*", "{mm,add}", "none")
+NAMES = (
+    "mm",
+    "add",
+    "topk",
+    "arg*",
+    "*",
+    "*e*",
+    "getitem",
+    "wait_tensor",
+    "split",
+    "cat",
+    "view",
+    "all_gather*",
+    "{mm,add}",
+    "none",
+)
 
 PROPERTIES = (
     "from parameter",

@@ -19,7 +19,8 @@ def test_a_bundled_policy_is_planned_as_the_reference_plans_it(model: str, polic
     loaded = load_policy(policy_name)
     assert loaded.policy is not None, loaded.diagnostics
     made = plan(loaded.policy, facts, JOINT)
-    assert [found.message for found in made.diagnostics] == []
+    routed = model == "mixtral" and policy_name != "llama3_sac"  # which saves `topk` itself
+    assert [found.code for found in made.diagnostics] == ["APL308"] * routed
     expected = Reference(loaded.policy, facts).decisions(replays_random=True)
     assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(made.decisions) if d is not None} == expected
 

@@ -74,11 +74,11 @@ CODES: tuple[Code, ...] = (
     Code(
         "APL308",
         "a discrete choice is saved",
-        "On a flat graph, what decides where values go (topk, argmax, sort or multinomial whose result steers an "
-        "index, a gather or a scatter: the router of a mixture of experts) is saved even where a sweeping rule "
-        "recomputes it. A second run may sum in another order, and the smallest difference then sends a token "
-        "elsewhere in the backward than in the forward. A rule that names the operator itself, as `recompute topk` "
-        "does, is followed.",
+        "What decides where values go (topk, argmax, sort or multinomial whose result steers an index, a gather or a "
+        "scatter: the router of a mixture of experts) is saved even where a sweeping rule recomputes it. A second run "
+        "may sum in another order, and the smallest difference then sends a token elsewhere in the backward than in "
+        "the forward. A rule that names the operator itself, as `recompute topk` does, is followed, and so is the "
+        "model's own checkpoint.",
         wrong="recompute everything",
         mended="recompute everything\nrecompute topk",
         severity=Severity.NOTE,

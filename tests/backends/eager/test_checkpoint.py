@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import policylang
@@ -69,6 +70,32 @@ def test_real_models_train_on_the_same_bits(name: str, text: str) -> None:
     assert report.audit.agrees
     assert report.saved is not None
     assert report.saved.bytes > 0
+
+
+class Chosen(TorchDispatchMode):
+    """Counts the choices of experts that really run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.topk.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("text", "runs"), [("", 2), ("recompute topk", 4), ("leave topk", 2)])
+def test_experts_are_chosen_once(text: str, runs: int) -> None:
+    """pytorch#186572, torchtitan#1117: a second choice, by floats that another kernel summed, may be another."""
+    example = models.mixtral()
+    model = policylang.checkpoint_model(example.module, policylang.parse(f"recompute everything in block\n{text}"))
+    step(example, model)  # records the blocks
+    with Chosen() as chosen:
+        step(example, model)
+    assert chosen.count == runs
+    notes = policylang.report(model).notes
+    assert len(notes) == (text != "recompute topk")
+    assert all("saved that choose what follows, `topk` first" in note for note in notes)
 
 
 class Block(nn.Module):
