@@ -7,9 +7,11 @@ import re
 
 import pytest
 
+from policylang.graph.facts import GraphKind
 from policylang.language.loader import parse_policy
 from policylang.planning.breakdown import breakdown
-from policylang.planning.paths import JOINT
+from policylang.planning.paths import FLAT, JOINT
+from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
 from policylang.planning.worth import worth_of_rules
 from policylang.report.html import plan_page
@@ -46,11 +48,11 @@ def graph(layers: int) -> str:
     return "\n".join([*lines, f"output(%x{layers}, %g0)"])
 
 
-def page(layers: int = 4, policy: str = POLICY, name: str = "a.graph") -> str:
+def page(layers: int = 4, policy: str = POLICY, name: str = "a.graph", path: Capabilities = JOINT) -> str:
     loaded = parse_policy(policy, name="</style><img src=x>.apl")
     assert loaded.policy is not None, loaded.diagnostics
-    made = plan(loaded.policy, facts_of(graph(layers)), JOINT)
-    return plan_page(breakdown(made), worth_of_rules(made, JOINT), name)
+    made = plan(loaded.policy, facts_of(graph(layers), GraphKind.FLAT if path is FLAT else None), path)
+    return plan_page(breakdown(made), worth_of_rules(made, path), name)
 
 
 def data_of(text: str) -> dict:
@@ -131,6 +133,20 @@ def test_the_page_in_a_browser(tmp_path):
         assert it.texts(".told")[0].startswith("g0: ")
         assert it.errors() == []
         assert it.screenshot().startswith(b"\x89PNG")
+
+
+@in_browser
+@pytest.mark.parametrize("action", ["offload", "save"])
+def test_what_is_moved_to_the_host_has_a_figure_of_its_own(action: str, tmp_path):
+    """The first product of each of four layers: the backward reads no other."""
+    path = tmp_path / "plan.html"
+    path.write_text(page(policy=f"blocks layers.*\n{action} mm in block", path=FLAT), encoding="utf-8")
+    told = "offloaded1.6 KiB4 values on the host between forward and backward, beside what is kept"
+    with browser() as it:
+        it.open(path)
+        assert [text for text in it.texts("#tiles div") if "offloaded" in text] == [told] * (action == "offload")
+        assert ("400 B offloaded" in it.texts("#blocks summary")[0]) is (action == "offload")
+        assert it.errors() == []
 
 
 @in_browser

@@ -8,8 +8,9 @@ function showBlocks() {
     const label = make("span", { class: "label" }, group.label);
     if (group.times > 1) label.append(make("span", { class: "times" }, `×${group.times}`));
     const open = amounts.open_bytes ? `, ${bytes(amounts.open_bytes)} of it left to PyTorch` : "";
+    const moved = amounts.offloaded ? `, ${bytes(amounts.offloaded_bytes)} offloaded` : "";
     const summary = make("summary", {}, label,
-      measure(amounts.saved_bytes / mostSaved, "saved", bytes(amounts.saved_bytes), ` saved in ${count(amounts.saved, "value")}${open}`),
+      measure(amounts.saved_bytes / mostSaved, "saved", bytes(amounts.saved_bytes), ` saved in ${count(amounts.saved, "value")}${open}${moved}`),
       measure(amounts.recomputed_flops / mostFlops, "recomputed", flops(amounts.recomputed_flops), ` and ${bytes(amounts.recomputed_bytes)} recomputed in ${count(amounts.recomputed, "value")}`));
     const details = make("details", { class: "group" }, summary);
     details.addEventListener("toggle", () => {

@@ -38,6 +38,8 @@ function showHead() {
     tile("kept for the backward", bytes(under.amounts.saved_bytes), `${percent(under.amounts.saved_bytes, without.amounts.saved_bytes)} of ${bytes(without.amounts.saved_bytes)} without recomputation`),
     tile("computed twice", flops(under.amounts.recomputed_flops), share),
     tile("simulated peak", bytes(peak(under)), `${percent(peak(under), peak(without))} of ${bytes(peak(without))}; at ${under.peak.at}`));
+  const moved = under.amounts.offloaded;
+  if (moved) byId("tiles").append(tile("offloaded", bytes(under.amounts.offloaded_bytes), `${count(moved, "value")} on the host between forward and backward, beside what is kept`));
   if (open) byId("tiles").append(tile("left to PyTorch", bytes(open), "counted as kept: its min-cut may recompute it"));
   const held = data.expectations.filter((each) => each.status === "held").length;
   const told = (each) => `${each.text.replace(/^expect /, "")}: ${each.status === "deferred" ? "open, PyTorch decides" : `${each.status}, ${each.found}`}`;
