@@ -69,7 +69,8 @@ class Audit:
 class _Found:
     """What was read off the graphs, as rows of the facts."""
 
-    saved: list[int]
+    kept: list[int]
+    """Values computed by the forward that cross."""
     inputs: list[int]
     symbolic: list[int]
     recomputed: list[int]
@@ -81,17 +82,21 @@ def audit(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph, *, nu
     """Compare a partition with what its plan came to.
 
     ``plan`` is the plan as it stood when the graph was split and ``needs`` what follows from it
-    (:func:`policylang.planning.outcome.backward_needs`). Differences are returned, not raised.
+    (:func:`policylang.planning.outcome.backward_needs`). Differences are returned, not raised. What is offloaded still
+    crosses as a value of the device here; :func:`policylang.audit_halves.wrongly_moved` looks at its copies.
     """
     facts = plan.facts
     found = _read(facts, needs, forward, backward, num_fwd_outputs)
     by_auto = _left_to_min_cut(plan)
-    auto_saved = [row for row in found.saved if by_auto(row)]
-    actual = Needs(saved=tuple(found.saved), recomputed=tuple(found.recomputed))
+    to_host = frozenset(needs.offloaded)
+    moved = [row for row in found.kept if row in to_host]
+    saved = [row for row in found.kept if row not in to_host]
+    auto_saved = [row for row in saved if by_auto(row)]
+    actual = Needs(saved=tuple(saved), offloaded=tuple(moved), recomputed=tuple(found.recomputed))
     cost = with_cost(actual, facts, plan.block_of, len(plan.block_names))
     auto_cost = with_cost(Needs(saved=tuple(auto_saved)), facts, (), 0)
     return Audit(
-        saved=_names(facts, found.saved),
+        saved=_names(facts, saved),
         saved_bytes=cost.saved_bytes,
         recomputed=_names(facts, found.recomputed),
         recomputed_bytes=cost.recomputed_bytes,
@@ -105,6 +110,8 @@ def audit(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph, *, nu
         random_states=found.random_states,
         saved_bytes_by_block=cost.saved_bytes_by_block,
         recomputed_flops_by_block=cost.recomputed_flops_by_block,
+        offloaded=_names(facts, moved),
+        offloaded_bytes=cost.offloaded_bytes,
         differences=_differences(plan, needs, found),
     )
 
@@ -171,24 +178,25 @@ def _recomputed(facts: Facts, needs: Needs, kept: Sequence[Any], forward: fx.Gra
 
 
 def _differences(plan: Plan, needs: Needs, found: _Found) -> tuple[Diagnostic, ...]:
-    planned_saved, planned_recomputed = set(needs.saved), set(needs.recomputed)
-    really_saved, really_recomputed = set(found.saved), set(found.recomputed)
+    planned_saved, planned_recomputed = {*needs.saved, *needs.offloaded}, set(needs.recomputed)
+    really_saved, really_recomputed = set(found.kept), set(found.recomputed)
     differences: list[Diagnostic] = []
     for row in sorted(really_saved - planned_saved):
-        differences.append(_difference(SAVED_UNPLANNED, plan, row, "was saved"))
+        differences.append(difference(SAVED_UNPLANNED, plan, row, "was saved"))
     for row in sorted(planned_saved - really_saved):
-        differences.append(_difference(NOT_SAVED, plan, row, "was not saved"))
+        differences.append(difference(NOT_SAVED, plan, row, "was not saved"))
     for row in sorted(really_recomputed - planned_recomputed):
-        differences.append(_difference(RECOMPUTED_UNPLANNED, plan, row, "was recomputed"))
+        differences.append(difference(RECOMPUTED_UNPLANNED, plan, row, "was recomputed"))
     for row in sorted(planned_recomputed - really_recomputed):
-        differences.append(_difference(NOT_RECOMPUTED, plan, row, "was not recomputed"))
+        differences.append(difference(NOT_RECOMPUTED, plan, row, "was not recomputed"))
     for name in found.unknown:
         message = f"the forward keeps `{name}` for the backward, which the graph that was planned does not have"
         differences.append(Diagnostic(NOT_CONNECTED, message))
     return tuple(differences)
 
 
-def _difference(code: str, plan: Plan, row: int, happened: str) -> Diagnostic:
+def difference(code: str, plan: Plan, row: int, happened: str) -> Diagnostic:
+    """A node that did not become what was planned."""
     facts = plan.facts
     decision = plan.decisions[row]
     where = f" in {facts.modules[row]}" if facts.modules[row] else ""

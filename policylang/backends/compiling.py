@@ -21,6 +21,9 @@ from policylang.language.syntax import Policy
 
 log = logging.getLogger(__name__)
 
+_IN_ORDER = {"reorder_for_peak_memory": False}
+"""Inductor would move copies between device and host for the memory they take, which it counts alike on both: it awaits
+a copy right where it starts, or fetches everything at once. Set for policies that offload, unless a user sets it."""
 _WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
@@ -58,6 +61,8 @@ def with_inductor(
     assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
     its caches compares the recorded plan with those of ranks that partition, where these compare theirs.
     """
+    if any(rule.action.offloads for rule in partitioner.policy.rules):
+        settings = {**_IN_ORDER, **settings}
     with agreement.comparing(agree) as accounts:
         return _with_inductor(partitioner, key, gm, inputs, settings, accounts)
 

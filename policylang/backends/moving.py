@@ -1,4 +1,7 @@
-"""Values moved to the host and back, on a graph that holds forward and backward: the copies and where they stand.
+"""Values moved to the host and back: the copies and where they stand.
+
+On a graph that holds forward and backward the whole of it is :func:`move`; where the two are apart, as in
+:mod:`policylang.backends.halves_moved`, each takes its side.
 
 Which values are moved is planned. Where a copy starts and where it is awaited is the rule of
 :mod:`policylang.planning.offloading`, on the nodes as they stand once everything else is in its place. One pass.
@@ -42,6 +45,11 @@ def move(graph: fx.Graph, held: Mapping[fx.Node, fx.Node], backward: Collection[
     hosts = copy_out(graph, leaving, regions[0].begin)
     for region in regions:
         copy_in(graph, hosts, region.readers, region.begin)
+
+
+def last_readers(graph: fx.Graph, held: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Of a graph that is all forward: each value of ``held`` with the last reader of its memory, in their order."""
+    return _read(graph, held, ())[0]
 
 
 def _read(
@@ -129,8 +137,8 @@ def _call(graph: fx.Graph, value: fx.Node, word: str, target: Any, args: tuple[A
 
 def _meta(value: fx.Node, beside: fx.Node) -> dict[str, Any]:
     """The metadata of the value, in the phase of the node beside which a copy stands."""
-    meta = {key: found for key, found in value.meta.items() if key not in _NOT_CARRIED}
-    annotations = {key: found for key, found in marks.custom(meta).items() if key not in _NOT_OF_A_COPY}
+    meta = without_marks(value.meta)
+    annotations = marks.custom(meta)
     theirs = marks.custom(beside.meta)
     for key in ("phase", marks.PHASE):
         annotations.pop(key, None)
@@ -140,6 +148,13 @@ def _meta(value: fx.Node, beside: fx.Node) -> dict[str, Any]:
     if beside.meta.get("autograd_backward"):
         meta["autograd_backward"] = True
     meta["custom"] = {**annotations, marks.MOVED: value.name}
+    return meta
+
+
+def without_marks(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a value as far as it holds of a copy of it, too."""
+    meta = {key: value for key, value in found.items() if key not in _NOT_CARRIED}
+    meta["custom"] = {key: value for key, value in marks.custom(found).items() if key not in _NOT_OF_A_COPY}
     return meta
 
 

@@ -15,12 +15,14 @@ from torch import fx
 
 from policylang import _torch
 from policylang.audit import Audit, audit
+from policylang.audit_halves import places, wrongly_moved
 from policylang.backends import cse, refusals, settle, tags
 from policylang.backends.agreement import agree_on_plan
 from policylang.backends.collectives import carry_out
 from policylang.backends.garbage import collector_paused
 from policylang.backends.groups import RankOrder
 from policylang.backends.halves import Half, rewrite_half, without_answered
+from policylang.backends.halves_moved import move_across
 from policylang.backends.outcomes import record
 from policylang.backends.split import finish, split
 from policylang.backends.stages import timed
@@ -176,26 +178,29 @@ def partition_planned(
     seconds = {} if seconds is None else seconds
     with timed(seconds, "cse"):
         merged = cse.eliminate(gm.graph, plan) if _torch.cse_enabled() else cse.NOTHING_MERGED
-        merged_plan = settle.merge(plan, merged)
+        merged_plan = settle.moves(settle.merge(plan, merged))
     with timed(seconds, "tag"):
         tags.write(gm.graph, merged_plan)
     with timed(seconds, "choose"):
         settled, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
-        plan, failures = settle_expectations(plan, settled, needs)
+        plan, failures = settle_expectations(evolve(plan, diagnostics=settled.diagnostics), settled, needs)
         _raise_errors(failures)
     with timed(seconds, "split"):
         tags.record_saved(gm.graph, _saved_marks(settled.facts, needs))
         forward, backward = split(gm, settled, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     with timed(seconds, "audit"):
         result = audit(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
-    if not result.agrees:
-        raise PolicyAuditError(result.differences)
+    _raise_differences(result.differences)
+    crossing = places(settled.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
     halves: tuple[Half, ...] = ()
     if plan.policy.rewrites:
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
             halves = tuple(rewrite_half(half, plan.policy, kind, root=root) for half, kind in kinds)
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
+    with timed(seconds, "move"):
+        move_across(settled.facts, crossing, forward.graph, backward.graph)
+        _raise_differences(wrongly_moved(settled, crossing, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     made = {*groups, *(group for half in halves for group in half.groups)}
@@ -211,7 +216,7 @@ def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs:
     needs = backward_needs(settled.facts, settled.decisions)
     if not needs.settled:
         chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
-        settled = settle.fit(plan, gradients, chosen)
+        settled = settle.moves(settle.fit(plan, gradients, chosen))
         needs = backward_needs(settled.facts, settled.decisions)
     _raise_errors(refusals.unsafe_after_all(settled, needs, JOINT))
     return settled, needs
@@ -235,12 +240,17 @@ def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
     """
     recomputed = frozenset(needs.recomputed)
     marked: dict[str, bool | str] = {}
-    for row in needs.saved:
+    for row in (*needs.saved, *needs.offloaded):
         owner = facts.owners[row]
         whole = owner == row or owner not in recomputed
         marked[facts.names[owner]] = True if whole else marks.PARTLY
         marked[facts.names[row]] = True
     return marked
+
+
+def _raise_differences(found: Sequence[Diagnostic]) -> None:
+    if found:
+        raise PolicyAuditError(tuple(found))
 
 
 def _errors(diagnostics: Sequence[Diagnostic], deferred: Sequence[str] = ()) -> list[Diagnostic]:

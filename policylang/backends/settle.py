@@ -18,7 +18,10 @@ from policylang.backends.cse import Merged
 from policylang.backends.tags import UNSAFE
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
 from policylang.language.syntax import Action
+from policylang.planning.offloading import offload_diagnostics, settle_offloads
+from policylang.planning.outcome import backward_needs
 from policylang.planning.plan import Decision, Plan, Why
+from policylang.planning.storage import storage_roots
 
 _AUTO_SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "PyTorch's min-cut saves it")
 _AUTO_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "PyTorch's min-cut recomputes it")
@@ -52,7 +55,8 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
 
     ``gradients`` are the rows that the backward returns. ``chosen`` are the rows that min-cut would save: an undecided
     value is saved if it is among them and recomputed if not, and a value that was traced in the backward but needs
-    nothing of it is moved to the forward and saved where min-cut says so. Symbolic sizes that the backward takes of a
+    nothing of it is moved to the forward and saved where min-cut says so, unless it looks into memory that is
+    offloaded: the backward makes such a view of what came back. Symbolic sizes that the backward takes of a
     forward tensor are taken in the forward, so that the tensor need not be kept for them. Backward nodes that lead to
     nothing read nothing.
     """
@@ -67,8 +71,9 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
             if decision is not None and decision.action is None:
                 unsafe = (flags[row] | flags[facts.owners[row]]) & UNSAFE
                 decisions[row] = _AUTO_SAVE if row in wanted or unsafe else _AUTO_RECOMPUTE
+        leaving = _offloaded_memory(plan)
         for row in wanted:
-            if phases[row] == Phase.BACKWARD:
+            if phases[row] == Phase.BACKWARD and not (leaving and storage_roots(facts)[row] in leaving):
                 phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
     for row in _sizes_of_forward_values(facts):
         phases[row], decisions[row] = Phase.FORWARD, _SIZE
@@ -83,6 +88,26 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
         for source in inputs[row]:
             live[source] = 1
     return evolve(plan, facts=evolve(facts, phases=phases, inputs=inputs, flags=flags), decisions=decisions)
+
+
+def moves(plan: Plan) -> Plan:
+    """The plan with what is offloaded settled once more: merged nodes share memory, and so does what min-cut saves.
+
+    What stays on the device after all is in the diagnostics.
+    """
+    policy, facts = plan.policy, plan.facts
+    if not _offloaded_memory(plan):
+        return plan
+    decisions = list(plan.decisions)
+    stays = settle_offloads(policy, facts, decisions, backward_needs(facts, decisions))
+    notes = offload_diagnostics(policy, facts, decisions, backward_needs(facts, decisions), stays)
+    return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *notes))
+
+
+def _offloaded_memory(plan: Plan) -> frozenset[int]:
+    """The rows whose memory leaves the device, as far as decisions go."""
+    rows = [row for row, made in enumerate(plan.decisions) if made and made.action and made.action.offloads]
+    return frozenset(storage_roots(plan.facts)[row] for row in rows) if rows else frozenset()
 
 
 def _sizes_of_forward_values(facts: Facts) -> list[int]:

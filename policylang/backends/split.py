@@ -17,10 +17,14 @@ from policylang.planning.plan import Plan
 def split(
     joint: fx.GraphModule, plan: Plan, needs: Needs, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward that returns what ``needs`` saves, and the backward that recomputes the rest of what it reads."""
+    """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
+
+    What is offloaded crosses as what is saved does: it is moved when the halves stand (:mod:`halves_moved`).
+    """
     facts = plan.facts
     nodes = {node.name: node for node in joint.graph.nodes}
-    kept = [nodes[facts.names[row]] for row in sorted((*needs.saved, *needs.inputs, *needs.symbolic))]
+    rows = (*needs.saved, *needs.offloaded, *needs.inputs, *needs.symbolic)
+    kept = [nodes[facts.names[row]] for row in sorted(rows)]
     kept = [node for node in kept if node.op != "get_attr"]
     symbols = [node for node in kept if _torch.is_symbolic(node)]
     opaque = [node for node in kept if not _torch.is_symbolic(node) and _torch.is_opaque(node)]

@@ -46,7 +46,8 @@ def write(graph: fx.Graph, plan: Plan) -> None:
 def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
     """Within, every value that may not be recomputed is tagged ``MUST_SAVE``, the one tag that min-cut takes for that.
 
-    Min-cut knows no ``PREFER_SAVE``, and takes values that cannot be recomputed correctly for ordinary ones. The
+    What is offloaded is such a value: it comes back, so min-cut need not save what is made of it. Min-cut knows no
+    ``PREFER_SAVE``, and takes values that cannot be recomputed correctly for ordinary ones. The
     collectives of the backward stay there: min-cut, which recomputes none without a tag, would move those that need no
     gradient into the forward and save what they gather. What it writes itself is taken off again: no rule said so.
     """
@@ -60,7 +61,8 @@ def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
         if row is None or decision is None:
             continue
-        if _is_unsafe(facts, row) if decision.action is None else decision.action.saves:
+        action = decision.action
+        if _is_unsafe(facts, row) if action is None else action.saves or action.offloads:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     try:
         yield

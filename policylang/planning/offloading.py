@@ -82,6 +82,11 @@ class _Settling:
         for row, root in enumerate(self.roots):
             if root in self.members:
                 self.members[root].append(row)
+        self.users: dict[int, list[int]] = {row: [] for rows in self.members.values() for row in rows}
+        for row, sources in enumerate(facts.inputs):  # merged nodes have other readers than the facts' own column says
+            for source in sources:
+                if source in self.users:
+                    self.users[source].append(row)
 
     def settle(self) -> tuple[Stays, ...]:
         together: dict[int, list[int]] = {}
@@ -153,14 +158,14 @@ class _Settling:
                 return f"{names[member]}, which is saved, holds the same memory"
             if facts.flags[member] & Flag.FORWARD_OUTPUT:
                 return f"the forward returns {names[member]}, and the caller holds it"
-            for user in facts.users[member]:
+            for user in self.users[member]:
                 if facts.phases[user] == Phase.OUTPUT:
                     return f"the graph returns {names[member]}, and the caller holds it"
-                if user < self.backward and facts.phases[user] == Phase.FORWARD:
-                    continue
+                if facts.phases[user] == Phase.FORWARD and (user < self.backward or facts.kind is not GraphKind.FLAT):
+                    continue  # a partition runs all of its forward first
                 if facts.flags[user] & Flag.WRITES:
                     return f"{names[user]} may write to it after the backward has begun"
-                if facts.phases[user] == Phase.FORWARD and facts.kind is GraphKind.FLAT:
+                if facts.phases[user] == Phase.FORWARD:
                     return f"{names[user]}, of the forward, reads it after the backward has begun"
         return None
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 from policylang.graph.facts import GraphKind
 from policylang.planning.plan import Capabilities
 
-JOINT = Capabilities(name="the joint-graph partitioner", replays_random=True, rewrites=True, undecided_auto=True)
+JOINT = Capabilities(
+    name="the joint-graph partitioner", replays_random=True, offloads=True, rewrites=True, undecided_auto=True
+)
 FLAT = Capabilities(
     name="a flat graph",
     replays_random=True,

@@ -22,7 +22,8 @@ class Late:
     def __init__(self, seed: int | None = None) -> None:
         self.random = None if seed is None else random.Random(seed)
         self.pending: list[Callable[[], None]] = []
-        self.sources: dict[int, StorageWeakRef] = {}
+        self.sources: dict[int, tuple[StorageWeakRef, StorageWeakRef]] = {}
+        """By the address of a copy on the host: that copy, and what it was made of."""
         self.out = 0
         self.back = 0
         self.held: list[bool] = []
@@ -30,13 +31,16 @@ class Late:
 
     def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         """Without a seed a copy is made when it is awaited, and not before."""
-        origin = self.sources.get(source.data_ptr())
-        if origin is None:
+        known = self.sources.get(source.data_ptr())
+        if known is None or known[0].expired():  # or else an address that someone else has by now
             self.out += 1
-            self.sources[target.data_ptr()] = StorageWeakRef(source.untyped_storage())
+            self.sources[target.data_ptr()] = (
+                StorageWeakRef(target.untyped_storage()),
+                StorageWeakRef(source.untyped_storage()),
+            )
         else:
             self.back += 1
-            self.held.append(not origin.expired())
+            self.held.append(not known[1].expired())
         target.fill_(float("nan") if target.is_floating_point() else POISON % 2)
         held = weakref.ref(source)
 

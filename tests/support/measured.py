@@ -31,27 +31,30 @@ class Measured(NamedTuple):
     """What the forward keeps for the backward beyond its inputs: distinct memory, generator states left out."""
 
 
-def measured(partition: Partition, num_fwd_outputs: int) -> Measured:
-    """Run both halves as AOTAutograd does: each input of the backward is let go of after its last reader."""
+def measured(partition: Partition, num_fwd_outputs: int, device: str = "cpu") -> Measured:
+    """Run both halves as AOTAutograd does: each input of the backward is let go of after its last reader.
+
+    What is on another device than ``device`` is not counted.
+    """
     forward, backward = partition.forward, partition.backward
     with _mode_of(forward), torch.no_grad():
         primals = [_fresh(node.meta["val"]) for node in forward.graph.find_nodes(op="placeholder")]
-        peak_forward, returned = _tracked(forward, list(primals), primals)
+        peak_forward, returned = _tracked(forward, list(primals), primals, device)
         names = [value.name if isinstance(value, fx.Node) else "" for value in _output_args(forward)]
         outputs = returned[:num_fwd_outputs]
         kept = dict(zip(names, returned, strict=True))
         states = [value for node, value in zip(_output_args(forward), returned, strict=True) if is_random_state(node)]
-        saved = _bytes_beyond([*primals, *states], returned[num_fwd_outputs:])
+        saved = _bytes_beyond([*primals, *states], returned[num_fwd_outputs:], device)
         arguments = []
         for node in backward.graph.find_nodes(op="placeholder"):
             arguments.append(kept[node.name] if node.name in kept else _fresh(node.meta["val"]))
         del returned, kept
-        peak_backward, gradients = _tracked(backward, arguments, [*primals, *outputs])
+        peak_backward, gradients = _tracked(backward, arguments, [*primals, *outputs], device)
         del gradients
     return Measured(peak_forward, peak_backward, saved)
 
 
-def measured_flat(gm: fx.GraphModule) -> int:
+def measured_flat(gm: fx.GraphModule, device: str = "cpu") -> int:
     """The worst moment of a whole step as a user calls it, its inputs included."""
     with _mode_of(gm), torch.no_grad():
         inputs = [_fresh(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")]
@@ -60,21 +63,25 @@ def measured_flat(gm: fx.GraphModule) -> int:
         with tracker:
             returned = gm(*inputs)
         del returned
-    return sum(each["Total"] for each in tracker.get_tracker_snapshot("peak").values())
+    return _peak(tracker, device)
 
 
-def _tracked(gm: fx.GraphModule, arguments: list[Any], held: Sequence[Any]) -> tuple[int, list[Any]]:
+def _peak(tracker: MemTracker, device: str) -> int:
+    return tracker.get_tracker_snapshot("peak")[torch.device(device)]["Total"]
+
+
+def _tracked(gm: fx.GraphModule, arguments: list[Any], held: Sequence[Any], device: str) -> tuple[int, list[Any]]:
     gc.collect()
     tracker = _Tracker()
     tracker.track_external(*(value for value in (*arguments, *held) if isinstance(value, Tensor)))
     with tracker:
         returned = fx.Interpreter(gm).boxed_run(arguments)
-    peak = sum(each["Total"] for each in tracker.get_tracker_snapshot("peak").values())
-    return peak, list(returned)
+    return _peak(tracker, device), list(returned)
 
 
-def _bytes_beyond(known: Sequence[Any], values: Sequence[Any]) -> int:
-    storages = {id(v.untyped_storage()): v.untyped_storage() for v in values if isinstance(v, Tensor)}
+def _bytes_beyond(known: Sequence[Any], values: Sequence[Any], device: str) -> int:
+    there = [value for value in values if isinstance(value, Tensor) and value.device == torch.device(device)]
+    storages = {id(value.untyped_storage()): value.untyped_storage() for value in there}
     for value in known:
         if isinstance(value, Tensor):
             storages.pop(id(value.untyped_storage()), None)
@@ -84,7 +91,8 @@ def _bytes_beyond(known: Sequence[Any], values: Sequence[Any]) -> int:
 def _fresh(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return torch.empty_strided([*map(hint, value.shape)], [*map(hint, value.stride())], dtype=value.dtype)
+    shape, strides = [*map(hint, value.shape)], [*map(hint, value.stride())]
+    return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
 
 
 def _mode_of(gm: fx.GraphModule) -> FakeTensorMode:

@@ -1,0 +1,400 @@
+"""`offload` under ``torch.compile``: the same bits however late the copies come, and nothing held that was moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+import policylang
+from policylang.audit_halves import Place, wrongly_moved
+from policylang.backends import transfers
+from policylang.backends.inductor import PolicyBackend
+from policylang.backends.partitioner import Partition
+from policylang.backends.transfers import copied_over
+from policylang.planning.outcome import saved_and_recomputed
+from tests.support import models
+from tests.support.compiled import Trained, assert_bitwise_equal, fresh_dynamo, train
+from tests.support.late import Late
+from tests.support.models import ZOO, Example, square_loss
+from tests.support.run_partition import Result, Traced, assert_same_result, trace
+
+WITHOUT = "aot_eager_default_partitioner"
+SAVE = "undecided -> save\n"
+
+
+def backend_for(text: str, **options: Any) -> PolicyBackend:
+    return policylang.backend(policylang.parse(text), **options)
+
+
+def trained(example: Example, backend: Any, link: Late | None = None, **options: Any) -> Trained:
+    with copied_over(link or Late(1)):
+        return train(example, lambda model: torch.compile(model, backend=backend, **options))
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def traced(function: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) -> Traced:
+    return trace(Function(function), tuple(v.clone().requires_grad_() for v in inputs), square_loss, dynamic=dynamic)
+
+
+@cache
+def example(name: str) -> Traced:
+    return trace(*ZOO[name]())
+
+
+@cache
+def without_policy(graph: Traced) -> Result:
+    return graph.run(SAVE)
+
+
+def mlp() -> Traced:
+    return example("mlp")
+
+
+def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return gm.graph.find_nodes(op="call_function", target=target)
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mlp", SAVE + "offload gelu, addmm"),
+        ("llama", "recompute everything\noffload mm"),
+        ("gpt2", "offload everything"),
+        ("resnet", "recompute everything\noffload convolution"),
+        ("shared_parameters", SAVE + "offload addmm up to 4 KiB per rank"),
+    ],
+)
+def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> None:
+    without = train(ZOO[name](), lambda model: torch.compile(model, backend=WITHOUT))
+    for seed in (None, 1):
+        backend, link = backend_for(text, inner="aot_eager"), Late(seed)
+        assert_bitwise_equal(trained(ZOO[name](), backend, link), without)
+        report = policylang.report(backend)
+        assert report.offloaded
+        assert link.out == link.back == 2 * len(report.offloaded), "two steps"
+        assert not any(link.held), "the device copy is still there when the value comes back"
+
+
+@pytest.mark.parametrize("text", [SAVE + "offload mm", pytest.param("offload mm", marks=pytest.mark.slow)])
+def test_through_inductor(text: str) -> None:
+    without = train(models.llama(layers=1), torch.compile)
+    backend, link = backend_for(text), Late(3)
+    assert_bitwise_equal(trained(models.llama(layers=1), backend, link), without)
+    report = policylang.report(backend)
+    assert report.offloaded
+    assert link.out == link.back == 2 * len(report.offloaded)
+
+
+def test_min_cut_decides_the_rest_around_what_is_offloaded() -> None:
+    partition = example("llama").partition("offload mm")
+    audit = partition.audit
+    assert audit.offloaded
+    assert audit.auto_saved
+    plan = partition.plan
+    index, mm = plan.facts.index, {plan.facts.names[row] for row in plan.rules[0].decided}
+    assert {plan.facts.names[plan.facts.owners[index[name]]] for name in audit.offloaded} <= mm
+    assert not {*audit.saved} & mm
+
+
+def test_a_budget_leaves_the_rest_saved() -> None:
+    whole = mlp().partition(SAVE + "offload gelu").audit
+    one = whole.offloaded_bytes // len(whole.offloaded)
+    partition = mlp().partition(SAVE + f"offload gelu up to {2 * one} B per rank")
+    assert partition.audit.offloaded == whole.offloaded[:2]
+    assert whole.offloaded[2] in partition.audit.saved
+    (note,) = [found for found in partition.plan.diagnostics if found.code == "APL313"]
+    assert note.message.endswith("the budget is full")
+
+
+def test_what_the_caller_holds_or_gave_stays() -> None:
+    def returned(x: Tensor) -> tuple[Tensor, ...]:
+        held = x.sin()
+        return held.t(), held.cos()
+
+    graph = trace(
+        Function(returned),
+        (torch.randn(4, 4, requires_grad=True),),
+        lambda outputs: sum(square_loss(each * each) for each in outputs),
+    )
+    partition = graph.partition(SAVE + "offload everything")
+    assert not partition.audit.offloaded
+    assert [found.code for found in partition.plan.diagnostics if found.code in ("APL313", "APL316")]
+    assert_same_result(graph.run(SAVE + "offload everything"), graph.run(SAVE))
+
+
+def test_a_view_is_rebuilt_and_its_memory_moved_once() -> None:
+    graph = traced(lambda x: (x.sin().t() @ x).cos(), torch.randn(4, 4))
+    for text in ("offload t, permute", "offload sin"):
+        split = graph.partition(SAVE + f"optional {text}")
+        assert split.audit.offloaded == ("sin",)
+        assert not set(split.audit.saved) & {"permute", "t"}
+        assert len(copies(split.forward, transfers.OFFLOAD)) == len(copies(split.backward, transfers.RELOAD)) == 1
+    with copied_over(Late()):
+        assert_same_result(graph.run(SAVE + "offload sin"), graph.run(SAVE))
+
+
+def test_one_output_of_an_operator_with_several() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.sin().view(2, 2, 8, 4)
+            return nn.functional.scaled_dot_product_attention(x, x, x).view(2, 64).cos()
+
+    graph = trace(Attention(), (torch.randn(2, 64, requires_grad=True),), square_loss)
+    partition = graph.partition(SAVE + "offload attention")
+    assert len(partition.audit.offloaded) == 2  # the result and the sums of its softmax
+    with copied_over(Late()):
+        assert_same_result(graph.run(SAVE + "offload attention"), graph.run(SAVE))
+
+
+def test_equal_nodes_are_one_and_saved_if_either_is() -> None:
+    """Merging makes one of two values of which one is saved: its memory stays, so nothing of it is moved."""
+    graph = traced(lambda x: (x.sin() * x.sin().t()) @ x, torch.randn(4, 4))
+    for text in ("offload first sin", "offload last sin", "offload sin", "offload last sin\nsave t, permute"):
+        text = SAVE + "\n".join(f"optional {line}" for line in text.splitlines())
+        result = graph.run(text)
+        assert result.audit.agrees
+        assert not {"sin", "sin_1"} & {*result.audit.saved} & {*result.audit.offloaded}
+        assert_same_result(result, graph.run(SAVE))
+
+
+# --- sizes, blocks, caches -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_sizes_that_change_from_step_to_step(inner: str) -> None:
+    def steps(backend: Any) -> list[Tensor]:
+        module = models.mlp().module
+        with fresh_dynamo():
+            compiled = torch.compile(module, backend=backend)
+            found = []
+            for size in (4, 6, 9):
+                batch = torch.randn(size, 16, generator=torch.Generator().manual_seed(size))
+                torch._dynamo.mark_dynamic(batch, 0)
+                loss = square_loss(compiled(batch))
+                loss.backward()
+                found.append(loss.detach())
+            assert len(backend.graphs) == 1
+            assert link.out == link.back == 3 * len(policylang.report(backend).offloaded)
+            return [*found, *(value.grad for value in module.parameters())]
+
+    link = Late(2)
+    with copied_over(link):
+        found = steps(backend_for(SAVE + "offload addmm, gelu", inner=inner))
+    link = Late(2)
+    expected = steps(backend_for(SAVE, inner=inner))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_model_compiled_block_by_block() -> None:
+    def by_block(model: nn.Module) -> nn.Module:
+        for layer in model.layers:
+            layer.compile(backend=backend)
+        return model
+
+    link = Late(4)
+    backend = backend_for(SAVE, inner="aot_eager")
+    without = train(models.mlp(), by_block)
+    backend = backend_for(SAVE + "offload gelu", inner="aot_eager")
+    with copied_over(link):
+        assert_bitwise_equal(train(models.mlp(), by_block), without)
+    assert link.out == link.back == 2 * 3
+
+
+def test_a_graph_from_the_caches_moves_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    found = []
+    for _ in range(2):
+        backend, link = backend_for(SAVE + "offload addmm"), Late(5)
+        found.append(trained(models.mlp(), backend, link))
+        report = policylang.report(backend)
+        assert link.out == link.back == 2 * len(report.offloaded) > 0
+    assert report.from_cache
+    assert_bitwise_equal(*found)
+
+
+# --- order ---------------------------------------------------------------------------------------------------------
+
+
+class Noted:
+    """A link that notes what happens, and keeps every copy on the host: nobody may write to one while it is read."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        host = self.kept.get(source.data_ptr())
+        name = f"out {len(self.kept)}" if host is None else f"back {len(self.events)}"
+        self.events.append(f"start {name}")
+        target.copy_(source)
+        if host is None:
+            self.kept[target.data_ptr()] = target, target.clone()
+        return lambda: self.events.append(f"await {name}")
+
+
+def four_linears() -> Example:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    return Example(nn.Sequential(*layers), (torch.randn(4, 8),), square_loss)
+
+
+def test_inductor_leaves_the_copies_where_they_stand_and_the_host_alone() -> None:
+    """It would await each copy where it starts and fetch them all at once, for memory that it takes for the device's;
+    and it may overwrite a saved value after its last use, which a copy that is under way does not show."""
+    seen = {}
+    for inner in ("aot_eager", "inductor"):
+        link = Noted()
+        backend = backend_for(SAVE + "offload addmm or tanh", inner=inner)
+        with copied_over(link):
+            train(four_linears(), lambda model, backend=backend: torch.compile(model, backend=backend), steps=1)
+        assert all(torch.equal(*pair) for pair in link.kept.values())
+        seen[inner] = link.events
+    assert seen["inductor"] == seen["aot_eager"]
+    assert seen["inductor"][:3] == ["start out 0", "start out 1", "await out 0"]
+
+
+DRAWN = ("mm", "addmm", "mul", "add", "permute, t, view", "bernoulli", "gelu or silu or tanh", "attention", "getitem")
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
+    graph = example(data.draw(st.sampled_from(["gpt2", "resnet", "mlp", "shared_parameters"])))
+    fate = data.draw(st.sampled_from(["save", "recompute", "auto"]))
+    lines = [f"undecided -> {fate}"]
+    for what in data.draw(st.lists(st.sampled_from(DRAWN), min_size=1, max_size=5, unique=True)):
+        verb = data.draw(st.sampled_from(["save", "offload", "offload", "recompute"]))
+        budget = data.draw(st.sampled_from(["", " up to 2 KiB per rank"])) if verb == "offload" else ""
+        lines.append(f"optional {verb} {what}{budget}")
+    link = Late(data.draw(st.integers(0, 9)))
+    with copied_over(link):
+        result = graph.run("\n".join(lines))
+    assert link.out == link.back == len(result.audit.offloaded)
+    assert_same_result(result, without_policy(graph))
+
+
+# --- the audit -----------------------------------------------------------------------------------------------------
+
+
+def offloaded(text: str = SAVE + "offload gelu") -> tuple[Partition, list[Place]]:
+    """A partition whose values cross as they do before they are moved, by name, to be looked at once more."""
+    split = mlp().partition(text)
+    facts = split.plan.facts
+    rows = [facts.index[name] for name in split.audit.offloaded]
+    sent = [node.name for node in output_of(split.forward)]
+    taken = [node.name for node in split.backward.graph.find_nodes(op="placeholder")]
+    names = [f"{facts.names[row]}_host" for row in rows]
+    return split, [Place(row, sent.index(name), taken.index(name)) for row, name in zip(rows, names, strict=True)]
+
+
+def output_of(gm: fx.GraphModule) -> list[fx.Node]:
+    return list(gm.graph.find_nodes(op="output")[0].args[0])
+
+
+def found_by_audit(split: Partition, crossing: list[Place]) -> set[str]:
+    return {each.code for each in wrongly_moved(split.plan, crossing, split.forward.graph, split.backward.graph)}
+
+
+def test_the_audit_reads_both_halves() -> None:
+    assert found_by_audit(*offloaded()) == set()
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_the_audit_sees_a_copy_that_is_not_awaited(half: str) -> None:
+    split, crossing = offloaded()
+    graph = getattr(split, half).graph
+    wait = graph.find_nodes(op="call_function", target=transfers.WAIT)[0]
+    wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
+    assert "APL413" in found_by_audit(split, crossing)
+
+
+def test_the_audit_sees_a_wait_that_is_gone() -> None:
+    split, crossing = offloaded()
+    wait = copies(split.backward, transfers.WAIT)[0]
+    wait.replace_all_uses_with(wait.args[0])
+    split.backward.graph.erase_node(wait)
+    assert "APL413" in found_by_audit(split, crossing)
+
+
+def test_the_audit_sees_a_copy_read_where_it_lies() -> None:
+    split, crossing = offloaded()
+    wait = copies(split.backward, transfers.WAIT)[0]
+    next(iter(wait.users)).replace_input_with(wait, wait.args[1])
+    assert "APL413" in found_by_audit(split, crossing)
+
+
+def test_the_audit_sees_what_was_moved_and_is_kept() -> None:
+    split, crossing = offloaded()
+    (output,) = split.forward.graph.find_nodes(op="output")
+    host = output.args[0][crossing[0].returned]
+    output.args = ((*output.args[0], host.args[1]),)
+    assert found_by_audit(split, crossing) == {"APL412"}
+
+
+def test_the_audit_sees_what_was_not_moved_and_what_nobody_planned() -> None:
+    split, crossing = offloaded()
+    (output,) = split.forward.graph.find_nodes(op="output")
+    returned = list(output.args[0])
+    returned[crossing[0].returned] = returned[crossing[0].returned].args[1]
+    output.args = (tuple(returned),)
+    assert {"APL411", "APL412"} <= found_by_audit(split, crossing)
+    split, crossing = offloaded()
+    assert found_by_audit(split, crossing[1:]) == {"APL411"}
+
+
+def test_without_the_wait_the_values_are_wrong() -> None:
+    """What the tests above rest on."""
+
+    def not_awaited(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
+        return transfers._copies[int(ticket)].target
+
+    partition = mlp().partition(SAVE + "offload gelu")
+    for node in copies(partition.backward, transfers.WAIT):
+        node.target = not_awaited
+    partition.backward.recompile()
+    with copied_over(Late()):
+        _, gradients, _ = mlp().execute(partition.forward, partition.backward)
+    assert any(value.isnan().any() for value in gradients if isinstance(value, Tensor))
+
+
+# --- figures, and what stays refused -------------------------------------------------------------------------------
+
+
+def test_saved_bytes_are_those_on_the_device() -> None:
+    saving, moving = (
+        mlp().partition(SAVE + "save gelu"),
+        mlp().partition(SAVE + "offload gelu\nexpect every gelu offloaded"),
+    )
+    assert moving.audit.saved_bytes == saving.audit.saved_bytes - moving.audit.offloaded_bytes
+    report = policylang.report(moving.forward)
+    assert report.offloaded.bytes == report.rules[0].offloaded_bytes == moving.audit.offloaded_bytes
+    assert saved_and_recomputed(moving.plan).offloaded_bytes == moving.audit.offloaded_bytes
+    with pytest.raises(policylang.PolicyMatchError, match="does not hold"):
+        mlp().partition(SAVE + f"offload gelu\nexpect saved > {moving.audit.saved_bytes} B")
+
+
+def test_an_expectation_is_settled_when_min_cut_has_decided() -> None:
+    plan = (
+        example("llama")
+        .partition("offload mm in q_proj\nexpect every mm in q_proj offloaded\nexpect peak <= 1 GiB")
+        .plan
+    )
+    assert [each.status for each in plan.expectations] == ["held", "held"]

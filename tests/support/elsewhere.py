@@ -1,0 +1,56 @@
+"""Graphs traced on a CPU as they would have been on an accelerator that is not there: the values are fake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+
+from tests.support.flat_graphs import copy_graph
+
+CPU = torch.device("cpu")
+AWAY = torch.device("cuda", 0)
+
+
+def on_accelerator(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph without symbolic sizes, on another device: inputs, constants and all that is made of them."""
+    moved = copy_graph(gm)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def away(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            with mode:
+                return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=AWAY)
+        return value
+
+    inputs = []
+    for node in moved.graph.nodes:
+        node.meta = {key: value for key, value in node.meta.items() if key != "tensor_meta"}
+        node.args, node.kwargs = _mapped(node.args), _mapped(node.kwargs)
+        if node.op == "placeholder":
+            inputs.append(away(node.meta["val"]))
+    with mode:
+        _Noting(moved, away).run(*inputs)
+    return moved
+
+
+class _Noting(fx.Interpreter):
+    def __init__(self, gm: fx.GraphModule, away: Any) -> None:
+        super().__init__(gm)
+        self.away = away
+
+    def run_node(self, node: fx.Node) -> Any:
+        result = super().run_node(node)
+        if node.op == "get_attr":
+            result = self.away(result)
+        if node.op != "output":
+            node.meta["val"] = result
+        return result
+
+
+def _mapped(arguments: Any) -> Any:
+    return fx.node.map_aggregate(
+        arguments, lambda each: AWAY if each == CPU and isinstance(each, torch.device) else each
+    )
