@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
+from policylang.backends import transfers
 from tests.support.flat_graphs import copy_graph
 
 CPU = torch.device("cpu")
@@ -48,6 +49,30 @@ class _Noting(fx.Interpreter):
         if node.op != "output":
             node.meta["val"] = result
         return result
+
+
+class _Ticket(NamedTuple):
+    target: Tensor
+
+
+def with_memory(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with copies that take their memory where they start, as the operators do; on fake values they take it
+    where they are awaited. In place."""
+
+    def start(source: Tensor, device: torch.device = CPU) -> _Ticket:
+        return _Ticket(torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device=device))
+
+    def wait(ticket: _Ticket, source: Tensor, device: torch.device) -> Tensor:
+        assert ticket.target.device == device
+        return ticket.target
+
+    for node in gm.graph.nodes:
+        if node.target in (transfers.OFFLOAD, transfers.RELOAD):
+            node.target = start
+        elif node.target is transfers.WAIT:
+            node.target = wait
+    gm.recompile()
+    return gm
 
 
 def _mapped(arguments: Any) -> Any:
