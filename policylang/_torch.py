@@ -357,7 +357,11 @@ def backend_of(compiled: Any) -> Any:
 
     Private because the compiled module keeps it behind Dynamo's wrappers only, one attribute each.
     """
-    wrapper = getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)
+    return backend_behind(getattr(getattr(compiled, "dynamo_ctx", None), "callback", None))
+
+
+def backend_behind(wrapper: Any) -> Any:
+    """The backend that Dynamo's wrappers are around."""
     while True:
         inner = getattr(wrapper, "_torchdynamo_orig_backend", None) or getattr(wrapper, "compiler_fn", None)
         if inner is None:

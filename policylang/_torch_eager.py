@@ -89,3 +89,55 @@ def is_compiled(module: torch.nn.Module) -> bool:
     from torch._dynamo.eval_frame import OptimizedModule
 
     return bool(isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None)
+
+
+def compiled_around() -> tuple[Any, str]:
+    """The operator that Dynamo makes of a checkpoint that it finds in what it compiles, and the key of the metadata of
+    its first argument, a graph, under which it keeps the checkpoint's ``context_fn``.
+
+    Private because such graphs are meant for PyTorch's own compilers.
+    """
+    return torch.ops.higher_order.tag_activation_checkpoint, "_checkpoint_context_fn"
+
+
+GRAPH_NUMBER = "ac_graph_id"
+"""What the operator of :func:`compiled_around` sets on the first of a checkpoint's contexts when it runs."""
+
+
+def saved_tensor_hooks() -> Any:
+    """The pair that autograd gives what it saves to at the moment; None outside of all such hooks.
+
+    Private because ``torch.autograd.graph.saved_tensors_hooks`` only puts pairs in place.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def remove_saved_tensor_hooks() -> None:
+    """Take away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def restore_saved_tensor_hooks(pair: Any) -> None:
+    torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
+    """Whether a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return isinstance(module, OptimizedModule)
+
+
+def compiler_of(module: torch.nn.Module) -> Any:
+    """The backend of ``torch.compile`` that a compiled module was given; None where it cannot be told.
+
+    Private because ``module.compile()`` keeps it in the closure of a function alone.
+    """
+    from policylang._torch import backend_behind, backend_of
+
+    function = getattr(module, "_compiled_call_impl", None)
+    if function is None:
+        return backend_of(module)
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
+    return backend_behind(cells["callback"].cell_contents) if "callback" in cells else None

@@ -60,7 +60,8 @@ def shared_by_all(
     if not graphs:
         return ()
     by_graph = [{complaint.identity: complaint for complaint in complaints} for _, complaints in graphs]
-    identities = sorted(set(by_graph[0]).intersection(*by_graph[1:]))
+    shared = set(by_graph[0]).intersection(*by_graph[1:])
+    identities = sorted(shared, key=lambda identity: (identity[1] != refusals.NO_SUCH_BLOCKS, identity))
     spans = _statements(policy)
     return tuple(
         _diagnostic(spans, [(label, found[identity]) for (label, _), found in zip(graphs, by_graph, strict=True)], root)
@@ -79,9 +80,10 @@ def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Complaint, ...]:
 
 
 def _statements(policy: Policy) -> list[Span]:
+    """``blocks`` last: a block that is compiled on its own gets one where the policy has none."""
     blocks = [policy.blocks.span] if policy.blocks is not None else []
     acting = (*policy.rules, *policy.expectations, *policy.rewrites)
-    return [*blocks, *(each.span for each in acting)]
+    return [*(each.span for each in acting), *blocks]
 
 
 def _number_of(span: Span | None, statements: Sequence[Span]) -> int | None:

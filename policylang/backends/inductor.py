@@ -14,19 +14,26 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from attrs import evolve
 from torch import fx
 
 from policylang import _torch
-from policylang.backends import compiling, deferred, fingerprint, heartbeat
+from policylang.backends import checkpoints, compiling, deferred, fingerprint, heartbeat
 from policylang.backends import options as backend_options
+from policylang.backends.eager.compilers import MARK
+from policylang.backends.eager.session import Session, innermost
 from policylang.backends.graphs import CompiledGraph, described, of_model
 from policylang.backends.options import Inner
 from policylang.backends.partitioner import JointPartitioner
 from policylang.backends.waiting import watched
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Policy
+from policylang.language.source import Source, Span
+from policylang.language.syntax import Blocks, Policy
 from policylang.loading import load
+from policylang.planning.alike import telling_apart
+
+_NOWHERE = Span(Source("<block>", ""), 0, 0)
 
 _live: WeakSet[PolicyBackend] = WeakSet()
 _births = count()
@@ -58,6 +65,7 @@ class PolicyBackend:
 
     def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
         self.__name__ = "policylang"  # what Dynamo calls it in its messages
+        setattr(self, MARK, True)
         self.policy = policy
         self.inner: Inner = inner
         self.root = root
@@ -114,17 +122,67 @@ class PolicyBackend:
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        graph = described(gm, number=len(self._graphs), root=self.root)
+        sessions, block = self._checkpoints(gm)
+        partitioner, key, root = self._partitioner, self._key, self.root
+        if block is not None:
+            partitioner, key, root = self._for_block(block)
+        graph = described(gm, number=len(self._graphs), root=root)
         # A rank recompiles for shapes that the others may never see, and then nobody else comes to compare.
         agree = self.agree and not _torch.is_recompilation()
         if self.inner == "inductor":
-            outcome = compiling.with_inductor(self._partitioner, self._key, gm, example_inputs, settings, agree=agree)
+            outcome = compiling.with_inductor(partitioner, key, gm, example_inputs, settings, agree=agree)
         else:
-            outcome = compiling.with_aot_eager(self._partitioner, gm, example_inputs, agree=agree)
+            outcome = compiling.with_aot_eager(partitioner, gm, example_inputs, agree=agree)
         graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
         self._graphs.append(graph)
+        for session in sessions:
+            session.graphs.add(graph)
         self._settled = not self._unanswered()
-        return watched(outcome.run, graph, lambda: self._settled, self.check)
+        return self._announced(watched(outcome.run, graph, lambda: self._settled, self.check))
+
+    def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
+        """Take the checkpoints of ours out of a graph. Their sessions, and the one of which the graph is a block.
+
+        Raises ``PolicyMatchError`` where one of them has another policy.
+        """
+        taken_out = checkpoints.take_out(gm)
+        sessions, block = taken_out.sessions, taken_out.block
+        around = innermost()
+        if around is not None:
+            sessions = (*sessions, around.session)
+            block = around.session if checkpoints.is_part_of_block(gm, around.session) else None
+        for session in sessions:
+            session.follow(self.policy)
+        return sessions, block
+
+    def _for_block(self, session: Session) -> tuple[JointPartitioner, str, str]:
+        """Partitioner, key and root for a block of a model that is compiled on its own.
+
+        It stands for all blocks, since they share what is compiled. Raises ``PolicyMatchError`` where the policy tells
+        them apart.
+        """
+        names = session.block_names()
+        apart = telling_apart(self.policy, () if self.root else names)
+        if apart:
+            raise PolicyMatchError(apart)
+        known = self.root or next(filter(None, names), "")
+        root = known or session.name_of_a_block()
+        policy = self.policy
+        if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
+            policy = evolve(policy, blocks=Blocks(f"/{root}", _NOWHERE))
+        partitioner = JointPartitioner(policy, deferred=deferred.DEFERRED_CODES, root=root)
+        return partitioner, f"{fingerprint.policy_key(policy, root=root)}:block", root
+
+    def _announced(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Where it runs in a checkpoint of ours, that is to leave what is saved to it."""
+
+        def call(*arguments: Any) -> Any:
+            around = innermost()
+            if around is not None:
+                around.give_way(self.policy)
+            return run(*arguments)
+
+        return call
 
     def _unanswered(self) -> tuple[Diagnostic, ...]:
         found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
@@ -166,6 +224,7 @@ def _reset() -> None:
 
 
 _by_options: dict[tuple[str, Inner, str, bool], PolicyBackend] = {}
+setattr(policylang_backend, MARK, True)
 policylang_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() looks for it
 
 

@@ -51,6 +51,11 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> Blocks:
     return _by_module(facts, lambda path: _numbered_child(path, prefix, depth))
 
 
+def is_one_block(blocks: Blocks, facts: Facts) -> bool:
+    """Whether a graph is one block and nothing beside it, as that of a block compiled on its own."""
+    return len(blocks.names) == 1 and all(blocks.block_of[facts.owners[row]] == 0 for row in facts.forward)
+
+
 def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> Blocks:
     numbers: dict[str, int] = {}
     known: dict[str, int] = {"": OUTSIDE}

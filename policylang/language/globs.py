@@ -59,6 +59,18 @@ class PathGlob:
         """Whether the path is, or lies in, a module that matches."""
         return self.outermost(path) is not None
 
+    def progress(self, path: str) -> frozenset[int] | None:
+        """How far the glob has come at the end of a path; None where it covers it. Paths with the same progress are
+        treated alike, and so is whatever lies in them."""
+        states = self._start
+        for component in path.split(".") if path else []:
+            states = self._step(states, component)
+            if self._end in states:
+                return None
+            if not self._anchored:
+                states = states | self._start
+        return states
+
     def matches(self, path: str) -> bool:
         """Whether the glob matches the path to its end."""
         states = self._start

@@ -68,7 +68,7 @@ def is_about_whole(expectation: object) -> bool:
     return isinstance(expectation, ExpectCount) and expectation.scope in (None, Scope.GRAPH)
 
 
-def _with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
+def with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
     """A selector's parts, and those of every ``let`` that it comes to, each once."""
     pending, seen = [selector], set()
     while pending:
@@ -80,7 +80,7 @@ def _with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
 
 
 def _beyond(rule: Rule, policy: Policy, numbered: bool) -> tuple[str, str] | None:
-    for part in _with_lets(rule.selector, policy):
+    for part in with_lets(rule.selector, policy):
         if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
             return "counts over the whole graph, and an eager checkpoint sees one block at a time", "count `per block`"
         if isinstance(part, InBlock) and part.which.kind != "any" and not numbered:

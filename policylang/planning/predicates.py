@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import Blocks, is_one_block
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag
 from policylang.language.globs import NameGlob, PathGlob
@@ -174,7 +174,7 @@ def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
         return lambda row: bool(gathered[row])
     if name == "crosses block":
         block_of = blocks.block_of
-        if blocks.alone is not None:  # what the graph returns is what other blocks read
+        if blocks.alone is not None or is_one_block(blocks, facts):  # what the graph returns, other blocks read
             return lambda row: bool(facts.flags[row] & _RETURNED)
         return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
     if name == "is view":

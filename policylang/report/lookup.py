@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from policylang.backends import refusals
 from policylang.backends.eager.checkpoint import sessions_of
@@ -23,11 +23,12 @@ def reports_for(subject: Any) -> list[Report]:
         return [_of_graph(subject)]
     sessions = sessions_of(subject)
     if sessions:
-        return _of_checkpoints(sessions)
-    graphs = graphs_of(subject)
-    if graphs is None:
-        raise PolicyGraphError([refusals.nothing_to_report(subject)])
-    found = [report for graph in graphs for report in graph.reports]
+        found = [*_of_checkpoints(sessions), *_of_compiled_code(subject, sessions)]
+    else:
+        graphs = graphs_of(subject)
+        if graphs is None:
+            raise PolicyGraphError([refusals.nothing_to_report(subject)])
+        found = [report for graph in graphs for report in graph.reports]
     if not found:
         raise PolicyGraphError([refusals.nothing_decided()])
     return found
@@ -37,13 +38,23 @@ def _of_checkpoints(sessions: Sequence[Session]) -> list[Report]:
     """One report a block and way in which it was called, in the order of the blocks."""
     regions = [region for session in sessions for region in session.regions.values()]
     kept = [each for region in regions for each in region.kept.values()]
-    found = [
+    return [
         partition_report(each.schedule.plan, each.audit) if each.audit else plan_report(each.schedule.plan)
         for each in kept
     ]
-    if not found:
-        raise PolicyGraphError([refusals.nothing_decided()])
-    return found
+
+
+def _of_compiled_code(subject: Any, sessions: Sequence[Session]) -> list[Report]:
+    """One report a graph that was compiled in checkpoints or around them; those of the whole subject, where it is a
+    model of which only parts are checkpoints."""
+    compiled = [session for session in sessions if session.compiled]
+    if not compiled:
+        return []
+    modules = [subject] if isinstance(subject, nn.Module) else [block for each in compiled for block in each.regions]
+    graphs = dict.fromkeys(graph for module in modules for graph in graphs_of(module) or ())
+    if not graphs:  # FSDP hands graphs parameters of its own making
+        graphs = dict.fromkeys(graph for session in compiled for graph in session.graphs)
+    return [report for graph in graphs for report in graph.reports]
 
 
 def _of_graph(gm: fx.GraphModule) -> Report:

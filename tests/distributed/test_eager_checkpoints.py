@@ -115,12 +115,39 @@ def check_decisions(rank: int, mesh: DeviceMesh, example: models.Example) -> Non
     assert decided(shard(under_policy(twin(example.module)), mesh), run) == alone
 
 
+def check_compiled(rank: int, mesh: DeviceMesh) -> None:
+    """Each block compiled, its checkpoint around or inside: the compiler carries the policy out."""
+    backend = policylang.backend(POLICY, inner="aot_eager")
+
+    def compiled(model: nn.Module) -> nn.Module:
+        torch.compiler.reset()
+        for block in blocks_of(model):
+            block.compile(backend=backend)
+        return model
+
+    def check(example: models.Example, make: Wrap, other: Wrap, run: Callable[..., Tensor]) -> None:
+        compare(example, make, {"compiled": other}, run)
+        recomputed = policylang.report(backend).recomputed
+        assert recomputed is not None
+        assert recomputed.names
+
+    gpt2, mlp = models.gpt2(), models.mlp()
+    sharded = partial(shard, mesh=mesh)
+    run, accumulate = backward_of(loss_of(gpt2, rank)), partial(accumulated, loss_of(mlp, rank))
+    check(gpt2, sharded, lambda model: sharded(compiled(under_policy(model))), run)
+    check(mlp, sharded, lambda model: compiled(under_policy(sharded(model))), accumulate)
+    check(mlp, sharded, lambda model: sharded(compiled(wrapped(model))), accumulate)
+    run = backward_of(loss_of(mlp, rank))
+    check(mlp, DistributedDataParallel, lambda model: DistributedDataParallel(compiled(under_policy(model))), run)
+
+
 def check_two(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     check_fsdp(rank, mesh, models.gpt2())
     check_decisions(rank, mesh, models.mlp())
     check_accumulation(rank, mesh, models.mlp())
     check_ddp(rank, models.gpt2(), static_graph=True, gradient_as_bucket_view=True)
+    check_compiled(rank, mesh)
 
 
 def check_four(rank: int) -> None:

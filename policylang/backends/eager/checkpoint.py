@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
-from policylang.backends.eager.session import Around, Called, Session
+from policylang.backends.eager.session import SESSION, Around, Called, Session, session_behind
 from policylang.graph.modules import normalise
 from policylang.language.syntax import Policy
 from policylang.loading import load
@@ -27,16 +27,14 @@ PolicyLike = Policy | str | os.PathLike[str]
 Contexts = Callable[[], tuple[Around, Around]]
 """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
 
-_SESSION = "__policylang_session__"
-
 
 def _contexts_of(session: Session) -> Contexts:
-    """A plain function, the only thing that ``torch.compile`` takes: it then hears from us that it should not."""
+    """A plain function, the only thing that ``torch.compile`` takes: it knows then whose checkpoint it has."""
 
     def contexts() -> tuple[Around, Around]:
         return session.contexts()
 
-    setattr(contexts, _SESSION, session)
+    setattr(contexts, SESSION, session)
     return contexts
 
 
@@ -140,7 +138,7 @@ class Checkpointed:
         return Checkpointed(module, forward, session, _contexts_of(session), self.preserve_rng_state)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # the compiler asks for the contexts later, and is refused there
+        if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
             return self.forward(*args, **kwargs)
         around = self.session.around()
         if around is not None:
@@ -153,8 +151,8 @@ class Checkpointed:
 
 def sessions_of(subject: object) -> list[Session]:
     """The sessions that a model, a block or a context function stands for."""
-    own = getattr(subject, _SESSION, None)
-    if isinstance(own, Session):
+    own = session_behind(subject)
+    if own is not None:
         return [own]
     if not isinstance(subject, nn.Module):
         return []
@@ -165,7 +163,7 @@ def sessions_of(subject: object) -> list[Session]:
     known = _known.get(subject)
     if known is None:
         return []
-    return [getattr(made, _SESSION) for made in known.made.values()]
+    return [getattr(made, SESSION) for made in known.made.values()]
 
 
 def _loaded(policy: PolicyLike) -> Policy:

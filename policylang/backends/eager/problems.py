@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from torch import nn
 
 from policylang._torch_tracing import data_dependence_errors
-from policylang.errors import PolicyGraphError
+from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
+from policylang.planning.digest import policy_text
 from policylang.planning.refusals import NO_SUCH_BLOCKS
 
 UNRECORDABLE = "APL392"
@@ -20,6 +22,10 @@ DRIFTED = "APL393"
 AROUND = "APL394"
 CHANGED = "APL395"
 COMPILED = "APL396"
+TWO_POLICIES = "APL397"
+
+AROUND_IT = "the model around this checkpoint"
+_COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
 
 
 def unrecordable(module: nn.Module, root: str, error: Exception) -> PolicyGraphError:
@@ -80,7 +86,8 @@ def not_run(names: Sequence[str]) -> PolicyGraphError:
     return _error(
         AROUND,
         "the checkpoint ended, and none of the modules that its `context_fn` was made for has run inside it",
-        help="pass the module that the checkpoint calls, or the model that has it among its blocks",
+        help="pass the module that the checkpoint calls, or the model that has it among its blocks; "
+        f"a compiled one needs the same policy: {_COMPILE}",
         details=[f"made for: {name or 'the module itself'}" for name in names[:8]],
     )
 
@@ -110,11 +117,57 @@ def run_again(name: str) -> PolicyGraphError:
 
 
 def compiled(name: str) -> PolicyGraphError:
+    """By another compiler than ours."""
     return _error(
         COMPILED,
-        f"{name} is compiled, and an eager checkpoint sees no operators of compiled code",
-        help="give the policy to the compiler: `torch.compile(model, backend=policylang.backend(...))`",
+        f"{name} is compiled without a policy, and an eager checkpoint sees no operators of compiled code",
+        help=f"compile it with the same policy: {_COMPILE}",
     )
+
+
+def compiled_part(name: str, part: str) -> PolicyGraphError:
+    return _error(
+        COMPILED,
+        f"{part} is compiled, and it is a part of {name}: the policy of a block is not carried out on a part of it",
+        help=f"compile the whole block: {_COMPILE}",
+    )
+
+
+def left_alone(name: str) -> PolicyGraphError:
+    return _error(
+        COMPILED,
+        f"{name} was to be compiled, and `torch.compile` ran it as it is",
+        help="`TORCH_LOGS=recompiles,graph_breaks` says why; `torch._dynamo.config.recompile_limit` is one reason",
+    )
+
+
+def runs_uncompiled(name: str) -> Diagnostic:
+    """Only a warning: what the compiler leaves to eager, the checkpoint follows operator by operator."""
+    return diagnose(
+        COMPILED,
+        f"{name} was to be compiled, and `torch.compile` runs it as it is: the policy is followed operator by operator",
+        help="`TORCH_LOGS=recompiles,graph_breaks` says why",
+    )
+
+
+def two_policies(ours: Policy, compilers: Policy) -> PolicyMatchError:
+    lines = policy_text(ours).splitlines(), policy_text(compilers).splitlines()
+    first = next((pair for pair in zip_longest(*lines, fillvalue="nothing more") if pair[0] != pair[1]), ("", ""))
+    return PolicyMatchError(
+        [
+            diagnose(
+                TWO_POLICIES,
+                f"a block is under two policies: the checkpoint follows {_told(ours)}, the compiler {_told(compilers)}",
+                help="give the same policy to both",
+                details=(f"the checkpoint's says `{first[0].strip()}`", f"the compiler's says `{first[1].strip()}`"),
+            )
+        ]
+    )
+
+
+def _told(policy: Policy) -> str:
+    sources = dict.fromkeys(each.span.source.name for each in policy.rules if each.span is not None)
+    return f"`{policy.name}` ({', '.join(sources)})" if sources else f"`{policy.name}`"
 
 
 def _error(

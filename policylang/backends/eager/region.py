@@ -14,6 +14,7 @@ from policylang._torch_eager import is_compiled
 from policylang.audit import Audit
 from policylang.audit_eager import audit_eager
 from policylang.backends.eager import problems
+from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.recording import Forward, record
 from policylang.backends.eager.replay import Call
 from policylang.backends.eager.schedule import Schedule, schedule_of
@@ -82,9 +83,7 @@ class Region:
     def _planned(
         self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable
     ) -> Schedule:
-        for path, inner in module.named_modules():
-            if is_compiled(inner):
-                raise problems.compiled(problems.block(inner, ".".join(part for part in (self.root, path) if part)))
+        self._refuse_compiled(module)
         recording = record(module, forward, self.root, args, kwargs)
         plan = make_plan(self.policy, recording.facts, EAGER, self._place(recording.facts, recording.reach, module))
         errors = [found for found in plan.diagnostics if is_error(found)]
@@ -93,6 +92,19 @@ class Region:
             raise PolicyMatchError(errors)
         self.nothing[key] = nothing
         return schedule_of(recording, _of_one_block(plan, self._named(module)))
+
+    def _refuse_compiled(self, module: nn.Module) -> None:
+        """A block that our compiler left to eager is followed there; any other compiled code has no operators."""
+        name = self._named(module)
+        for path, inner in module.named_modules():
+            if not is_compiled(inner):
+                continue
+            if inner is not module:
+                raise problems.compiled_part(name, problems.block(inner, ".".join(filter(None, (self.root, path)))))
+            if not carries_policies(module):
+                raise problems.compiled(name)
+            found = problems.runs_uncompiled(name)
+            warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=2)
 
     def _place(self, facts: Facts, reach: int, module: nn.Module) -> Place:
         if self.number is not None:

@@ -12,25 +12,36 @@ import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from attrs import define, field, frozen
 from torch import nn
 
 from policylang._torch_eager import (
+    GRAPH_NUMBER,
     being_compiled,
     checkpoints_are_tagged,
     clear_cast_weights,
     graph_being_traced,
     is_compiled,
+    is_wrapped_by_compiler,
+    remove_saved_tensor_hooks,
+    restore_saved_tensor_hooks,
+    saved_tensor_hooks,
 )
 from policylang.backends.eager import problems
+from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.recording import Forward as ForwardFunction
 from policylang.backends.eager.region import Region
 from policylang.backends.eager.replay import Again, Call, Forward
+from policylang.backends.graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.language.syntax import Policy
+from policylang.planning.digest import policy_text
+
+SESSION = "__policylang_session__"
+"""The attribute under which a ``context_fn`` has its session."""
 
 _running = threading.local()
 
@@ -45,6 +56,12 @@ class Session:
     """Of the model's blocks, in order; empty where only one module is known."""
     regions: WeakKeyDictionary[nn.Module, Region] = field(factory=WeakKeyDictionary)
     settled: bool = False
+    compiled: bool = False
+    """Whether a compiler under the same policy has carried it out in one of the checkpoints."""
+    graphs: WeakSet[CompiledGraph] = field(factory=WeakSet)
+    """What our compiler made of its blocks."""
+    agreed: list[Policy] = field(factory=list)
+    """Policies of compilers, found to say what ours says."""
 
     def add(self, module: nn.Module, root: str, number: int | None = None) -> None:
         """``number``: which of the model's blocks it is, where that is known."""
@@ -65,18 +82,41 @@ class Session:
     def contexts(self) -> tuple[Around, Around]:
         """What a checkpoint enters around the forward and around the recomputation of one call.
 
-        Raises ``PolicyGraphError`` where ``torch.compile`` asks for them: compiled code has no operators to save.
+        Raises ``PolicyGraphError`` where another compiler than ours asks for them: ours takes checkpoints out of what
+        it compiles (:mod:`policylang.backends.checkpoints`).
         """
         if being_compiled() and not checkpoints_are_tagged():
-            raise problems.compiled("the model around this checkpoint")
+            raise problems.compiled(problems.AROUND_IT)
         first = Around(self, None)
         return first, Around(self, first)
+
+    def follow(self, policy: Policy) -> None:
+        """A compiler carries out a policy in one of the checkpoints. Raises ``PolicyMatchError`` unless it is ours."""
+        self.compiled = True
+        if policy is self.policy or any(policy is each for each in self.agreed):
+            return
+        if policy_text(policy) != policy_text(self.policy):
+            raise problems.two_policies(self.policy, policy)
+        self.agreed.append(policy)
+
+    def block_names(self) -> tuple[str, ...]:
+        """Of the blocks that a checkpoint may run; empty names are not known."""
+        return self.names or tuple(region.root for region in self.regions.values())
+
+    def name_of_a_block(self) -> str:
+        """Where no name is known: what kind of module it is."""
+        return next((type(module).__name__ for module in self.regions), "block")
+
+    def is_block(self, module: nn.Module) -> bool:
+        """Whether a module that checkpoints may run is a block, and not the model around the blocks."""
+        return not self.names or self.regions[module].number is not None
 
     def nothing_ran(self) -> PolicyGraphError:
         """A checkpoint ran none of the blocks, or one whose hooks the compiler has taken away."""
         for module, region in self.regions.items():
             if is_compiled(module):
-                return problems.compiled(problems.block(module, region.root))
+                name = problems.block(module, region.root)
+                return problems.left_alone(name) if carries_policies(module) else problems.compiled(name)
         return problems.not_run([region.root for region in self.regions.values()])
 
     def settle(self) -> None:
@@ -92,7 +132,7 @@ class Session:
             raise PolicyMatchError(wrong)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # the compiler asks for the contexts later, and is refused there
+        if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
             return
         around = self.around()
         if around is not None:
@@ -119,6 +159,18 @@ class Session:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
         stack: list[Around] = _stack("around")
         return stack[-1] if stack and stack[-1].session is self and graph_being_traced() is None else None
+
+
+def innermost() -> Around | None:
+    """The innermost context that is entered in this thread."""
+    stack: list[Around] = _stack("around")
+    return stack[-1] if stack else None
+
+
+def session_behind(context_fn: object) -> Session | None:
+    """The session that a ``context_fn`` is of, if it is one of ours."""
+    session = getattr(context_fn, SESSION, None)
+    return session if isinstance(session, Session) else None
 
 
 def _stack(name: str) -> list[Any]:
@@ -153,29 +205,52 @@ class Around:
         self._block: Called | None = None
         self._mode: Forward | Again | None = None
         self._depth = 0
+        self._hooks: Any = None
+        """Those of the checkpoint itself, which decide what it holds and what it recomputes."""
+        self._gave_way = False
+        self._aside = False
 
     def __enter__(self) -> Around:
+        if hasattr(self, GRAPH_NUMBER):  # Dynamo's graph runs as it is: there are no hooks on blocks in it
+            raise problems.compiled(problems.AROUND_IT)
         _stack("around").append(self)
         self._block, self._depth = None, 0
+        self._gave_way, self._hooks = False, saved_tensor_hooks()
         if graph_being_traced() is None:
             self._begin_within()
         return self
+
+    def give_way(self, policy: Policy) -> None:
+        """Code that our compiler made under a policy is about to run: it knows what to save, so autograd is to keep it.
+
+        Raises ``PolicyMatchError`` where it is another policy than that of the checkpoint.
+        """
+        if self._mode is not None or graph_being_traced() is not None:
+            return
+        self.session.follow(policy)
+        self._gave_way = True
+        if not self._aside and self._hooks is not None and saved_tensor_hooks() == self._hooks:
+            remove_saved_tensor_hooks()
+            self._aside = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _stack("around").remove(self)
+        if self._aside:
+            self._aside = False
+            restore_saved_tensor_hooks(self._hooks)
         if kind is None and self._block is not None and self._mode is not None:
             self._depth = 0
             self.end(self._block.module)
         self._leave()
-        if kind is None and self._block is None and graph_being_traced() is None:
+        if kind is None and self._block is None and not self._gave_way and graph_being_traced() is None:
             raise self.session.nothing_ran()
 
     def _begin_within(self) -> None:
         if self.first is None:
             called: list[Called] = _stack("called")
-            if called and called[-1].session is self.session:
+            if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
                 self.within = called[-1]
                 self.begin(called[-1])
         elif self.first.within is not None:
@@ -185,6 +260,9 @@ class Around:
         """A block is about to run: follow its plan from here on. One inside another is part of it."""
         if self._mode is not None:
             self._depth += self._block is not None and block.module is self._block.module
+            return
+        if is_wrapped_by_compiler(block.module):  # its code says by itself whose it is
+            self._refuse_other_compilers(block.module)
             return
         region = self.session.regions[block.module]
         if self._block is not None:
@@ -199,6 +277,10 @@ class Around:
         self._block = block
         clear_cast_weights()
         self._mode.__enter__()
+
+    def _refuse_other_compilers(self, module: nn.Module) -> None:
+        if not carries_policies(module):
+            raise problems.compiled(problems.block(module, self.session.regions[module].root))
 
     def end(self, module: nn.Module) -> None:
         """A block has run."""

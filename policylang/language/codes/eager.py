@@ -47,7 +47,18 @@ CODES: tuple[Code, ...] = (
         "APL396",
         "compiled code in an eager checkpoint",
         "`torch.compile` replaces the operators of a block by kernels of its own, so that there is no operator left "
-        "for an eager checkpoint to save. Under `torch.compile` the policy is given to the compiler: "
-        "`torch.compile(model, backend=policylang.backend(...))`, without a checkpoint.",
+        "for an eager checkpoint to save. A checkpoint under a policy and a compiler go together where the compiler "
+        "has the same policy and carries it out by itself: `block.compile(backend=policylang.backend(...))`, or "
+        "`torch.compile(model, backend=policylang.backend(...))`. Any other compiler around or inside such a "
+        "checkpoint is refused, and so is a block of which a part is compiled. A block that was to be compiled with a "
+        "policy, and that `torch.compile` ran as it is, is a warning: the policy is then followed operator by "
+        "operator.",
+    ),
+    Code(
+        "APL397",
+        "two policies for one block",
+        "A block that is compiled lies in a checkpoint, or has one inside, and compiler and checkpoint were given "
+        "different policies. Only one of them can be carried out. Give the same file to both; comments and layout do "
+        "not count.",
     ),
 )

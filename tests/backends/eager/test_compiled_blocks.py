@@ -1,0 +1,386 @@
+"""Blocks that are compiled inside and around checkpoints with the checkpoint's policy: the compiler carries it out, and
+the checkpoint stands aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import policylang
+from policylang import PolicyMatchError, PolicyWarning
+from policylang.backends.inductor import PolicyBackend
+from policylang.language.syntax import Policy
+from policylang.report.data import Report
+from tests.support import models
+from tests.support.eager import Step, backward_of, blocks_of, differences, loss_of, train, twin
+
+TEXT = """
+recompute everything in block; save matmul in block; recompute every 2nd matmul per block
+save everything in block where crosses block
+"""
+POLICY = policylang.parse(TEXT)
+ALONE = policylang.parse("blocks layers.*\n" + TEXT)
+"""The same for a compiled block in no checkpoint: there `root` says that it is a block."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def backend(policy: Policy = POLICY) -> PolicyBackend:
+    return policylang.backend(policy, inner="aot_eager", root="layers.0" if policy is ALONE else "")
+
+
+def each_block(model: nn.Module, by: PolicyBackend) -> nn.Module:
+    for block in blocks_of(model):
+        block.compile(backend=by)
+    return model
+
+
+def each_wrapped(model: nn.Module, by: PolicyBackend) -> nn.Module:
+    for parent in list(model.modules()):
+        if isinstance(parent, nn.ModuleList):
+            for number, block in enumerate(parent):
+                parent[number] = torch.compile(block, backend=by)
+    return model
+
+
+def whole(model: nn.Module, by: PolicyBackend) -> nn.Module:
+    return torch.compile(model, backend=by)  # type: ignore[return-value]
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    return policylang.checkpoint_model(model, POLICY)
+
+
+class Own(nn.Module):
+    """As a user writes it: a checkpoint around each block, in the model's own code."""
+
+    def __init__(self, model: nn.Module, policy: Policy = POLICY) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks_of(model))
+        self.context_fn = policylang.context_fn(policy, self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False, context_fn=self.context_fn)
+        return x
+
+
+Way = Callable[[nn.Module, PolicyBackend], nn.Module]
+
+WAYS: dict[str, Way] = {
+    "each block around its checkpoint": lambda model, by: each_block(checkpointed(model), by),
+    "each block, then checkpoints": lambda model, by: checkpointed(each_block(model, by)),
+    "each block inside its checkpoint": lambda model, by: checkpointed(each_wrapped(model, by)),
+    "the model": lambda model, by: whole(checkpointed(model), by),
+}
+
+
+class Counting(TorchDispatchMode):
+    """Counts operators, in compiled code too."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_a_step(model: nn.Module, run: Callable[[nn.Module, int], Tensor]) -> int:
+    """What runs in a step of a model that is compiled: forward, backward, and what is run again."""
+    with Counting() as mode:
+        run(model, 0)
+    return int(mode.seen)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_the_compiler_carries_the_policy_out_and_the_checkpoint_runs_nothing_again(way: Way) -> None:
+    example = models.gpt2()  # with dropout
+    run = backward_of(loss_of(example))
+    by = backend()
+    model = way(twin(example.module), by)
+    assert differences(train(twin(example.module), run), train(model, run)) == []
+    ran = operators_of_a_step(model, run)
+    report = policylang.report(model)
+    assert report.audit is not None
+    assert report.audit.agrees
+    assert report.saved is not None
+    assert report.recomputed is not None
+    assert report.saved.names
+    assert report.recomputed.names
+    assert all(rule.matched for rule in report.rules)
+    assert report.blocks == (2 if way is WAYS["the model"] else 1)  # equal blocks share a graph
+    torch.compiler.reset()
+    by = backend(POLICY if way is WAYS["the model"] else ALONE)
+    without = (whole if way is WAYS["the model"] else each_block)(twin(example.module), by)
+    train(without, run)
+    expected = policylang.report(without)
+    assert expected.saved is not None
+    assert expected.recomputed is not None
+    assert report.saved.bytes == expected.saved.bytes
+    assert report.recomputed.bytes == expected.recomputed.bytes
+    assert fates(report) == fates(expected)
+    assert ran == operators_of_a_step(without, run) > 0
+
+
+def fates(report: Report) -> dict[str, str]:
+    return {name: decision.action for name, decision in report.decisions.items()}
+
+
+def own_in_place(by: PolicyBackend) -> nn.Module:
+    return each_block(Own(twin(models.mlp().module)), by)
+
+
+def own_wrapped(by: PolicyBackend) -> nn.Module:
+    return Own(each_wrapped(twin(models.mlp().module), by))
+
+
+def own_whole(by: PolicyBackend) -> nn.Module:
+    return whole(Own(twin(models.mlp().module)), by)
+
+
+def own_wrapped_later(by: PolicyBackend) -> nn.Module:
+    return each_wrapped(Own(twin(models.mlp().module)), by)
+
+
+@pytest.mark.parametrize("make", [own_in_place, own_wrapped, own_whole, own_wrapped_later])
+def test_checkpoints_of_the_users_own(make: Callable[[PolicyBackend], nn.Module]) -> None:
+    run = backward_of(loss_of(models.mlp()))
+    model = make(backend())
+    assert differences(train(twin(models.mlp().module), run), train(model, run)) == []
+    report = policylang.report(model)
+    assert all(rule.matched for rule in report.rules)
+    assert report.recomputed is not None
+    assert report.recomputed.names
+
+
+@pytest.mark.parametrize("compiled", [each_block, whole])
+def test_the_switch_of_hugging_face(compiled: Way) -> None:
+    example = models.gpt2()
+    run = backward_of(loss_of(example))
+    model = twin(example.module)
+    inner: Any = model.model
+    function = policylang.context_fn(POLICY, inner)
+    inner.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": function})
+    model = compiled(model, backend())
+    assert differences(train(twin(example.module), run), train(model, run)) == []
+    assert all(rule.matched for rule in policylang.report(model).rules)
+    assert policylang.report(function).decisions
+
+
+def test_autocast_and_micro_batches_whose_forwards_run_first() -> None:
+    loss = loss_of(models.gpt2())
+
+    def run(model: nn.Module, step: int) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+            first, second = loss(model, 2 * step), loss(model, 2 * step + 1)
+        second.backward()
+        first.backward()
+        return first + second
+
+    def trained(way: Way, policy: Policy) -> list[Step]:
+        torch.compiler.reset()
+        return train(way(twin(models.gpt2().module), backend(policy)), run)
+
+    without = trained(each_block, ALONE)
+    assert differences(without, trained(WAYS["each block around its checkpoint"], POLICY)) == []
+    assert differences(without, trained(WAYS["each block inside its checkpoint"], POLICY)) == []
+
+
+def test_over_inductor() -> None:
+    run = backward_of(loss_of(models.mlp()))
+    without = train(each_block(twin(models.mlp().module), policylang.backend(ALONE, root="layers.0")), run)
+    torch.compiler.reset()
+    model = each_block(checkpointed(twin(models.mlp().module)), policylang.backend(POLICY))
+    assert differences(without, train(model, run)) == []
+    assert policylang.report(model).decisions
+
+
+def test_by_the_backends_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.apl"
+    path.write_text(TEXT)
+    run = backward_of(loss_of(models.mlp()))
+    for checkpoints_first in (True, False):
+        model = twin(models.mlp().module)
+        if checkpoints_first:
+            policylang.checkpoint_model(model, path)
+        for parent in list(model.modules()):
+            if isinstance(parent, nn.ModuleList):
+                for number, block in enumerate(parent):
+                    options = {"policy": str(path), "inner": "aot_eager"}
+                    parent[number] = torch.compile(block, backend="policylang", options=options)
+        if not checkpoints_first:
+            policylang.checkpoint_model(model, path)
+        assert differences(train(twin(models.mlp().module), run), train(model, run)) == []
+        assert policylang.report(model).decisions
+
+
+def test_the_report_has_compiled_blocks_blocks_in_eager_and_the_head() -> None:
+    example = models.llama()
+    policy = policylang.parse("recompute everything; save matmul")
+    model = policylang.checkpoint_model(twin(example.module), policy)
+    by = backend(policy)
+    blocks_of(model)[1].compile(backend=by)
+    inner: Any = model.model
+    inner.lm_head = torch.compile(inner.lm_head, backend=by)
+    loss_of(example)(model, 0).backward()
+    report = policylang.report(model)
+    assert len(report.graphs) == 3
+    saved = [graph.saved.bytes for graph in report.graphs if graph.saved is not None]
+    assert report.saved is not None
+    assert report.saved.bytes == sum(saved)
+
+
+OTHER = policylang.parse("policy other; recompute everything in block; save matmul in block")
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_two_policies_are_refused(way: Way) -> None:
+    with pytest.raises(PolicyMatchError, match=r"checkpoint follows `policy`.*, the compiler `other`") as caught:
+        loss_of(models.mlp())(way(twin(models.mlp().module), backend(OTHER)), 0)
+    assert [found.code for found in caught.value.diagnostics] == ["APL397"]
+
+
+def test_two_policies_are_refused_where_the_code_was_compiled_without_the_checkpoint() -> None:
+    loss, model = loss_of(models.mlp()), twin(models.mlp().module)
+    by = backend(policylang.parse("policy other; recompute everything"))
+    each_block(model, by)
+    loss(model, 0).backward()
+    own = Own(model)
+    with pytest.raises(PolicyMatchError, match="two policies"):
+        loss(own, 0)
+
+
+def test_layout_and_comments_do_not_make_another_policy() -> None:
+    same = policylang.parse("# the same\n" + TEXT)
+    by = backend(same)
+    loss_of(models.mlp())(each_block(checkpointed(twin(models.mlp().module)), by), 0).backward()
+    assert policylang.report(by).decisions
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("save matmul in first 2 blocks", "asks which block this is"),
+        ("save matmul in layers.1", "treats `layers.1` otherwise than `layers.0`"),
+        ("save matmul where module == layers.0.up", "treats `layers.1` otherwise than `layers.0`"),
+    ],
+)
+def test_blocks_that_share_a_graph_cannot_be_told_apart(rule: str, why: str) -> None:
+    policy = policylang.parse(f"recompute everything; {rule}")
+    loss = loss_of(models.mlp())
+    model = policylang.checkpoint_model(twin(models.mlp().module), policy)
+    with pytest.raises(PolicyMatchError, match=why) as caught:
+        loss(each_block(model, backend(policy)), 0)
+    assert [found.code for found in caught.value.diagnostics] == ["APL306"]
+    torch.compiler.reset()
+    model = whole(policylang.checkpoint_model(twin(models.mlp().module), policy), backend(policy))
+    loss(model, 0).backward()  # as the help says
+    assert all(rule.matched for rule in policylang.report(model).rules)
+
+
+def test_names_below_the_block_are_those_of_the_model() -> None:
+    policy = policylang.parse("recompute everything in layers.*; save matmul in layers.*.up")
+    model = each_block(policylang.checkpoint_model(twin(models.mlp().module), policy), backend(policy))
+    loss_of(models.mlp())(model, 0).backward()
+    recompute, save = policylang.report(model).rules
+    assert recompute.matched > save.matched > 0
+
+
+@pytest.mark.parametrize("way", [WAYS["each block around its checkpoint"], WAYS["each block inside its checkpoint"]])
+def test_a_rule_that_matches_nothing_is_an_error_at_the_first_backward(way: Way) -> None:
+    policy = policylang.parse(TEXT + "save softmax in block")
+    model = each_block(policylang.checkpoint_model(twin(models.mlp().module), policy), backend(policy))
+    loss = loss_of(models.mlp())(model, 0)
+    with pytest.raises(PolicyMatchError, match="save softmax in block"):
+        loss.backward()
+
+
+class Breaks(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self.after = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        torch._dynamo.graph_break()
+        return torch.relu(self.after(x))
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_graph_break_in_a_block(way: Way) -> None:
+    """Around a checkpoint Dynamo takes a block as a whole or not at all. In the second case the policy is followed
+    operator by operator, and where the block itself was to be compiled that is said."""
+    example = models.mlp()
+    run = backward_of(loss_of(example))
+    model = twin(example.module)
+    layers: Any = model.layers
+    for number, block in enumerate(layers):
+        layers[number] = Breaks(block)
+    expected = train(twin(model), run)
+    model = way(model, backend())
+    in_place = way in list(WAYS.values())[:2]
+    with pytest.warns(PolicyWarning, match="runs it as it is") if in_place else nullcontext():
+        assert differences(expected, train(model, run)) == []
+    report = policylang.report(model)
+    assert report.decisions
+    assert all(rule.matched for rule in report.rules)
+
+
+class Parts(nn.Module):
+    """A block with a list of modules of its own, as a mixture of experts has."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = torch.tanh(part(x))
+        return x
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_compiled_block_is_the_block_whatever_lists_it_has(named: bool) -> None:
+    """Also where the checkpoint was given one block and no name, and the policy names blocks."""
+    torch.manual_seed(0)
+    block, x = Parts(8), torch.randn(4, 8, requires_grad=True)
+    policy = policylang.parse("blocks layers.*\nrecompute everything in block; save last matmul per block")
+    by = backend(policy)
+    block.compile(backend=by)
+    function = policylang.context_fn(policy, block, root="layers.0" if named else "")
+    output: Any = checkpoint(block, x, use_reentrant=False, context_fn=function)
+    output.sum().backward()
+    report = policylang.report(by)
+    assert report.blocks == 1
+    assert [rule.matched for rule in report.rules][1] == 1
+    without = policylang.parse("recompute everything in block; save last matmul per block")
+    model = nn.Sequential()
+    model.layers = nn.ModuleList([Parts(8), Parts(8)])
+    policylang.checkpoint_model(model, without)
+    by = backend(without)
+    for each in model.layers:
+        each.compile(backend=by)
+    model.layers[1](model.layers[0](x)).sum().backward()
+    assert [graph.blocks for graph in policylang.report(model).graphs or [policylang.report(model)]] == [1]
