@@ -7,6 +7,7 @@ that are there rather than by copying the graph. O(nodes + edges), plus the sort
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 from torch import fx
 
@@ -33,6 +34,16 @@ def raise_getitems(graph: fx.Graph) -> None:
     for node in reversed(graph.find_nodes(op="call_function", target=operator.getitem)):
         source = node.args[0]
         if isinstance(source, fx.Node) and source.op != "placeholder":
+            source.append(node)
+
+
+def raise_pieces(copies: Sequence[fx.Node]) -> None:
+    """The same among some nodes that stand for others, given in graph order. What was there before stays in its order:
+    a ``getitem`` of a node that is none of them stays where it is."""
+    own = frozenset(copies)
+    for node in reversed(copies):
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source in own:
             source.append(node)
 
 

@@ -20,7 +20,7 @@ import torch.fx as fx
 from attrs import field, frozen
 
 from policylang import _torch
-from policylang.backends import moving, remat_safety, rng, tags
+from policylang.backends import moving, order, remat_safety, rng, tags
 from policylang.backends.remat_schedule import Region, Schedule, schedule
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
@@ -133,6 +133,7 @@ class _Surgeon:
         facts, planned = self.facts, self.planned
         self._keep_random_states()
         outcomes = tuple(self._fill(region) for region in planned.regions)
+        order.raise_pieces(self.copied)
         erased = [self.nodes[row] for row in planned.erased]
         names = tuple(node.name for node in reversed(erased))
         for node in erased:

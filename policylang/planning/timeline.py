@@ -5,9 +5,9 @@ its own order. Each node allocates its memory (a view shares that of what it vie
 allocates them all), which is given back after its last reader. Graph inputs and constants are there from beginning to
 end, but for tangents, which come with the backward and go after their last reader; what the graph returns stays. What
 leads to no result does not run. Recomputed values are computed again as late as possible, right before the first
-backward node that needs them, and once more for each further stretch of backward that a flat graph has. Offloaded
-values leave the device, and come back once a stretch, by the rule of :mod:`policylang.planning.offloading`. What a
-kernel needs for itself, and what the allocator wastes, is not counted.
+backward node that needs them, all that is needed of a tuple at once, and once more for each further stretch of backward
+that a flat graph has. Offloaded values leave the device, and come back once a stretch, by the rule of
+:mod:`policylang.planning.offloading`. What a kernel needs for itself, and what the allocator wastes, is not counted.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class _Simulation:
             freed[step] = freed.get(step, 0) + size
 
         pieces = self._pieces()
-        # A tuple holds all its pieces until the last is taken: right away, but where a flat graph takes one late.
+        # A tuple holds all its pieces until the last is taken: right away, but where a flat graph, as it was traced,
+        # takes one late.
         as_traced = self.facts.kind is GraphKind.FLAT
         for value in order:
             row = value % self.length
@@ -294,6 +295,7 @@ class _Simulation:
     def _last_uses(self, order: Sequence[int], stretches: Sequence[int]) -> dict[int, int]:
         """Storage → the step after which it is given back; past the end for what the graph returns."""
         facts, length, roots = self.facts, self.length, self.roots
+        owner_of = self._pieces().owner_of
         last: dict[int, int] = {}
         storage: dict[int, int] = {}  # of every value that was computed; an input is its own
 
@@ -311,6 +313,8 @@ class _Simulation:
                 continue
             storage[value] = value if roots[row] == row else read(sources[0], stretch)
             last[storage[value]] = step
+            if value >= length and row in owner_of and sources[0] + stretch * length in storage:
+                continue  # the pieces of what is computed again are taken right away
             for source in sources:
                 last[read(source, stretch)] = step
         self._hold_while_copied(last, stretches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from operator import getitem
 
 import pytest
 import torch
@@ -48,6 +49,32 @@ def test_flat_graphs(model: str, policy: str) -> None:
     made = apply_flat(gm, parse(POLICIES[policy])).plan
     peak = estimate_peak(made.facts, saved_and_recomputed(made).recomputed)
     assert peak.bytes == pytest.approx(measured_flat(gm), rel=TOLERANCE)
+
+
+def test_what_nobody_takes_of_a_recomputed_tuple_is_let_go() -> None:
+    """BatchNorm gives its result and two statistics: taken one by one as the backward comes to them, the tuple would
+    hold the result until the last."""
+    gm = copy_graph(flat_model("resnet").gm)
+    made = apply_flat(gm, parse(POLICIES["recompute"])).plan
+    measured_bytes = measured_flat(gm)
+    peak = estimate_peak(made.facts, saved_and_recomputed(made).recomputed)
+    assert peak.bytes == measured_bytes
+    pieces = [node for node in gm.graph.nodes if node.target is getitem and node.name.endswith("_recomputed")]
+    assert len(pieces) > 8
+    for node in reversed(pieces):
+        min(node.users, key=list(gm.graph.nodes).index).prepend(node)
+    gm.recompile()
+    assert measured_flat(gm) > 1.2 * measured_bytes
+
+
+def test_the_forward_keeps_the_order_that_it_was_traced_in() -> None:
+    before = [node.name for node in flat_model("resnet").gm.graph.nodes]
+    gm = copy_graph(flat_model("resnet").gm)
+    apply_flat(gm, parse(POLICIES["recompute"]))
+    after = [node.name for node in gm.graph.nodes if not node.name.endswith("_recomputed")]
+    stays = set(after)
+    assert after == [name for name in before if name in stays]
+    assert len(stays) > len(before) / 2
 
 
 @cache
