@@ -52,6 +52,13 @@ def take_out(gm: fx.GraphModule) -> TakenOut:
     return TakenOut(tuple(found), alone)
 
 
+def first_session(gm: fx.GraphModule) -> Session | None:
+    """Of the first checkpoint of ours in a graph, which is left as it is."""
+    graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    sessions = (_session_of(module, node) for module in graphs for node in module.graph.nodes)
+    return next((session for session in sessions if session is not None), None)
+
+
 def _take_out_of(module: fx.GraphModule) -> Iterator[Session]:
     pending = list(module.graph.nodes)
     while pending:

@@ -32,6 +32,7 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.loading import load
 from policylang.planning.alike import telling_apart
+from policylang.planning.digest import policy_text
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
@@ -199,19 +200,28 @@ def policylang_backend(
     """``torch.compile(model, backend="policylang", options={"policy": path})``.
 
     Further options: ``inner``, ``root`` and ``agree``, as in :func:`backend`, and any setting of Inductor. Graphs
-    compiled with the same policy file and options count as one model.
+    compiled with the same policy file and options count as one model. Blocks in checkpoints under a policy need no
+    options: then it is that of the checkpoint.
     """
     try:
-        chosen = backend_options.parse(options, mode)
-        policy = _loaded(chosen.path)
+        chosen = backend_options.parse(options, mode, _policy_around(gm))
+        policy = _loaded(chosen.policy)
     except PolicyError as error:
         raise _torch.through_dynamo(error, sys._getframe()) from None
-    key = (str(chosen.path.absolute()), chosen.inner, chosen.root, chosen.agree)
+    place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
+    key = (place, chosen.inner, chosen.root, chosen.agree)
     serving = _by_options.get(key)
     if serving is None or not _same_text(serving.policy, policy):
         serving = PolicyBackend(policy, inner=chosen.inner, root=chosen.root, agree=chosen.agree)
         _by_options[key] = serving
     return serving(gm, example_inputs, mode=mode, options=chosen.settings)
+
+
+def _policy_around(gm: fx.GraphModule) -> Policy | None:
+    """The policy of the first checkpoint of ours in a graph, or of the one that it is compiled in."""
+    around = innermost()
+    session = around.session if around is not None else checkpoints.first_session(gm)
+    return None if session is None else session.policy
 
 
 def _same_text(left: Policy, right: Policy) -> bool:

@@ -13,6 +13,7 @@ from attrs import frozen
 from policylang import _torch
 from policylang.errors import PolicyMeaningError
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
 
 Inner = Literal["inductor", "aot_eager"]
 _INNER: tuple[str, ...] = get_args(Inner)
@@ -23,7 +24,7 @@ BAD_OPTION = "APL250"
 
 @frozen
 class Options:
-    path: Path
+    policy: Path | Policy
     inner: Inner
     root: str
     agree: bool
@@ -31,17 +32,20 @@ class Options:
     """Inductor's own settings, passed on."""
 
 
-def parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
-    """Raises ``PolicyMeaningError`` with everything that is wrong with the options."""
+def parse(options: Mapping[str, Any] | None, mode: str | None, known: Policy | None = None) -> Options:
+    """``known``: the policy where none is named, from a checkpoint that has one.
+
+    Raises ``PolicyMeaningError`` with everything that is wrong with the options.
+    """
     given = dict(options or {})
     problems: list[Diagnostic] = []
-    path = given.pop("policy", None)
+    path = given.pop("policy", known)
     if path is None:
         # torch.compile takes a mode or options, not both
         with_mode = f'torch.compile(model, backend=policylang.backend("llama3_sac.apl"), mode="{mode}")'
         help = with_mode if mode else f'torch.compile(model, backend="policylang", {_EXAMPLE})'
         problems.append(_bad('the backend "policylang" needs a policy', help))
-    elif not isinstance(path, (str, os.PathLike)):
+    elif not isinstance(path, (str, os.PathLike)) and path is not known:
         problems.append(_bad(f"the option `policy` is a path, not a {type(path).__name__}", f"for example {_EXAMPLE}"))
     inner = given.pop("inner", "inductor")
     root = given.pop("root", "")
@@ -51,7 +55,8 @@ def parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
         problems += _check_settings(given, inner)
     if problems:
         raise PolicyMeaningError(problems)
-    return Options(Path(path), inner, root, agree, settings(inner, mode, given))
+    policy = path if isinstance(path, Policy) else Path(path)
+    return Options(policy, inner, root, agree, settings(inner, mode, given))
 
 
 def check_own(inner: object, root: object, agree: object) -> list[Diagnostic]:

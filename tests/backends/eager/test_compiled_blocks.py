@@ -216,23 +216,26 @@ def test_over_inductor() -> None:
     assert policylang.report(model).decisions
 
 
-def test_by_the_backends_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_by_the_backends_name(tmp_path: Path, named: bool) -> None:
+    """Without a policy among the options it is that of the checkpoint, inside and around."""
     path = tmp_path / "mine.apl"
     path.write_text(TEXT)
+    options = {"inner": "aot_eager", "agree": False} | ({"policy": str(path)} if named else {})
     run = backward_of(loss_of(models.mlp()))
-    for checkpoints_first in (True, False):
-        model = twin(models.mlp().module)
-        if checkpoints_first:
-            policylang.checkpoint_model(model, path)
-        for parent in list(model.modules()):
-            if isinstance(parent, nn.ModuleList):
-                for number, block in enumerate(parent):
-                    options = {"policy": str(path), "inner": "aot_eager"}
-                    parent[number] = torch.compile(block, backend="policylang", options=options)
-        if not checkpoints_first:
-            policylang.checkpoint_model(model, path)
-        assert differences(train(twin(models.mlp().module), run), train(model, run)) == []
-        assert policylang.report(model).decisions
+    expected = train(twin(models.mlp().module), run)
+    inside, around = twin(models.mlp().module), policylang.checkpoint_model(twin(models.mlp().module), path)
+    layers: Any = inside.layers
+    for number, block in enumerate(layers):
+        layers[number] = torch.compile(block, backend="policylang", options=options)
+    policylang.checkpoint_model(inside, path)
+    for block in blocks_of(around):
+        block.compile(backend="policylang", fullgraph=True, options=options)
+    for model in (inside, around):
+        assert differences(expected, train(model, run)) == []
+        report = policylang.report(model)
+        assert [rule.source.rpartition("/")[2] for rule in report.rules][:1] == ["mine.apl:2"]
+        assert all(rule.matched for rule in report.rules)
 
 
 def test_the_report_has_compiled_blocks_blocks_in_eager_and_the_head() -> None:
