@@ -18,6 +18,7 @@ from policylang.backends import transfers
 from policylang.backends.inductor import PolicyBackend
 from policylang.backends.partitioner import Partition
 from policylang.backends.transfers import copied_over
+from policylang.graph import marks
 from policylang.planning.outcome import saved_and_recomputed
 from tests.support import models
 from tests.support.compiled import Trained, assert_bitwise_equal, fresh_dynamo, train
@@ -91,6 +92,16 @@ def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> Non
         assert report.offloaded
         assert link.out == link.back == 2 * len(report.offloaded), "two steps"
         assert not any(link.held), "the device copy is still there when the value comes back"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["offload everything", "optional offload matmul", "optional offload pointwise"])
+@pytest.mark.parametrize("name", ZOO)
+def test_the_rest_of_the_zoo(name: str, text: str) -> None:
+    backend, link = backend_for(text, inner="aot_eager"), Late(1)
+    without = train(ZOO[name](), lambda model: torch.compile(model, backend=WITHOUT))
+    assert_bitwise_equal(trained(ZOO[name](), backend, link), without)
+    assert link.out == link.back == 2 * len(policylang.report(backend).offloaded)
 
 
 @pytest.mark.parametrize("text", [SAVE + "offload mm", pytest.param("offload mm", marks=pytest.mark.slow)])
@@ -228,6 +239,14 @@ def test_a_graph_from_the_caches_moves_the_same(tmp_path: Any, monkeypatch: pyte
         assert link.out == link.back == 2 * len(report.offloaded) > 0
     assert report.from_cache
     assert_bitwise_equal(*found)
+
+
+def test_a_forward_that_is_compiled_again_saves_what_was_offloaded() -> None:
+    partition = mlp().partition(SAVE + "offload gelu")
+    module = policylang.recompilable(partition.forward, num_fwd_outputs=mlp().num_fwd_outputs)
+    nodes = {node.name: node for node in module.graph.nodes}
+    assert not any("policylang" in str(node.target) for node in nodes.values())
+    assert all(marks.SAVED in marks.custom(nodes[name].meta) for name in partition.audit.offloaded)
 
 
 # --- order ---------------------------------------------------------------------------------------------------------
