@@ -19,7 +19,7 @@ from policylang.planning.plan import Plan, Why
 from policylang.planning.planner import plan as make_plan
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
-from tests.support.titan import Traced, config, graph_trainer, llama
+from tests.support.titan import Traced, config, experts_of, graph_trainer, llama, step_of
 
 POLICIES = {"torchtitan_default": "default", "torchtitan_eager": "eager", "torchtitan_graph_full": "full"}
 LAYERS = [2, 8, pytest.param(32, marks=pytest.mark.slow)]
@@ -58,13 +58,33 @@ def test_the_same_tag_on_every_node(policy: str, layers: int):
     assert different == known_differences(plan.facts, POLICIES[policy])
 
 
+@pytest.mark.parametrize("model", ["deepseek_v3", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_the_same_tag_on_every_node_of_a_mixture_of_experts(model: str):
+    """But for the counter of tokens, which a second run would count again, and for the routing under `full`."""
+    gm = step_of(experts_of(model)).gm
+    facts = collect(gm)
+    assert facts.by_target["aten.topk.default"]
+    for policy, memory_policy in POLICIES.items():
+        plan = make_plan(policylang.load(policy), facts, FLAT)
+        theirs = their_tags(gm, memory_policy)
+        different = {name for name, tag in theirs.items() if our_tag(plan, name) != tag}
+        assert len(theirs) > 200
+        assert different == known_differences(facts, memory_policy) | counters(facts)
+
+
+def counters(facts: Facts) -> set[str]:
+    """What is added to the counts of tokens by expert: the forward writes to a buffer."""
+    added = [row for row in facts.by_target["aten.add_.Tensor"] if facts.modules[row].endswith(".moe")]
+    assert added
+    return {facts.names[row] for row in added}
+
+
 def known_differences(facts: Facts, memory_policy: str) -> set[str]:
     """Where TorchTitan's code is shown wrong: see `test_what_their_tags_come_to_on_this_graph`."""
     names = {"ones_like"}  # begins the backward, and is no forward value
-    if memory_policy != "full":  # `full` saves attention, as a random operator
-        attention = facts.by_target[CPU_ATTENTION]
-        names |= {name for name, owner in zip(facts.names, facts.owners, strict=True) if owner in attention}
-    return names
+    other = "aten.topk.default" if memory_policy == "full" else CPU_ATTENTION  # `full` saves it, as a random operator
+    owners = facts.by_target.get(other, [])
+    return names | {name for name, owner in zip(facts.names, facts.owners, strict=True) if owner in owners}
 
 
 def test_what_their_tags_come_to_on_this_graph():
@@ -103,6 +123,20 @@ def test_a_step_through_their_passes_gives_the_same_numbers(policy: str, registr
     assert not [name for name in copies if name.endswith("_recomputed_recomputed")]  # theirs did nothing to ours
     assert not [node.name for node in gm.graph.nodes if "recompute" in node.meta]
     assert bitwise_equal(traced.run(), expected)
+
+
+def test_experts_are_chosen_and_counted_once(registry: dict[str, object]):
+    traced = step_of(experts_of("deepseek_v3"))
+    expected = traced.run()
+    (counts,) = [buffer for name, buffer in traced.module.named_buffers() if name.endswith("tokens_per_expert_E")]
+    counted = counts.clone()
+    assert counted.sum() > 0
+    torchtitan.register("torchtitan_graph_full")
+    gm = through_their_passes(traced, "apl")
+    assert len(policylang.report(gm).recomputed) > 50
+    assert [str(node.target) for node in gm.graph.nodes].count("aten.topk.default") == 1
+    assert bitwise_equal(traced.run(), expected)
+    assert torch.equal(counts, 2 * counted)
 
 
 def test_recomputed_attention_which_their_pass_refuses(registry: dict[str, object]):

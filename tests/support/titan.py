@@ -7,6 +7,7 @@ TorchTitan is imported, and no longer.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -58,10 +59,28 @@ def model_of(layers: int) -> nn.Module:
     common = graph_trainer("common_utils")
     from torchtitan.models.llama3 import Llama3Model, llama3_configs
 
-    settings = common.build_decoder_config_for_backend(llama3_configs["debugmodel"], "sdpa")
+    return _made(Llama3Model, common.build_decoder_config_for_backend(llama3_configs["debugmodel"], "sdpa"), layers)
+
+
+def experts_of(name: str, layers: int = 2) -> nn.Module:
+    """Its debugging models with experts: of DeepSeek V3 (the first layer has none) or of Qwen3."""
+    common = graph_trainer("common_utils")
+    if name == "qwen3":
+        from torchtitan.models.qwen3 import Qwen3Model, qwen3_configs
+
+        settings = common.build_decoder_config_for_backend(qwen3_configs["debugmodel_moe"], "sdpa")
+        return _made(Qwen3Model, settings, layers)
+    from torchtitan.models.deepseek_v3 import DeepSeekV3Model, deepseekv3_configs
+
+    build = deepseekv3_configs["debugmodel"]
+    settings = common.build_decoder_config_for_backend(build, "sdpa", moe_comm_backend="standard")
+    return _made(DeepSeekV3Model, settings, layers)
+
+
+def _made(kind: Any, settings: Any, layers: int) -> nn.Module:
     settings.layers = [settings.layers[i % len(settings.layers)] for i in range(layers)]
     torch.manual_seed(0)
-    model: nn.Module = Llama3Model(settings)
+    model: nn.Module = kind(settings)
     model.init_states(buffer_device=None)
     return model
 
@@ -74,14 +93,19 @@ def tokens_and_labels() -> tuple[Tensor, Tensor]:
 
 def llama(layers: int) -> Traced:
     """One step of that model, traced with the graph trainer's own functions."""
+    return step_of(model_of(layers))
+
+
+def step_of(model: nn.Module) -> Traced:
     trainer, tracer, common = graph_trainer("trainer"), graph_trainer("make_fx_tracer"), graph_trainer("common_utils")
     from torchtitan.components.loss import CrossEntropyLoss
 
-    model = model_of(layers)
     common.annotate_module_fqns(model)
     batch = (*tokens_and_labels(), torch.tensor(float(LENGTH)), {})
     step = trainer.make_fwd_bwd_step(model, CrossEntropyLoss.Config().build())
-    return Traced(tracer.minimal_fx_tracer(step, module=model)(*batch), model, batch)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "In CPU autocast")  # its router asks for float32, which a CPU does anyway
+        return Traced(tracer.minimal_fx_tracer(step, module=model)(*batch), model, batch)
 
 
 @contextmanager
