@@ -133,10 +133,12 @@ def compiled_part(name: str, part: str) -> PolicyGraphError:
     )
 
 
-def left_alone(name: str) -> PolicyGraphError:
+def left_alone(names: Sequence[str]) -> PolicyGraphError:
+    """Which of the compiled blocks it is is not known: its hooks were left to the compiler."""
+    subject = names[0] if len(names) == 1 else f"one of {len(names)} blocks, {names[0]} to {names[-1]},"
     return _error(
         COMPILED,
-        f"{name} was to be compiled, and `torch.compile` ran it as it is",
+        f"{subject} was to be compiled, and `torch.compile` ran it as it is",
         help="`TORCH_LOGS=recompiles,graph_breaks` says why; `torch._dynamo.config.recompile_limit` is one reason",
     )
 

@@ -113,10 +113,12 @@ class Session:
 
     def nothing_ran(self) -> PolicyGraphError:
         """A checkpoint ran none of the blocks, or one whose hooks the compiler has taken away."""
-        for module, region in self.regions.items():
-            if is_compiled(module):
-                name = problems.block(module, region.root)
-                return problems.left_alone(name) if carries_policies(module) else problems.compiled(name)
+        compiled = {module: region.root for module, region in self.regions.items() if is_compiled(module)}
+        others = [problems.block(module, root) for module, root in compiled.items() if not carries_policies(module)]
+        if others:
+            return problems.compiled(others[0])
+        if compiled:
+            return problems.left_alone([problems.block(module, root) for module, root in compiled.items()])
         return problems.not_run([region.root for region in self.regions.values()])
 
     def settle(self) -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import policylang
-from policylang import PolicyMatchError, PolicyWarning
+from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.backends.inductor import PolicyBackend
 from policylang.language.syntax import Policy
 from policylang.report.data import Report
@@ -387,3 +387,16 @@ def test_a_compiled_block_is_the_block_whatever_lists_it_has(named: bool) -> Non
         each.compile(backend=by)
     model.layers[1](model.layers[0](x)).sum().backward()
     assert [graph.blocks for graph in policylang.report(model).graphs or [policylang.report(model)]] == [1]
+
+
+def test_what_dynamo_does_not_compile_any_more_is_said() -> None:
+    """Around its checkpoint a block is followed operator by operator; inside there is nothing to follow."""
+    run = backward_of(loss_of(models.mlp()))
+    expected = train(twin(models.mlp().module), run)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        around = each_block(checkpointed(twin(models.mlp().module)), backend())
+        with pytest.warns(PolicyWarning, match="`layers.1` .* followed operator by operator"):
+            assert differences(expected, train(around, run)) == []
+        torch.compiler.reset()
+        with pytest.raises(PolicyGraphError, match=r"one of 3 blocks, `layers.0` .*ran it as it is"):
+            run(own_in_place(backend()), 0)
