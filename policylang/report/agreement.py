@@ -24,7 +24,7 @@ from policylang.report.text import table
 
 VERSION = 1
 _MOST = 8
-_HEAD = ("path", "saved", "recomputed", "", "loss", "gradients", "buffers")
+_HEAD = ("path", "saved", "offloaded", "recomputed", "", "loss", "gradients", "buffers")
 
 
 def agreement_text(found: Agreement) -> str:
@@ -32,10 +32,13 @@ def agreement_text(found: Agreement) -> str:
     rows = [_HEAD, *(_row(result) for result in found.results)]
     if all(result.numbers is None or result.numbers.buffers.bitwise for result in found.results):
         rows = [row[:-1] for row in rows]
+    moves = any(_offloaded(result) for result in found.results)
+    if not moves:
+        rows = [(*row[:2], *row[3:]) for row in rows]
     parts = [
         f"policy {found.policy}, one step, held against the plain model: loss {found.loss:.6g}, "
         f"{_count(found.gradients, 'gradient')}, torch {found.torch_version}",
-        table(rows, right=range(1, 4)),
+        table(rows, right=range(1, 5 if moves else 4)),
         "\n".join([*_refusals(found.results), *_numbers(found.results), *_audits(found.results)]),
         "\n".join(_account(found)),
         "\n".join(_differences(found.account.differences)),
@@ -80,11 +83,18 @@ def _row(result: PathResult) -> tuple[str, ...]:
         return (result.path, "refused", *[""] * (len(_HEAD) - 2))
     report, numbers = result.ran.report, result.numbers
     saved = figure(report.saved.bytes, "bytes") if report.saved is not None else ""
+    moved = figure(_offloaded(result), "bytes")
     again = report.recomputed
     count = _count(len(again), "value") if again is not None else ""
     flops = figure(again.flops, "flops") if again is not None else ""
     cells = (_equality(each) for each in (numbers.loss, numbers.gradients, numbers.buffers))
-    return (result.path, saved, count, flops, *cells)
+    return (result.path, saved, moved, count, flops, *cells)
+
+
+def _offloaded(result: PathResult) -> int:
+    """Bytes that a path moves to the host."""
+    moved = None if result.ran is None else result.ran.report.offloaded
+    return 0 if moved is None else moved.bytes
 
 
 def _equality(found: Equality) -> str:
@@ -243,6 +253,7 @@ def _path(result: PathResult) -> dict[str, Any]:
         plain |= {
             "saved_bytes": report.saved.bytes,
             "saved_values": len(report.saved),
+            "offloaded_bytes": _offloaded(result),
             "recomputed_values": len(report.recomputed),
             "recomputed_flops": report.recomputed.flops,
             "numbers": _comparison(result.numbers),

@@ -147,6 +147,7 @@ def test_what_is_offloaded_is_the_same_where_it_can_be_done() -> None:
     assert found["joint"].agrees
     assert found["flat"].agrees
     assert not found.account.differences
+    assert re.search(r"^path +saved +offloaded +recomputed", str(found), re.MULTILINE)
     reports = [found[path].ran.report for path in ("joint", "flat")]
     assert reports[0].offloaded.bytes == reports[1].offloaded.bytes > 0
 
