@@ -29,11 +29,11 @@ def own(rank: int, orders: list[tuple[int, ...]]) -> list[RankOrder]:
 
 
 def check_groups(rank: int) -> list[str]:
-    if rank < 3:
-        dist.new_group([0, 1, 2], use_local_synchronization=True)  # ranks need not be in equally many groups
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     flat = mesh._flatten("all")
     flat_name = flat.get_group().group_name
+    if rank < 3:
+        dist.new_group([0, 1, 2], use_local_synchronization=True)  # ranks need not be in equally many groups
     column_major = (0, 4, 1, 5, 2, 6, 3, 7)
     pairs = [(4, 0), (5, 1), (6, 2), (7, 3)]
     overlapping = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6)]
