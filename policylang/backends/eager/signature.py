@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 def signature_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
-    parameters are trained, and autocast."""
+    parameters are trained, which modules are compiled, and autocast."""
     modules = list(module.modules())
     devices: dict[str, None] = {"cpu": None}
     inputs = (_of(args, devices), _of(kwargs, devices))
@@ -23,7 +23,8 @@ def signature_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
             for value in each._parameters.values()
         ]
     )
-    return inputs, modes, parameters, tuple([_autocast(device) for device in devices])
+    compiled = tuple([at for at, each in enumerate(modules) if "_compiled_call_impl" in each.__dict__])
+    return inputs, modes, parameters, compiled, tuple([_autocast(device) for device in devices])
 
 
 def _of(value: Any, devices: dict[str, None]) -> Hashable:

@@ -104,3 +104,11 @@ def test_a_compiled_part_outside_of_the_blocks_is_none_of_their_business() -> No
 
     expected = train(with_compiled_head(), run)
     assert differences(expected, train(policylang.checkpoint_model(with_compiled_head(), POLICY), run)) == []
+
+
+def test_a_part_that_is_compiled_after_the_first_step_is_refused_too() -> None:
+    model, loss = checkpointed(), loss_of(models.mlp())
+    loss(model, 0).backward()
+    blocks_of(model)[1].up.compile(backend="aot_eager")
+    with pytest.raises(policylang.PolicyGraphError, match=r"`layers\.1\.up` .* is a part of `layers\.1`"):
+        loss(model, 1)
