@@ -20,7 +20,8 @@ from policylang.backends import transfers
 from policylang.graph import marks
 from policylang.planning.storage import IN_FLIGHT
 
-_NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta")
+_NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
+"""Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
 from policylang.audit_halves import Place, wrongly_moved
@@ -21,10 +22,12 @@ from policylang.backends.transfers import copied_over
 from policylang.graph import marks
 from policylang.planning.outcome import saved_and_recomputed
 from tests.support import models
+from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.compiled import Trained, assert_bitwise_equal, fresh_dynamo, train
 from tests.support.late import Late
 from tests.support.models import ZOO, Example, square_loss
 from tests.support.run_partition import Result, Traced, assert_same_result, trace
+from tests.support.sharded import fake_ranks
 
 WITHOUT = "aot_eager_default_partitioner"
 SAVE = "undecided -> save\n"
@@ -212,6 +215,20 @@ def test_sizes_that_change_from_step_to_step(inner: str) -> None:
     link = Late(2)
     expected = steps(backend_for(SAVE, inner=inner))
     assert all(map(torch.equal, found, expected))
+
+
+def test_halves_whose_collectives_are_fused() -> None:
+    """What is moved goes by its place once the halves are rewritten."""
+    link = Late(6)
+    with fake_ranks(8), copied_over(link):
+        mesh = DeviceMesh("cpu", torch.arange(8).view(2, 4), mesh_dim_names=NAMES[:2])
+        model = Layers(mesh, placements_of(2, "one"))
+        backend = backend_for(SAVE + "offload everything\nfuse all_gather chains", inner="aot_eager")
+        with fresh_dynamo():
+            torch.compile(model, backend=backend)(torch.ones(2, 16)).sum().backward()
+            report = policylang.report(backend)
+    assert "rewritten" in str(report.rewrites[0])
+    assert link.out == link.back == len(report.offloaded) > 0
 
 
 def test_a_model_compiled_block_by_block() -> None:
