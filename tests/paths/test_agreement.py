@@ -76,7 +76,9 @@ def _right(found: Agreement) -> None:
 def test_a_bundled_policy(name: str, policy: str) -> None:
     found = check(name, policy)
     assert found.account.alike > 100
-    assert found.account.common_bytes > 0
+    assert found.account.common_flops > 0
+    if policy != "torchtitan_full":  # of the blocks it saves what their routers chose, and of that each path its pieces
+        assert found.account.common_bytes > 0
     assert str(found).endswith("eager, joint and flat agree")
 
 
