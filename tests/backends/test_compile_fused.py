@@ -18,6 +18,7 @@ from policylang.backends import fingerprint, groups
 from policylang.backends.groups import RankOrder
 from tests.support.fused_process import compile_and_train
 from tests.support.sharded import fake_ranks
+from tests.support.versions import needs_groups_in_any_order
 
 POLICY = "save everything\nfuse all_gather chains\n"
 REPOSITORY = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@needs_groups_in_any_order
 def test_a_second_process_makes_the_groups_of_the_graph_that_it_finds(cache: Path) -> None:
     cold = compile_and_train(POLICY)
     assert cold["from cache"] == [False]

@@ -19,6 +19,7 @@ from policylang.backends import agreement, heartbeat, partitioner
 from policylang.tracing import TracedStep, trace_step
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.ranks import run_ranks
+from tests.support.versions import needs_cached_collectives, needs_groups_in_any_order
 
 SAVE = "save mm\nundecided -> save\n"
 RECOMPUTE = "save mm\nrecompute every 2nd mm per graph\nundecided -> save\n"
@@ -76,6 +77,7 @@ def cases(rank: int) -> dict[str, str]:
     }
 
 
+@needs_groups_in_any_order
 def test_a_difference_is_an_error_on_every_rank() -> None:
     every = run_ranks(cases, 4)
     for found in every:
@@ -204,6 +206,7 @@ def compiled(rank: int, folder: str) -> dict[str, Any]:
     return found
 
 
+@needs_cached_collectives
 def test_a_rank_with_a_warm_cache_compares_with_one_that_partitions(tmp_path: Any) -> None:
     first, second = run_ranks(compiled, 2, str(tmp_path))
     for found in (first, second):

@@ -18,6 +18,7 @@ from policylang.planning.plan import Plan
 from tests.support.chains import NAMES, Chain, chains, gather, gathers, placements_of, shard_of, traced
 from tests.support.ranks import run_ranks
 from tests.support.rewrites import assert_facts_hold
+from tests.support.versions import needs_groups_in_any_order
 
 FUSE = policylang.parse("fuse all_gather chains")
 IF_ANY = policylang.parse("optional fuse all_gather chains")
@@ -192,6 +193,7 @@ def eight(rank: int) -> None:
     only_over_the_named_dimensions(rank)
 
 
+@needs_groups_in_any_order
 def test_four_ranks() -> None:
     for said in run_ranks(four, 4):
         assert said.pop("same_group").endswith("overlap")
@@ -203,5 +205,6 @@ def test_four_ranks() -> None:
         }
 
 
+@needs_groups_in_any_order
 def test_eight_ranks() -> None:
     run_ranks(eight, 8)

@@ -23,6 +23,7 @@ from tests.support.compiled import fresh_dynamo
 from tests.support.ranks import run_ranks
 from tests.support.rewrites import assert_facts_hold
 from tests.support.sharded import fake_ranks
+from tests.support.versions import needs_groups_in_any_order
 
 GATHERS = "undecided -> save\nfuse all_gather chains\n"
 BOTH = GATHERS + "fuse reduce_scatter chains\n"
@@ -202,6 +203,7 @@ def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple
     return done, count, calls[0]
 
 
+@needs_groups_in_any_order
 def test_the_second_of_two_compilations_gathers_as_often_as_the_first(many: DeviceMesh) -> None:
     """And neither gathers twice what one gather brings."""
     model = Gathered(many)
@@ -219,6 +221,7 @@ def test_the_second_of_two_compilations_gathers_as_often_as_the_first(many: Devi
     assert len(second.audit.saved) == len(first.audit.saved)
 
 
+@needs_groups_in_any_order
 def test_a_chain_that_only_the_backward_can_fuse_is_fused_there(many: DeviceMesh) -> None:
     first, _, _ = split(ReadTwice(many), torch.randn(4, 256), "recompute everything\nsave mm\nfuse all_gather chains\n")
     assert len(gathers(first.forward)) == 6
@@ -231,6 +234,7 @@ def test_a_chain_that_only_the_backward_can_fuse_is_fused_there(many: DeviceMesh
     assert not report.warnings, "the line did something in the end"
 
 
+@needs_groups_in_any_order
 def test_a_joint_graph_is_rewritten_first_and_tagged_then(many: DeviceMesh) -> None:
     """What ``apply`` leaves is what its plan says, and ``partition`` goes on from there."""
     from tests.support.joint import capture_joint
@@ -246,6 +250,7 @@ def test_a_joint_graph_is_rewritten_first_and_tagged_then(many: DeviceMesh) -> N
     assert (len(gathers(forward)), len(gathers(backward))) == (3, 2)
 
 
+@needs_groups_in_any_order
 def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: DeviceMesh) -> None:
     whole, _, _ = split(Gathered(many), torch.randn(4, 256), "recompute everything\nsave mm\n")
     backward = copy.deepcopy(whole.backward)
@@ -258,6 +263,7 @@ def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: Devic
         policylang.apply(whole.forward, policylang.parse("save everything"))
 
 
+@needs_groups_in_any_order
 def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: DeviceMesh) -> None:
     from policylang.backends.outcomes import plan_of
     from tests.support.joint import capture_joint

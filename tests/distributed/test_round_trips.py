@@ -17,6 +17,7 @@ import policylang
 from policylang.errors import PolicyDivergenceError
 from tests.support.ranks import run_ranks
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
+from tests.support.versions import needs_groups_in_any_order
 
 COLLAPSE = policylang.parse("collapse round_trips")
 FUSE = policylang.parse("fuse reduce_scatter chains")
@@ -167,9 +168,11 @@ def eight(rank: int) -> None:
     check_scatters(rank, 2, 2, 2)
 
 
+@needs_groups_in_any_order
 def test_four_ranks() -> None:
     run_ranks(four, 4)
 
 
+@needs_groups_in_any_order
 def test_eight_ranks() -> None:
     run_ranks(eight, 8)

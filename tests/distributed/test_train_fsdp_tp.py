@@ -13,6 +13,7 @@ import torch
 from attrs import evolve
 
 from tests.support.ranks import run_ranks
+from tests.support.versions import needs_traced_meshes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS, TP = 4, 2
@@ -67,11 +68,13 @@ def curves() -> dict[str, dict[str, list[float]]]:
 
 
 @pytest.mark.parametrize("name", ["tensor parallel", "cut over all", "bfloat16"])
+@needs_traced_meshes
 def test_the_policy_changes_no_bit_of_the_loss(name: str, curves: dict[str, dict[str, list[float]]]) -> None:
     assert curves[name]["with"] == curves[name]["without"]
 
 
 @pytest.mark.parametrize("name", ["tensor parallel", "cut over all", "compiled"])
+@needs_traced_meshes
 def test_the_loss_curve_is_that_of_one_process(
     name: str, curves: dict[str, dict[str, list[float]]], example: Any
 ) -> None:
@@ -88,6 +91,7 @@ def said_by_main(rank: int) -> str:
     return output.getvalue()
 
 
+@needs_traced_meshes
 def test_the_script_as_torchrun_starts_it() -> None:
     first, *others = run_ranks(said_by_main, RANKS, group=False)
     assert not any(others)

@@ -1,0 +1,18 @@
+"""What some tests need of torch beyond 2.11, the oldest that is supported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+
+needs_groups_in_any_order = pytest.mark.skipif(
+    VERSION < (2, 12), reason="before torch 2.12, the ranks of a new group are sorted, and such chains are refused"
+)
+needs_traced_meshes = pytest.mark.skipif(
+    VERSION < (2, 12), reason="before torch 2.12, a part of a device mesh cannot be taken while a graph is traced"
+)
+needs_cached_collectives = pytest.mark.skipif(
+    VERSION < (2, 12), reason="on torch 2.11, a graph with collectives is not found in Inductor's caches again"
+)
