@@ -100,8 +100,16 @@ def compiled_around() -> tuple[Any, str]:
     return torch.ops.higher_order.tag_activation_checkpoint, "_checkpoint_context_fn"
 
 
-GRAPH_NUMBER = "ac_graph_id"
-"""What the operator of :func:`compiled_around` sets on the first of a checkpoint's contexts when it runs."""
+def runs_in_graph(context: object) -> bool:
+    """Whether the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts.
+
+    From torch 2.12 it sets an attribute on that; and it preserves the metadata of nodes, which else only traces do.
+    """
+    from torch.fx.traceback import has_preserved_node_meta
+
+    if hasattr(context, "ac_graph_id"):
+        return True
+    return bool(has_preserved_node_meta()) and graph_being_traced() is None and not being_compiled()
 
 
 def saved_tensor_hooks() -> Any:

@@ -19,7 +19,6 @@ from attrs import define, field, frozen
 from torch import nn
 
 from policylang._torch_eager import (
-    GRAPH_NUMBER,
     being_compiled,
     checkpoints_are_tagged,
     clear_cast_weights,
@@ -28,6 +27,7 @@ from policylang._torch_eager import (
     is_wrapped_by_compiler,
     remove_saved_tensor_hooks,
     restore_saved_tensor_hooks,
+    runs_in_graph,
     saved_tensor_hooks,
 )
 from policylang.backends.eager import problems
@@ -213,7 +213,9 @@ class Around:
         self._aside = False
 
     def __enter__(self) -> Around:
-        if hasattr(self, GRAPH_NUMBER):  # Dynamo's graph runs as it is: there are no hooks on blocks in it
+        if self.first is None and runs_in_graph(
+            self
+        ):  # Dynamo's graph runs as it is: there are no hooks on blocks in it
             raise problems.compiled(problems.AROUND_IT)
         _stack("around").append(self)
         self._block, self._depth = None, 0
