@@ -109,7 +109,8 @@ def test_the_rest_of_the_zoo(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("text", [SAVE + "offload mm", pytest.param("offload mm", marks=pytest.mark.slow)])
 def test_through_inductor(text: str) -> None:
-    without = train(models.llama(layers=1), torch.compile)
+    saving = backend_for(text.replace("offload", "save"))  # Inductor fuses, and rounds, by what is saved
+    without = train(models.llama(layers=1), lambda model: torch.compile(model, backend=saving))
     backend, link = backend_for(text), Late(3)
     assert_bitwise_equal(trained(models.llama(layers=1), backend, link), without)
     report = policylang.report(backend)
