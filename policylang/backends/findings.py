@@ -22,17 +22,19 @@ class Findings:
     """What this graph lacks and another graph of the model may have."""
     report: Report
     facts: Facts | None = field(default=None, repr=False)
-    """Of the graph as it was planned on, for snapshots. They are few bytes beside the graph, and no record holds them:
+    """Of the graph as it was given, for snapshots. They are few bytes beside the graph, and no record holds them:
     None for what an earlier process planned."""
+    rewritten: Facts | None = field(default=None, repr=False)
+    """The same of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
 
 def of_partition(partition: Partition) -> Findings:
     plan = partition.plan
     complaints = deferred.complaints(plan.policy, plan.diagnostics)
     # a copy: what planning has worked out on the facts meanwhile is not kept with them
-    return Findings(
-        complaints, partition_report(plan, partition.audit, partition.rewritten_halves), evolve(plan.before)
-    )
+    report = partition_report(plan, partition.audit, partition.rewritten_halves)
+    given = evolve(plan.before)
+    return Findings(complaints, report, given, given if plan.facts is plan.before else evolve(plan.facts))
 
 
 def to_json(findings: Findings) -> dict[str, Any]:

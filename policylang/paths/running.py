@@ -78,7 +78,7 @@ def run_joint(setup: Setup, model: nn.Module, policy: Policy) -> Ran:
     with _compiler_to_itself():
         numbers = _compiled(setup, model, backend)
         findings = [found for graph in backend.graphs for found in graph.findings]
-        graphs = tuple((found.facts, found.report) for found in findings if found.facts is not None)
+        graphs = tuple((found.rewritten, found.report) for found in findings if found.rewritten is not None)
         return Ran(numbers, policylang.report(backend), graphs)
 
 

@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
 from policylang.paths import running
 from policylang.paths.data import Agreement, Numbers, Ran
 from policylang.resources import policies_folder
 from policylang.testing import agree
+from tests.support.chains import NAMES, Layers, placements_of
+from tests.support.fused_process import MESH
 from tests.support.models import ZOO
+from tests.support.sharded import fake_ranks
+from tests.support.versions import needs_groups_in_any_order
 
 MODELS = ("llama", "qwen3", "mixtral", "gpt2")
 QUICK = [("llama", "llama3_sac"), ("gpt2", "llama3_sac"), ("mixtral", "torchtitan_full")]
@@ -103,6 +108,30 @@ def test_other_random_numbers_are_not_drawn() -> None:
     """Dropout: compiled, traced and checkpointed, the masks are those of the plain model."""
     found = agree(*setup("dropout"), policylang.parse("recompute everything in block"))
     assert all(result.numbers is not None and result.numbers.bitwise for result in found.results), str(found)
+
+
+@needs_groups_in_any_order
+@pytest.mark.filterwarnings("ignore")
+def test_what_rewrites_made_is_compared_too() -> None:
+    """Of pretended ranks: what is gathered is not looked at."""
+    text = "fuse all_gather chains\nrecompute everything\nsave all_gather"
+    with fake_ranks(8):
+        mesh = DeviceMesh("cpu", torch.tensor(MESH), mesh_dim_names=NAMES[:2])
+        found = agree(
+            lambda: Layers(mesh, placements_of(2, "one")),
+            lambda model, batch: model(batch).sum(),
+            (torch.ones(2, 16),),
+            policylang.parse(text),
+            paths=["joint", "flat"],
+        )
+    assert found.account.differences == ()
+    assert found.account.alone.keys() <= {"flat"}  # which has the loss
+    for path in ("joint", "flat"):
+        ran = found[path].ran
+        assert ran is not None
+        assert ran.report.saved is not None
+        assert sum("fused_all_gather" in name for name in ran.report.decisions) == 2
+        assert found.account.common_bytes == ran.report.saved.bytes > 0
 
 
 COUNTING = "blocks h.*\nrecompute everything in block\nsave every 2nd everything per block\n"
