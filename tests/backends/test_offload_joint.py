@@ -88,7 +88,7 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 )
 def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> None:
     without = train(ZOO[name](), lambda model: torch.compile(model, backend=WITHOUT))
-    for seed in (None, 1):
+    for seed in (None, 1) if name == "mlp" else (1,):
         backend, link = backend_for(text, inner="aot_eager"), Late(seed)
         assert_bitwise_equal(trained(ZOO[name](), backend, link), without)
         report = policylang.report(backend)
