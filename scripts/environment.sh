@@ -28,3 +28,18 @@ use_environment() {
         echo "$wanted" > "$venv/installed.$1"
     fi
 }
+
+# The same for an extra that only some tests want and that may not install everywhere: without it these tests skip.
+use_extra_where_it_installs() {
+    local wanted
+    wanted=$(cat pyproject.toml constraints.txt | cksum)
+    if [ "$(cat "$venv/installed.$1" 2>/dev/null)" = "$wanted" ]; then
+        return
+    fi
+    if "$venv/bin/python" -m pip install --quiet --retries 1 --timeout 15 --constraint constraints.txt \
+        --editable ".[$1]"; then
+        echo "$wanted" > "$venv/installed.$1"
+    else
+        echo "the extra $1 does not install here: its tests are skipped" >&2
+    fi
+}

@@ -22,7 +22,7 @@ from tests.support.models import ZOO
 from tests.support.titan import Traced, config, experts_of, graph_trainer, llama, step_of
 
 POLICIES = {"torchtitan_default": "default", "torchtitan_eager": "eager", "torchtitan_graph_full": "full"}
-LAYERS = [2, 8, pytest.param(32, marks=pytest.mark.slow)]
+LAYERS = [2, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (8, 32))]
 CPU_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
