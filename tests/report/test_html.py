@@ -128,6 +128,7 @@ def test_the_page_in_a_browser(tmp_path):
         assert it.texts("#list .mono") == ["act0", "act1", "act2", "act3"]
 
         it.click("#blocks summary")
+        it.wait_for("#blocks td")
         assert "aten.silu.default" in it.texts("#blocks td")
         it.type("#memory svg", KEYS["end"])
         assert it.texts(".told")[0].startswith("g0: ")

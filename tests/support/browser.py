@@ -55,6 +55,10 @@ class Browser:
         found = self.run(f"return [...document.querySelectorAll({json.dumps(selector)})].map(each => each.textContent)")
         return [str(text) for text in found]
 
+    def wait_for(self, selector: str) -> None:
+        """Until there is one: what a page does on an event of its own, it does a moment after what caused it."""
+        self._find(selector)
+
     def errors(self) -> list[str]:
         """What the page complained about since it was opened."""
         log = self._call("POST", "se/log", {"type": "browser"})
@@ -84,6 +88,7 @@ def browser(width: int = 1400, height: int = 1000, *, dark: bool = False) -> Ite
             arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
             chrome = {"goog:chromeOptions": {"binary": CHROMIUM, "args": arguments}}
             wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}, **chrome}
+            wanted["timeouts"] = {"implicit": 10_000}
             session = _request("POST", f"{root}/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
             try:
                 yield Browser(f"{root}/session/{session}")

@@ -57,9 +57,9 @@ CODES: tuple[Code, ...] = (
         "APL306",
         "this path cannot do that",
         "The policy asks for something that the way it is being applied cannot carry out: offloading or a rewrite "
-        "of collectives in eager or behind a hook of Inductor's, or leaving values to PyTorch's partitioner where there "
-        "is none. It is refused, since a line that is ignored would look like one that works. Here an eager checkpoint "
-        "is asked to offload, which a compiled model and a flat graph do.",
+        "of collectives in eager or behind a hook of Inductor's, or leaving values to PyTorch's partitioner where "
+        "there is none. It is refused, since a line that is ignored would look like one that works. Here an eager "
+        "checkpoint is asked to offload, which a compiled model and a flat graph do.",
         wrong="offload attention",
         mended="save attention",
     ),
