@@ -15,16 +15,24 @@ from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO
 
 
-@cache
 def joint_of(name: str, dynamic: bool = False) -> Joint:
     """Not to be changed: tests share it."""
+    return _joint_of(name, dynamic)  # a cache takes a default that is written out for another call
+
+
+def facts_of_model(name: str, dynamic: bool = False) -> Facts:
+    return _facts_of_model(name, dynamic)
+
+
+@cache
+def _joint_of(name: str, dynamic: bool) -> Joint:
     module, inputs, loss_fn = ZOO[name]()
     return capture_joint(module, inputs, loss_fn, dynamic=dynamic)
 
 
 @cache
-def facts_of_model(name: str, dynamic: bool = False) -> Facts:
-    joint = joint_of(name, dynamic)
+def _facts_of_model(name: str, dynamic: bool) -> Facts:
+    joint = _joint_of(name, dynamic)
     return collect(joint.gm, static_inputs=joint.static_lifetime_input_indices)
 
 
