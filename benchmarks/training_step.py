@@ -27,8 +27,9 @@ from torch.utils.checkpoint import (
 )
 
 import policylang
+from benchmarks.allocations import step_allocations
 from benchmarks.common import seconds, table, write_results
-from policylang.demo.memory import step_memory
+from policylang.demo.memory import StepMemory, step_memory
 
 MIB = 2**20
 
@@ -152,13 +153,16 @@ def _mincut(inner: str) -> str:
     return "aot_eager_decomp_partition" if inner == "aot_eager" else inner
 
 
+def _memory(forward: Callable[[], torch.Tensor], device: torch.device) -> StepMemory:
+    return step_memory(forward, (), device) if device.type == "cuda" else step_allocations(forward)
+
+
 def measure(contender: Contender, shape: Shape, device: torch.device, steps: int) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = StepModel(shape).to(device=device, dtype=getattr(torch, shape.dtype))
     tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), device=device)
     step = contender.prepare(model)
-    resident = [*model.parameters(), *model.buffers(), tokens]
 
     def run() -> None:
         step(tokens).backward()
@@ -167,7 +171,7 @@ def measure(contender: Contender, shape: Shape, device: torch.device, steps: int
 
     compile_and_first = seconds(run)
     run()
-    memory = step_memory(lambda: step(tokens), [*resident, *_gradients(model)], device)
+    memory = _memory(lambda: step(tokens), device)
     times = [seconds(run) for _ in range(steps)]
     loss = step(tokens)
     planned = policylang.report(step).saved.bytes if contender.name.startswith("policylang") else None
@@ -180,10 +184,6 @@ def measure(contender: Contender, shape: Shape, device: torch.device, steps: int
         "first step s": compile_and_first,
         "loss": loss.item(),
     }
-
-
-def _gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
