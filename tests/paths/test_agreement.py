@@ -125,7 +125,8 @@ def test_what_rewrites_made_is_compared_too() -> None:
             paths=["joint", "flat"],
         )
     assert found.account.differences == ()
-    assert found.account.alone.keys() <= {"flat"}  # which has the loss
+    assert found.account.alone.get("joint", {}).keys() <= {"aten.detach.default"}  # torch 2.15 traces it as an alias
+    assert found.account.alone["flat"].keys() <= {"aten.sum.default", "aten.alias.default"}  # it has the loss
     for path in ("joint", "flat"):
         ran = found[path].ran
         assert ran is not None
