@@ -12,6 +12,7 @@ from torch import fx
 from policylang.backends import outcomes, refusals, tags
 from policylang.backends.agreement import comparing
 from policylang.backends.collectives import carry_out
+from policylang.backends.eager.problems import two_policies
 from policylang.backends.flat import apply_flat
 from policylang.backends.groups import RankOrder
 from policylang.backends.halves import note_on_rules, plan_half
@@ -21,6 +22,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
 from policylang.language.syntax import Policy
 from policylang.loading import load
+from policylang.planning.digest import policy_text
 from policylang.planning.plan import Plan
 
 PolicyLike = Policy | str | os.PathLike[str]
@@ -39,10 +41,10 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     With ``agree``, and a process group, the ranks that share the graph compare their plans before anything is changed:
     those of the mesh, and all that hang together over the groups of the graph.
 
-    Raises ``PolicyMatchError`` where policy and graph do not fit, ``PolicyGraphError`` for a graph of a kind that
-    policies cannot be applied to, or to which one was applied already if it is flat. The graph is then as it was.
-    ``PolicyAuditError`` where a graph does not do what was planned. ``PolicyDivergenceError`` where ranks have
-    different plans, or one is missing.
+    Raises ``PolicyMatchError`` where policy and graph do not fit, or where the graph was traced from a model whose
+    checkpoints follow another policy; ``PolicyGraphError`` for a graph of a kind that policies cannot be applied to,
+    or to which one was applied already if it is flat. The graph is then as it was. ``PolicyAuditError`` where a graph
+    does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
     """
     _check_graph(gm, "a policy is applied to a graph module")
     with comparing(agree, mesh):
@@ -50,6 +52,7 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
 
 
 def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
+    _check_checkpoints(gm, wanted)
     facts = collect(gm, mesh=mesh)
     if facts.kind is GraphKind.FLAT:
         outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
@@ -65,6 +68,12 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
     else:
         raise PolicyGraphError([refusals.no_path(facts.kind)])
     return gm
+
+
+def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
+    for followed in outcomes.checkpoints_of(gm):
+        if policy_text(followed) != policy_text(wanted):
+            raise two_policies(followed, wanted, "the graph")
 
 
 def partition(

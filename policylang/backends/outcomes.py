@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import fx
 
+from policylang.language.syntax import Policy
 from policylang.planning.plan import Plan
 from policylang.planning.rewrites.data import Rewrites
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _plans: WeakKeyDictionary[fx.GraphModule, Plan] = WeakKeyDictionary()
 _partitions: WeakKeyDictionary[fx.GraphModule, Any] = WeakKeyDictionary()
 _halves: WeakKeyDictionary[fx.GraphModule, Mapping[str, Rewrites]] = WeakKeyDictionary()
+_checkpoints: WeakKeyDictionary[fx.GraphModule, Sequence[Policy]] = WeakKeyDictionary()
 
 
 def remember_plan(gm: fx.GraphModule, plan: Plan) -> None:
@@ -28,6 +30,16 @@ def remember_plan(gm: fx.GraphModule, plan: Plan) -> None:
 def plan_of(gm: fx.GraphModule) -> Plan | None:
     """The plan that was last applied to a graph."""
     return _plans.get(gm)
+
+
+def remember_checkpoints(gm: fx.GraphModule, policies: Sequence[Policy]) -> None:
+    """Keep what the checkpoints of ours follow in the model that a graph was traced from."""
+    _checkpoints[gm] = tuple(policies)
+
+
+def checkpoints_of(gm: fx.GraphModule) -> Sequence[Policy]:
+    """The policies that checkpoints of ours follow in the model that a graph was traced from."""
+    return _checkpoints.get(gm, ())
 
 
 def record(gm: fx.GraphModule, partition: Partition) -> None:

@@ -24,6 +24,7 @@ from policylang._torch_tracing import (
 )
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
+from policylang.language.syntax import Policy
 from policylang.tracing.backward_regions import BackwardRegions, backward_regions
 from policylang.tracing.checkpoint_regions import checkpoint_regions
 from policylang.tracing.current_meta import without_leaks
@@ -50,6 +51,8 @@ class Captured:
     """What the graph writes, once, at its end."""
     unrepeated: tuple[str, ...]
     """Attributes of modules that the forward changed while it was traced, and that the graph does not change."""
+    followed: tuple[Policy, ...]
+    """The policies of the model's own checkpoints, which the graph does not carry out."""
 
 
 def capture(
@@ -65,9 +68,10 @@ def capture(
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
+    policies: list[Policy] = []
     step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
     try:
-        gm = _trace(step.run, plain, regions)
+        gm = _trace(step.run, plain, regions, policies)
     except PolicyError:
         raise
     except Exception as error:
@@ -77,10 +81,13 @@ def capture(
     check_writes(gm.graph, plain, step.mutated, step.outgrown, state.buffers)
     mutated = dict.fromkeys(inputs[position].name for position in step.mutated)
     unrepeated = (*step.substitution.changed, *(name for _, name in step.outgrown))
-    return Captured(gm, tuple(step.outputs), tuple(step.gradients), tuple(mutated), unrepeated)
+    outputs, gradients = tuple(step.outputs), tuple(step.gradients)
+    return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(policies))
 
 
-def _trace(run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions) -> fx.GraphModule:
+def _trace(
+    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, policies: list[Policy]
+) -> fx.GraphModule:
     mode = fake_mode_of(plain) or fake_tensor_mode()
     with ExitStack() as stack:
         for context in (
@@ -93,7 +100,7 @@ def _trace(run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: B
             torch.autograd.set_multithreading_enabled(False),
             torch.compiler.set_stance("force_eager"),
             backward_regions(regions),
-            checkpoint_regions(),
+            checkpoint_regions(policies),
             compiling(),
             functionalized(),
         ):

@@ -3,6 +3,8 @@
 Traced as it stands, a region would be recomputed in the trace itself, where no policy could reach it, or (with a
 policy of its own, ``context_fn``) leave its tag on every node that follows, backward included. Here the region runs
 once, its nodes carry ``recompute`` and ``ac_graph_id``, and nothing else does.
+
+A checkpoint that follows a policy of ours may be left out altogether: the policy that the graph is given decides there.
 """
 
 from __future__ import annotations
@@ -15,19 +17,25 @@ from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang._torch_tracing import checkpoint_replaced
+from policylang.graph import marks
+from policylang.language.syntax import Policy
 
 _TAGS = ("recompute", "ac_graph_id")
 
 
-def checkpoint_regions() -> AbstractContextManager[None]:
-    """Under it, checkpoint regions are tagged and not carried out. Regions are numbered from 0."""
-    regions = _Regions()
+def checkpoint_regions(policies: list[Policy] | None = None) -> AbstractContextManager[None]:
+    """Under it, checkpoint regions are tagged and not carried out. Regions are numbered from 0.
+
+    With a list of ``policies``, those that follow one are not tagged either: it goes into the list, once.
+    """
+    regions = _Regions(policies)
     return checkpoint_replaced(regions.non_reentrant, regions.reentrant)
 
 
 class _Regions:
-    def __init__(self) -> None:
+    def __init__(self, policies: list[Policy] | None) -> None:
         self.count = 0
+        self.policies = policies
 
     def non_reentrant(
         self,
@@ -37,6 +45,12 @@ class _Regions:
         *_args: Any,
         **_kwargs: Any,
     ) -> Iterator[None]:
+        followed = getattr(context_fn, marks.FOLLOWED, None)
+        if followed is not None and self.policies is not None:
+            if followed not in self.policies:
+                self.policies.append(followed)
+            yield
+            return
         forward_context, _recompute_context = context_fn()
         with self._tagged() as number:
             if hasattr(forward_context, "ac_graph_id"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from policylang.backends import heartbeat
+from policylang.backends import heartbeat, outcomes
+from policylang.errors import PolicyWarning
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.model_state import check_hooks, read_state
 from policylang.tracing.optimizer import OptimizerSignature, OptimizerState
@@ -31,7 +33,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
     ``batch`` is any tree of tensors. Fixed in the graph are the shapes, everything in the batch that is no tensor, the
     train or eval mode of every module and the values of attributes other than tensors. An autocast around the call, or
     inside ``loss_fn``, is part of the graph. ``torch.utils.checkpoint`` regions are not carried out but tagged, for a
-    policy to keep or override.
+    policy to keep or override; those that follow a policy are left out, for the graph to be given the same one.
 
     With ``optimizer`` its step is part of the graph too: each call updates the parameters and the optimizer's state,
     with the learning rates it has then. It must have taken a step before, so that its state exists. The update is the
@@ -46,6 +48,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
     check_hooks(state)
     updates = OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates)
+    outcomes.remember_checkpoints(captured.gm, captured.followed)
     signatures = BatchSignature.of(batch), ModelSignature.of(model, state), OptimizerSignature.of(updates)
     return TracedStep(model, optimizer, *signatures, captured)
 
@@ -78,10 +81,15 @@ class TracedStep:
         self._state = state
         self._updates = updates
         self._captured = captured
+        self._followed = captured.followed
         self._device_types = sorted({kind.device.type for kind in state.kinds.values()})
 
     def __call__(self, *batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Runs the step. Raises PolicyGraphError if the batch or the model is not what was traced."""
+        """Runs the step. Raises PolicyGraphError if the batch or the model is not what was traced.
+
+        Warns, once, where the model's checkpoints follow a policy and the graph was given none.
+        """
+        self._warn_of_policies()
         inputs = self._batch.tensors(batch)
         state = read_state(self.model, self._state.attributes)
         self._state.check(self.model, state)
@@ -93,6 +101,12 @@ class TracedStep:
             outputs = self.gm(*plain)
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
+
+    def _warn_of_policies(self) -> None:
+        followed, self._followed = self._followed, ()
+        if followed and outcomes.outcome_of(self.gm) is None:
+            message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
+            warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
 
     def apply(self, policy: Policy | str, mesh: DeviceMesh | None = None, *, agree: bool = True) -> TracedStep:
         """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.

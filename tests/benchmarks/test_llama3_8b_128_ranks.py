@@ -9,6 +9,9 @@ import pytest
 from benchmarks.llama3_8b_128_ranks import measure
 from examples.sharded_llama import LlamaConfig
 from tests.support.sharded import fake_ranks
+from tests.support.versions import needs_traced_meshes
+
+pytestmark = needs_traced_meshes
 
 LAYERS = 2
 PRODUCTS = 7 * LAYERS

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
 from policylang.backends.eager.session import SESSION, Around, Called, Session, session_behind
+from policylang.graph import marks
 from policylang.graph.modules import normalise
 from policylang.language.syntax import Policy
 from policylang.loading import load
@@ -35,6 +36,7 @@ def _contexts_of(session: Session) -> Contexts:
         return session.contexts()
 
     setattr(contexts, SESSION, session)
+    setattr(contexts, marks.FOLLOWED, session.policy)
     return contexts
 
 

@@ -152,16 +152,16 @@ def runs_uncompiled(name: str) -> Diagnostic:
     )
 
 
-def two_policies(ours: Policy, compilers: Policy) -> PolicyMatchError:
-    lines = policy_text(ours).splitlines(), policy_text(compilers).splitlines()
+def two_policies(ours: Policy, other: Policy, whose: str = "the compiler") -> PolicyMatchError:
+    lines = policy_text(ours).splitlines(), policy_text(other).splitlines()
     first = next((pair for pair in zip_longest(*lines, fillvalue="nothing more") if pair[0] != pair[1]), ("", ""))
     return PolicyMatchError(
         [
             diagnose(
                 TWO_POLICIES,
-                f"a block is under two policies: the checkpoint follows {_told(ours)}, the compiler {_told(compilers)}",
+                f"a block is under two policies: the checkpoint follows {_told(ours)}, {whose} {_told(other)}",
                 help="give the same policy to both",
-                details=(f"the checkpoint's says `{first[0].strip()}`", f"the compiler's says `{first[1].strip()}`"),
+                details=(f"the checkpoint's says `{first[0].strip()}`", f"{whose}'s says `{first[1].strip()}`"),
             )
         ]
     )

@@ -58,7 +58,7 @@ CODES: tuple[Code, ...] = (
         "APL397",
         "two policies for one block",
         "A block that is compiled lies in a checkpoint, or has one inside, and compiler and checkpoint were given "
-        "different policies. Only one of them can be carried out. Give the same file to both; comments and layout do "
-        "not count.",
+        "different policies; or a step was traced from a model whose checkpoints follow another policy than the step "
+        "is given. Only one of them can be carried out. Give the same file to both; comments and layout do not count.",
     ),
 )
