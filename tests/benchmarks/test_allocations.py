@@ -6,36 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import policylang
 from benchmarks.allocations import step_allocations
-
-KIB = 1024
-
-
-class KeepsTwo(torch.autograd.Function):
-    """Keeps two results of 4 KiB for its backward, and needs 8 KiB more for a moment."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        kept = x + 1, x + 2
-        ctx.save_for_backward(*kept)
-        torch.cat(kept)
-        return kept[0].sum()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        one, two = ctx.saved_tensors
-        return gradient * (one + two)
+from tests.support.keeping import kept_two
 
 
 def test_saved_and_peak_to_the_byte() -> None:
-    x = torch.ones(KIB, requires_grad=True)
-    memory = step_allocations(lambda: KeepsTwo.apply(x))  # type: ignore[no-untyped-call]
-    assert memory.saved == 2 * 4 * KIB
-    # in the backward: both kept values, the loss and its gradient, the sum of the two, and the product
-    assert memory.peak == 2 * 4 * KIB + 4 + 4 + 4 * KIB + 4 * KIB
+    kept_two(lambda step, _: step_allocations(step))
 
 
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])

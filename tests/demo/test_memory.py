@@ -6,33 +6,13 @@ import torch
 from torch import nn
 
 from policylang.demo.memory import step_memory
+from tests.support.keeping import KIB, kept_two
 
-KIB = 1024
 CPU = torch.device("cpu")
 
 
-class KeepsTwo(torch.autograd.Function):
-    """Keeps two results of 4 KiB for its backward, and needs 8 KiB more for a moment."""
-
-    @staticmethod
-    def forward(ctx, x):
-        kept = x + 1, x + 2
-        ctx.save_for_backward(*kept)
-        torch.cat(kept)
-        return kept[0].sum()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        one, two = ctx.saved_tensors
-        return gradient * (one + two)
-
-
 def test_saved_and_peak_to_the_byte():
-    x = torch.ones(KIB, requires_grad=True)
-    memory = step_memory(lambda: KeepsTwo.apply(x), [x], CPU)
-    assert memory.saved == 2 * 4 * KIB
-    # in the backward: both kept values, the loss and its gradient, the sum of the two, and the product
-    assert memory.peak == 2 * 4 * KIB + 4 + 4 + 4 * KIB + 4 * KIB
+    kept_two(lambda step, x: step_memory(step, [x], CPU))
 
 
 def test_what_was_there_before_is_not_counted():
