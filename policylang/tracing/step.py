@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from policylang.backends import heartbeat, outcomes
 from policylang.errors import PolicyWarning
+from policylang.graph import marks
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.model_state import check_hooks, read_state
 from policylang.tracing.optimizer import OptimizerSignature, OptimizerState
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     from policylang.language.syntax import Policy
     from policylang.report.report import Report
+
+
+_NO_TAG = (None, None)
 
 
 def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimizer | None = None) -> TracedStep:
@@ -81,15 +85,18 @@ class TracedStep:
         self._state = state
         self._updates = updates
         self._captured = captured
-        self._followed = captured.followed
+        self._traced_nodes = len(captured.gm.graph.nodes)
+        self._looked_at = False
         self._device_types = sorted({kind.device.type for kind in state.kinds.values()})
 
     def __call__(self, *batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Runs the step. Raises PolicyGraphError if the batch or the model is not what was traced.
 
-        Warns, once, where the model's checkpoints follow a policy and the graph was given none.
+        Warns, once, where the model has checkpoints and nothing was done to the graph to carry them out.
         """
-        self._warn_of_policies()
+        if not self._looked_at:
+            self._looked_at = True
+            self._warn_of_checkpoints()
         inputs = self._batch.tensors(batch)
         state = read_state(self.model, self._state.attributes)
         self._state.check(self.model, state)
@@ -102,11 +109,16 @@ class TracedStep:
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 
-    def _warn_of_policies(self) -> None:
-        followed, self._followed = self._followed, ()
-        if followed and outcomes.outcome_of(self.gm) is None:
+    def _warn_of_checkpoints(self) -> None:
+        if outcomes.outcome_of(self.gm) is not None:
+            return
+        followed, nodes = self._captured.followed, self.gm.graph.nodes
+        if followed:
             message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
             warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
+        elif len(nodes) == self._traced_nodes and any(marks.user_tag(node.meta) != _NO_TAG for node in nodes):
+            message = "the model's own checkpoints are tags in its traced step, and nothing carries them out"
+            warnings.warn(f"{message}: `step.apply(...)` does, with any policy", PolicyWarning, stacklevel=3)
 
     def apply(self, policy: Policy | str, mesh: DeviceMesh | None = None, *, agree: bool = True) -> TracedStep:
         """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.

@@ -112,6 +112,25 @@ def test_a_step_that_was_given_no_policy_says_so_once() -> None:
         trace_step(wrapped(), loss_fn, batch()).apply(POLICY)(batch())
 
 
+def test_checkpoints_of_the_users_own_that_nothing_carries_out_say_so_once() -> None:
+    class Plain(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x.sin()
+
+    step = trace_step(Plain(), loss_fn, batch())
+    with pytest.warns(PolicyWarning, match="nothing carries them out"):
+        step(batch())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PolicyWarning)
+        step(batch())
+        trace_step(Model(), loss_fn, batch())(batch())
+        another = trace_step(Plain(), loss_fn, batch()).apply(policylang.parse("undecided -> auto"))
+        another(batch())
+    assert len(another.report.recomputed.names) > 0
+
+
 def test_checkpoints_of_the_users_own_beside_them_keep_their_tags() -> None:
     class Mixed(Model):
         def forward(self, x: Tensor) -> Tensor:
