@@ -16,30 +16,27 @@ find_python() {
     return 2
 }
 
+# EXTRAS [OPTIONS OF PIP]: nothing is done where they are installed as the project's files say now.
+install_extras() {
+    local extras=$1 wanted
+    shift
+    wanted=$(cat pyproject.toml constraints.txt | cksum)
+    if [ "$(cat "$venv/installed.$extras" 2>/dev/null)" != "$wanted" ]; then
+        "$venv/bin/python" -m pip install --quiet "$@" --constraint constraints.txt --editable ".[$extras]" || return
+        echo "$wanted" > "$venv/installed.$extras"
+    fi
+}
+
 use_environment() {
-    local python wanted
+    local python
     if [ ! -x "$venv/bin/python" ]; then
         python=$(find_python) || exit
         "$python" -m venv "$venv" || exit
     fi
-    wanted=$(cat pyproject.toml constraints.txt | cksum)
-    if [ "$(cat "$venv/installed.$1" 2>/dev/null)" != "$wanted" ]; then
-        "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --editable ".[$1]" || exit
-        echo "$wanted" > "$venv/installed.$1"
-    fi
+    install_extras "$1" || exit
 }
 
 # The same for an extra that only some tests want and that may not install everywhere: without it these tests skip.
 use_extra_where_it_installs() {
-    local wanted
-    wanted=$(cat pyproject.toml constraints.txt | cksum)
-    if [ "$(cat "$venv/installed.$1" 2>/dev/null)" = "$wanted" ]; then
-        return
-    fi
-    if "$venv/bin/python" -m pip install --quiet --retries 1 --timeout 15 --constraint constraints.txt \
-        --editable ".[$1]"; then
-        echo "$wanted" > "$venv/installed.$1"
-    else
-        echo "the extra $1 does not install here: its tests are skipped" >&2
-    fi
+    install_extras "$1" --retries 1 --timeout 15 || echo "the extra $1 does not install here: its tests are skipped" >&2
 }
