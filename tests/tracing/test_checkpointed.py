@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 import policylang
 from policylang import PolicyMatchError, PolicyWarning
 from policylang.graph import marks
-from policylang.tracing import trace_step
+from policylang.tracing import TracedStep, trace_step
+from tests.support import models
+from tests.tracing.steps import eager_step, loss_of
 
 POLICY = policylang.parse("blocks layers.*\nrecompute everything in block; save addmm", name="mine.apl")
 SAME = policylang.parse("# the same\nblocks layers.*\nrecompute  everything in block\nsave addmm", name="mine.apl")
@@ -63,6 +67,20 @@ def by_hand() -> nn.Module:
     return model
 
 
+@contextmanager
+def nothing_said() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PolicyWarning)
+        yield
+
+
+def says_so_once(step: TracedStep, text: str) -> None:
+    with pytest.warns(PolicyWarning, match=text):
+        step(batch())
+    with nothing_said():
+        step(batch())
+
+
 @pytest.mark.parametrize("make", [wrapped, by_hand])
 def test_the_step_does_what_it_does_without_the_checkpoints(make) -> None:
     model = make()
@@ -103,12 +121,8 @@ def test_another_policy_is_refused_before_anything_changes() -> None:
 
 
 def test_a_step_that_was_given_no_policy_says_so_once() -> None:
-    step = trace_step(wrapped(), loss_fn, batch())
-    with pytest.warns(PolicyWarning, match="carries nothing out"):
-        step(batch())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PolicyWarning)
-        step(batch())
+    says_so_once(trace_step(wrapped(), loss_fn, batch()), "carries nothing out")
+    with nothing_said():
         trace_step(wrapped(), loss_fn, batch()).apply(POLICY)(batch())
 
 
@@ -119,12 +133,8 @@ def test_checkpoints_of_the_users_own_that_nothing_carries_out_say_so_once() -> 
                 x = checkpoint(layer, x, use_reentrant=False)
             return x.sin()
 
-    step = trace_step(Plain(), loss_fn, batch())
-    with pytest.warns(PolicyWarning, match="nothing carries them out"):
-        step(batch())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PolicyWarning)
-        step(batch())
+    says_so_once(trace_step(Plain(), loss_fn, batch()), "nothing carries them out")
+    with nothing_said():
         trace_step(Model(), loss_fn, batch())(batch())
         another = trace_step(Plain(), loss_fn, batch()).apply(policylang.parse("undecided -> auto"))
         another(batch())
@@ -148,3 +158,14 @@ def test_checkpoints_of_the_users_own_beside_them_keep_their_tags() -> None:
 def test_a_copy_of_the_model_is_traced_likewise() -> None:
     step = trace_step(copy.deepcopy(wrapped()), loss_fn, batch())
     assert {marks.user_tag(node.meta) for node in step.gm.graph.nodes} == {(None, None)}
+
+
+def test_a_real_model_traces_as_before() -> None:
+    example = models.llama()
+    model = policylang.checkpoint_model(example.module, "llama3_sac", strict=True)
+    traced = trace_step(model, loss_of(example), *example.inputs)
+    with pytest.warns(PolicyWarning, match="carries nothing out"):
+        _, found = traced(*example.inputs)
+    _, expected = eager_step(model, loss_of(example), *example.inputs)
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in found)
+    assert found.keys() == expected.keys()
