@@ -24,7 +24,7 @@ from torch.autograd.graph import save_on_cpu
 
 import policylang
 from benchmarks.common import seconds, table, write_results
-from benchmarks.training_step import CPU, CUDA, MIB, Shape, StepModel
+from benchmarks.training_step import CPU, CUDA, MIB, Shape, StepModel, example
 
 SAVE = "undecided -> save"
 OFFLOAD = "undecided -> save; offload matmul in block"
@@ -81,10 +81,7 @@ def _traced(model: StepModel, tokens: Tensor, text: str) -> tuple[Step, Any]:
 
 
 def measure(contender: Contender, shape: Shape, device: torch.device, steps: int) -> dict[str, Any]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = StepModel(shape).to(device=device, dtype=getattr(torch, shape.dtype))
-    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), device=device)
+    model, tokens = example(shape, device)
     step, reported = contender.prepare(model, tokens)
 
     def run() -> None:

@@ -157,11 +157,16 @@ def _memory(forward: Callable[[], torch.Tensor], device: torch.device) -> StepMe
     return step_memory(forward, (), device) if device.type == "cuda" else step_allocations(forward)
 
 
-def measure(contender: Contender, shape: Shape, device: torch.device, steps: int) -> dict[str, Any]:
+def example(shape: Shape, device: torch.device) -> tuple[StepModel, torch.Tensor]:
+    """The model and one batch of tokens, the same at every call; nothing is compiled before."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = StepModel(shape).to(device=device, dtype=getattr(torch, shape.dtype))
-    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), device=device)
+    return model, torch.randint(shape.vocabulary, (shape.batch, shape.sequence), device=device)
+
+
+def measure(contender: Contender, shape: Shape, device: torch.device, steps: int) -> dict[str, Any]:
+    model, tokens = example(shape, device)
     step = contender.prepare(model)
 
     def run() -> None:
