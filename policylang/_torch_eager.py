@@ -5,6 +5,7 @@ Supported: torch 2.11 to the newest; seen to run on 2.13.0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -86,9 +87,12 @@ def checkpoints_are_tagged() -> bool:
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
-    from torch._dynamo.eval_frame import OptimizedModule
+    return is_wrapped_by_compiler(module) or getattr(module, "_compiled_call_impl", None) is not None
 
-    return bool(isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None)
+
+def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
+    """Which of some modules had ``.compile()`` called on them: their positions. Cheap, since every call asks."""
+    return tuple([at for at, module in enumerate(modules) if "_compiled_call_impl" in module.__dict__])
 
 
 def compiled_around() -> tuple[Any, str]:
@@ -133,7 +137,7 @@ def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
     """Whether a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
     from torch._dynamo.eval_frame import OptimizedModule
 
-    return isinstance(module, OptimizedModule)
+    return bool(isinstance(module, OptimizedModule))
 
 
 def compiler_of(module: torch.nn.Module) -> Any:

@@ -139,7 +139,7 @@ def _read(facts: Facts, needs: Needs, forward: fx.Graph, backward: fx.Graph, num
     unknown: list[str] = []
     states = 0
     arrives = {node.name for node in backward.find_nodes(op="placeholder")}
-    kept = _returned(forward)[num_fwd_outputs:]
+    kept = returned(forward)[num_fwd_outputs:]
     for value in kept:
         if is_random_state(value):
             states += 1
@@ -158,9 +158,9 @@ def _read(facts: Facts, needs: Needs, forward: fx.Graph, backward: fx.Graph, num
     return _Found(sorted(saved), sorted(inputs), sorted(symbolic), recomputed, states, unknown)
 
 
-def _returned(graph: fx.Graph) -> Sequence[Any]:
-    output = next(iter(graph.find_nodes(op="output")))
-    values = output.args[0]
+def returned(graph: fx.Graph) -> Sequence[Any]:
+    """What a graph returns, in order."""
+    values = graph.output_node().args[0]
     return values if isinstance(values, list | tuple) else (values,)
 
 

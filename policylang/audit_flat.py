@@ -17,16 +17,16 @@ from policylang.audit import (
     NOT_FREED,
     NOT_SAVED,
     OFFLOADED_UNPLANNED,
-    RACE,
     RECOMPUTED_UNPLANNED,
     SAVED_UNPLANNED,
     Audit,
 )
-from policylang.audit_moved import Moved, read_moves
+from policylang.audit_moved import Moved, races, read_moves
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.operators import argument, describe, nodes_in
 from policylang.language.diagnostics import Diagnostic
+from policylang.planning.offloading import offloads
 from policylang.planning.outcome import Needs, with_cost
 from policylang.planning.plan import Plan, Why
 from policylang.planning.storage import storage_roots
@@ -197,7 +197,7 @@ def _unplanned(
     facts = plan.facts
     ran_again = set(again)
     for row in saved:
-        if _recomputes(plan, row) or _offloads(plan, row):
+        if _recomputes(plan, row) or offloads(plan.decisions[row]):
             yield _difference(SAVED_UNPLANNED, plan, row, "was saved")
     for row in sorted(ran_again):
         if not _recomputes(plan, row):
@@ -217,21 +217,15 @@ def _recomputes(plan: Plan, row: int) -> bool:
     return decision is not None and decision.action is not None and decision.action.recomputes
 
 
-def _offloads(plan: Plan, row: int) -> bool:
-    decision = plan.decisions[row]
-    return decision is not None and decision.action is not None and decision.action.offloads
-
-
 def _wrongly_moved(plan: Plan, read: _Read, moved: Mapping[int, fx.Node], saved: Sequence[int]) -> Iterator[Diagnostic]:
     """Copies that come at the wrong time, or free nothing; and values that nobody asked to be moved."""
     facts, roots = plan.facts, storage_roots(plan.facts)
-    for name in read.moved.races:
-        yield Diagnostic(RACE, f"`{name}` is part of a copy to the host or back that is not awaited as it has to be")
+    yield from races(read.moved.races)
     alive = {roots[row] for row in saved}
     held = _held_until(read, facts)
     begins = next((at for at, backward in enumerate(read.backward) if backward), len(read.nodes))
     for row, host in moved.items():
-        if row < 0 or not _offloads(plan, row):
+        if row < 0 or not offloads(plan.decisions[row]):
             name = read.moved.hosts[host].name
             yield Diagnostic(OFFLOADED_UNPLANNED, f"`{name}` was offloaded, which is not what was planned")
         elif roots[row] in alive or held.get(roots[row], -1) > begins or read.position[host] > begins:

@@ -12,8 +12,8 @@ from typing import Any
 from attrs import frozen
 from torch import fx
 
-from policylang.audit import NOT_FREED, OFFLOADED_UNPLANNED, RACE, difference
-from policylang.audit_moved import Moved, read_moves
+from policylang.audit import NOT_FREED, OFFLOADED_UNPLANNED, difference, returned
+from policylang.audit_moved import Moved, races, read_moves
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.plan import Plan
@@ -33,10 +33,10 @@ class Place:
 
 def places(facts: Facts, rows: Iterable[int], forward: fx.Graph, backward: fx.Graph, *, after: int) -> list[Place]:
     """Where the values of some rows cross. Outputs of the forward before ``after`` are the caller's."""
-    values = list(enumerate(_returned(forward)))[after:]
-    returned = {value.name: at for at, value in values if isinstance(value, fx.Node)}
+    values = list(enumerate(returned(forward)))[after:]
+    sent = {value.name: at for at, value in values if isinstance(value, fx.Node)}
     taken = {node.name: at for at, node in enumerate(backward.find_nodes(op="placeholder"))}
-    return [Place(row, returned[name], taken[name]) for row in rows if (name := facts.names[row]) in returned]
+    return [Place(row, sent[name], taken[name]) for row in rows if (name := facts.names[row]) in sent]
 
 
 def wrongly_moved(
@@ -47,36 +47,25 @@ def wrongly_moved(
     out, back = read_moves(forward.nodes), read_moves(backward.nodes)
     if not crossing and not out.copies and not back.copies:
         return ()
-    returned, inputs = _returned(forward), backward.find_nodes(op="placeholder")
-    found = list(_races((*out.races, *back.races)))
+    outputs, inputs = returned(forward), backward.find_nodes(op="placeholder")
+    found = list(races((*out.races, *back.races)))
     for place in crossing:
-        host = returned[place.returned]
+        host = outputs[place.returned]
         value = out.hosts.get(host) if isinstance(host, fx.Node) else None
         if value is None or not _is_its_own(plan, place, value):
             found.append(difference(NOT_FREED, plan, place.row, "was not moved to the host"))
-        found.extend(_races(_wrong_readers(inputs[place.taken], back)))
-    sent = {returned[place.returned] for place in crossing}
+        found.extend(races(_wrong_readers(inputs[place.taken], back)))
+    sent = {outputs[place.returned] for place in crossing}
     found.extend(_unplanned(node for node in out.hosts if node not in sent))
     arrived = {inputs[place.taken] for place in crossing}
     found.extend(_unplanned(node for node, host in back.back.items() if host not in arrived))
-    found.extend(_held_all_the_same(plan, crossing, returned))
+    found.extend(_held_all_the_same(plan, crossing, outputs))
     return tuple(found)
-
-
-def _races(names: Sequence[str]) -> Iterator[Diagnostic]:
-    for name in names:
-        yield Diagnostic(RACE, f"`{name}` is part of a copy to the host or back that is not awaited as it has to be")
 
 
 def _unplanned(nodes: Iterable[fx.Node]) -> Iterator[Diagnostic]:
     for node in nodes:
         yield Diagnostic(OFFLOADED_UNPLANNED, f"`{node.name}` is a copy between device and host that nobody planned")
-
-
-def _returned(graph: fx.Graph) -> Sequence[Any]:
-    (output,) = graph.find_nodes(op="output")
-    found: Sequence[Any] = output.args[0]
-    return found
 
 
 def _is_its_own(plan: Plan, place: Place, value: fx.Node) -> bool:
@@ -91,12 +80,12 @@ def _wrong_readers(host: fx.Node, back: Moved) -> list[str]:
     return wrong if fetched or wrong else [host.name]
 
 
-def _held_all_the_same(plan: Plan, crossing: Sequence[Place], returned: Sequence[Any]) -> Iterator[Diagnostic]:
+def _held_all_the_same(plan: Plan, crossing: Sequence[Place], outputs: Sequence[Any]) -> Iterator[Diagnostic]:
     """Values whose memory the forward returns beside the copy: to the caller, or as another saved value."""
     facts, roots = plan.facts, storage_roots(plan.facts)
     alive = {
         roots[row]
-        for value in returned
+        for value in outputs
         if isinstance(value, fx.Node) and (row := facts.index.get(value.name)) is not None
     }
     for place in crossing:

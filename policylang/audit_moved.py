@@ -7,12 +7,14 @@ awaits, or that is awaited by the wrong one: a race.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from attrs import field, frozen
 from torch import fx
 
+from policylang.audit import RACE
 from policylang.graph.operators import describe
+from policylang.language.diagnostics import Diagnostic
 
 _OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
 _MOVES = frozenset({_OFFLOAD, _RELOAD, _WAIT})
@@ -49,6 +51,12 @@ def read_moves(nodes: Iterable[fx.Node]) -> Moved:
         elif not node.users or any(copies.get(user) != _WAIT for user in node.users):
             races.append(node.name)
     return Moved(found.hosts, found.back, found.copies, tuple(races))
+
+
+def races(names: Iterable[str]) -> Iterator[Diagnostic]:
+    """An error for each node that takes part in one."""
+    for name in names:
+        yield Diagnostic(RACE, f"`{name}` is part of a copy to the host or back that is not awaited as it has to be")
 
 
 def _operator(node: fx.Node) -> str:

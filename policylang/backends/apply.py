@@ -12,7 +12,7 @@ from torch import fx
 from policylang.backends import outcomes, refusals, tags
 from policylang.backends.agreement import comparing
 from policylang.backends.collectives import carry_out
-from policylang.backends.eager.problems import two_policies
+from policylang.backends.eager.problems import refuse_another
 from policylang.backends.flat import apply_flat
 from policylang.backends.groups import RankOrder
 from policylang.backends.halves import note_on_rules, plan_half
@@ -22,7 +22,6 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
 from policylang.language.syntax import Policy
 from policylang.loading import load
-from policylang.planning.digest import policy_text
 from policylang.planning.plan import Plan
 
 PolicyLike = Policy | str | os.PathLike[str]
@@ -72,8 +71,7 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
 
 def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
     for followed in outcomes.checkpoints_of(gm):
-        if policy_text(followed) != policy_text(wanted):
-            raise two_policies(followed, wanted, "the graph")
+        refuse_another(followed, wanted, "the graph")
 
 
 def partition(

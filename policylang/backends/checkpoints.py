@@ -122,18 +122,12 @@ def _replace(node: fx.Node, value: Any) -> None:
     """Let all who read a checkpoint read the values that its graph returns."""
     for user in list(node.users):
         if user.target is operator.getitem and isinstance(value, tuple | list):
-            _hand_over(user, value[int(user.args[1])])
+            for reader in list(user.users):
+                _change(reader, user, value[int(user.args[1])])
             user.graph.erase_node(user)
         else:
             _change(user, node, value)
     node.graph.erase_node(node)
-
-
-def _hand_over(old: fx.Node, new: Any) -> None:
-    if isinstance(new, fx.Node):
-        old.replace_all_uses_with(new)
-    for user in list(old.users):
-        _change(user, old, new)
 
 
 def _change(user: fx.Node, old: fx.Node, new: Any) -> None:

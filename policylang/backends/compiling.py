@@ -61,7 +61,7 @@ def with_inductor(
     assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
     its caches compares the recorded plan with those of ranks that partition, where these compare theirs.
     """
-    if any(rule.action.offloads for rule in partitioner.policy.rules):
+    if partitioner.policy.offloads:
         settings = {**_IN_ORDER, **settings}
     with agreement.comparing(agree) as accounts:
         return _with_inductor(partitioner, key, gm, inputs, settings, accounts)

@@ -126,7 +126,7 @@ def _may_merge(node: fx.Node, row: int, facts: Facts, returned: set[int]) -> boo
 
 def _output_storages(graph: fx.Graph) -> set[int]:
     """The memory that the graph returns: two results that were separate tensors must stay so."""
-    output = next(iter(graph.find_nodes(op="output")))
+    output = graph.output_node()
     values = (node.meta.get("val") for node in output.all_input_nodes)
     keys = (_torch.storage_key(value) for value in values if isinstance(value, torch.Tensor))
     return {key for key in keys if key is not None}

@@ -28,7 +28,7 @@ def move_across(facts: Facts, crossing: Sequence[Place], forward: fx.Graph, back
 
 def _send(facts: Facts, crossing: Sequence[Place], graph: fx.Graph) -> dict[int, fx.Node]:
     """Copy the values out in the forward; returns by row the nodes that hand the copies out, which it returns."""
-    (output,) = graph.find_nodes(op="output")
+    output = graph.output_node()
     returned = list(output.args[0])
     values = {place.row: returned[place.returned] for place in crossing}
     hosts = moving.copy_out(graph, list(moving.last_readers(graph, _held(facts, values, graph)).items()), output)

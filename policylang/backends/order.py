@@ -7,7 +7,7 @@ that are there rather than by copying the graph. O(nodes + edges), plus the sort
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import fx
 
@@ -31,19 +31,21 @@ def recompute_late(graph: fx.Graph) -> None:
 
 def raise_getitems(graph: fx.Graph) -> None:
     """Move each ``getitem`` up to the operator it reads, so that what nobody takes of a tuple can be freed."""
-    for node in reversed(graph.find_nodes(op="call_function", target=operator.getitem)):
-        source = node.args[0]
-        if isinstance(source, fx.Node) and source.op != "placeholder":
-            source.append(node)
+    getitems = graph.find_nodes(op="call_function", target=operator.getitem)
+    _raise(getitems, lambda source: source.op != "placeholder")
 
 
 def raise_pieces(copies: Sequence[fx.Node]) -> None:
     """The same among some nodes that stand for others, given in graph order. What was there before stays in its order:
     a ``getitem`` of a node that is none of them stays where it is."""
-    own = frozenset(copies)
-    for node in reversed(copies):
-        source = node.args[0] if node.target is operator.getitem else None
-        if isinstance(source, fx.Node) and source in own:
+    _raise([node for node in copies if node.target is operator.getitem], frozenset(copies).__contains__)
+
+
+def _raise(getitems: Sequence[fx.Node], wanted: Callable[[fx.Node], bool]) -> None:
+    """``getitems`` are in graph order, and stay in it behind their operator."""
+    for node in reversed(getitems):
+        source = node.args[0]
+        if isinstance(source, fx.Node) and wanted(source):
             source.append(node)
 
 

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from policylang.backends.cse import Merged
 from policylang.backends.tags import UNSAFE
-from policylang.graph.facts import Facts, Flag, InputKind, Phase
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, users_of
 from policylang.language.syntax import Action
-from policylang.planning.offloading import offload_diagnostics, settle_offloads
+from policylang.planning.offloading import offload_diagnostics, offloads, settle_offloads
 from policylang.planning.outcome import backward_needs
 from policylang.planning.plan import Decision, Plan, Why
 from policylang.planning.storage import storage_roots
@@ -95,10 +95,10 @@ def moves(plan: Plan) -> Plan:
 
     What stays on the device after all is in the diagnostics.
     """
-    policy, facts = plan.policy, plan.facts
-    if not _offloaded_memory(plan):
+    if not any(map(offloads, plan.decisions)):
         return plan
-    decisions = list(plan.decisions)
+    policy, decisions = plan.policy, list(plan.decisions)
+    facts = evolve(plan.facts, users=users_of(plan.facts.inputs))  # what was merged has other readers by now
     stays = settle_offloads(policy, facts, decisions, backward_needs(facts, decisions))
     notes = offload_diagnostics(policy, facts, decisions, backward_needs(facts, decisions), stays)
     return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *notes))
@@ -106,7 +106,7 @@ def moves(plan: Plan) -> Plan:
 
 def _offloaded_memory(plan: Plan) -> frozenset[int]:
     """The rows whose memory leaves the device, as far as decisions go."""
-    rows = [row for row, made in enumerate(plan.decisions) if made and made.action and made.action.offloads]
+    rows = [row for row, decision in enumerate(plan.decisions) if offloads(decision)]
     return frozenset(storage_roots(plan.facts)[row] for row in rows) if rows else frozenset()
 
 
@@ -134,6 +134,6 @@ def gradient_rows(graph: fx.Graph, facts: Facts, num_fwd_outputs: int) -> list[i
 
 def returned(graph: fx.Graph) -> list[Any]:
     """What a graph returns, flat, in order."""
-    output = next(iter(graph.find_nodes(op="output")))
+    output = graph.output_node()
     leaves: list[Any] = pytree.tree_leaves(output.args[0], is_leaf=lambda value: value is None)
     return leaves

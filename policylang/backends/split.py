@@ -51,7 +51,7 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     its running statistics to return them updated, and its backward needs neither. What the backward itself reads
     stays under the check, as in eager.
     """
-    output = next(iter(graph.find_nodes(op="output")))
+    output = graph.output_node()
     written = {_torch_graph.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
         desc = node.meta.get("desc")

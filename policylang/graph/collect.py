@@ -13,7 +13,7 @@ from torch import fx
 from policylang._torch_graph import has_data_symbol, is_backward_output, is_saved_output, own_rank
 from policylang.graph.arguments import argument_column
 from policylang.graph.collectives import group_columns
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase, users_of
 from policylang.graph.flat_phases import said_phase
 from policylang.graph.flops import count, formula_for
 from policylang.graph.inputs import Source, input_columns
@@ -110,7 +110,7 @@ class _Collector:
         else:
             check_kind(kind, marks)
         phases = phases_of(kind, marks, ops, inputs, output_rows)
-        users = self._users(inputs)
+        users = users_of(inputs)
         owners, roots = self._owners(inputs)
         flags = array("i", bytes(4 * len(nodes)))
         values = self._values(flags)
@@ -200,13 +200,6 @@ class _Collector:
                 if type(desc).__name__ == "TangentAOTInput" or (desc is None and node.name.startswith("tangents")):
                     tangents.append(row)
         return Marks(tags, said, hooked, seeds, tangents, output_descs, bool(described and undescribed))
-
-    def _users(self, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        users: list[list[int]] = [[] for _ in inputs]
-        for row, reads in enumerate(inputs):
-            for read in reads:
-                users[read].append(row)
-        return [tuple(rows) for rows in users]
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
         """Whose decision each row shares, and in whose memory its value lies."""

@@ -213,3 +213,12 @@ class Facts:
 
     def has(self, row: int, flag: Flag) -> bool:
         return bool(self.flags[row] & flag)
+
+
+def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The column ``users`` that goes with a column ``inputs``."""
+    users: list[list[int]] = [[] for _ in inputs]
+    for row, reads in enumerate(inputs):
+        for read in reads:
+            users[read].append(row)
+    return [tuple(rows) for rows in users]

@@ -48,8 +48,8 @@ BACKWARD = "backward"
 EPILOGUE = "epilogue"
 """What follows every gradient: the write-back of buffers, the optimizer's step."""
 
-FOLLOWED = "__policylang_followed__"
-"""The attribute of a checkpoint's ``context_fn`` that is ours: the policy that it follows."""
+SESSION = "__policylang_session__"
+"""The attribute of a checkpoint's ``context_fn`` that is ours: its session, whose ``policy`` it follows."""
 
 ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN)
 """Every ``custom`` key of a partition's; what does not belong to a second compilation is taken off by these names."""

@@ -32,7 +32,7 @@ from policylang.graph.columns import (
     write_reads,
     write_rows,
 )
-from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.facts import Facts, GraphKind, users_of
 from policylang.graph.plain import DamagedError, Reader, write_number, write_text, write_value
 from policylang.language.codes import diagnose
 
@@ -143,7 +143,7 @@ def _facts(body: bytes, name: str) -> Facts:
     _check_complete(found, name)
     check_document(found)
     found["kind"] = GraphKind(found["kind"])
-    facts = Facts(**found, users=_users(found["inputs"]))
+    facts = Facts(**found, users=users_of(found["inputs"]))
     check_facts(facts)
     return facts
 
@@ -174,14 +174,6 @@ def _check_complete(found: dict[str, Any], file: str) -> None:
     if less:
         message = f"`{file}` does not say `{less[0]}` of its graph: an older policylang wrote it, or something else did"
         raise PolicyGraphError([diagnose(DAMAGED, message, help="write the snapshot again")])
-
-
-def _users(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    users: list[list[int]] = [[] for _ in inputs]
-    for row, reads in enumerate(inputs):
-        for read in reads:
-            users[read].append(row)
-    return [tuple(rows) for rows in users]
 
 
 def _check_size(facts: Facts) -> None:

@@ -46,14 +46,8 @@ class PathGlob:
     def outermost(self, path: str) -> str | None:
         """The shortest prefix of the path, in whole components, that the glob matches; None where none does."""
         components = path.split(".") if path else []
-        states = self._start
-        for index, component in enumerate(components):
-            states = self._step(states, component)
-            if self._end in states:
-                return ".".join(components[: index + 1])
-            if not self._anchored:
-                states = states | self._start
-        return None
+        length, _ = self._walk(components)
+        return None if length is None else ".".join(components[:length])
 
     def covers(self, path: str) -> bool:
         """Whether the path is, or lies in, a module that matches."""
@@ -62,14 +56,8 @@ class PathGlob:
     def progress(self, path: str) -> frozenset[int] | None:
         """How far the glob has come at the end of a path; None where it covers it. Paths with the same progress are
         treated alike, and so is whatever lies in them."""
-        states = self._start
-        for component in path.split(".") if path else []:
-            states = self._step(states, component)
-            if self._end in states:
-                return None
-            if not self._anchored:
-                states = states | self._start
-        return states
+        length, states = self._walk(path.split(".") if path else [])
+        return states if length is None else None
 
     def matches(self, path: str) -> bool:
         """Whether the glob matches the path to its end."""
@@ -79,6 +67,17 @@ class PathGlob:
                 states = states | self._start
             states = self._step(states, component)
         return self._end in states
+
+    def _walk(self, components: list[str]) -> tuple[int | None, frozenset[int]]:
+        """How many components lead to the first end of the glob, if any do, and where that leaves it."""
+        states = self._start
+        for index, component in enumerate(components):
+            states = self._step(states, component)
+            if self._end in states:
+                return index + 1, states
+            if not self._anchored:
+                states = states | self._start
+        return None, states
 
     def _step(self, states: frozenset[int], component: str) -> frozenset[int]:
         reached: set[int] = set()

@@ -460,3 +460,8 @@ class Policy:
     expectations: tuple[Expectation, ...]
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether a rule asks for values to be moved to the host."""
+        return any(rule.action.offloads for rule in self.rules)

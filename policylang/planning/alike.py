@@ -28,8 +28,8 @@ def _reason(rule: Rule, policy: Policy, names: Sequence[str]) -> str | None:
     for part in with_lets(rule.selector, policy):
         if isinstance(part, InBlock) and part.which.kind != "any":
             return "asks which block this is"
-        for glob in _globs(part):
-            ways = {name: PathGlob(glob).progress(name) for name in names}
+        for glob in map(PathGlob, _globs(part)):
+            ways = {name: glob.progress(name) for name in names}
             other = next((name for name in names if ways[name] != ways[names[0]]), None)
             if other is not None:
                 return f"treats `{other}` otherwise than `{names[0]}`"

@@ -47,22 +47,23 @@ def settle_offloads(policy: Policy, facts: Facts, decisions: list[Decision | Non
     because of ``Why.REBUILT``; what stays is decided ``save``, because of ``Why.STAYS``, and returned in graph order.
     What no rule speaks of follows the value, or else the view, with which it shares its memory.
     """
-    if not any(rule.action.offloads for rule in policy.rules) and not any(map(_offloads, decisions)):
+    if not policy.offloads and not any(map(offloads, decisions)):
         return ()
     needed = sorted((*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent))
-    said = {_holder(facts, row): decisions[row] for row in reversed(needed) if _offloads(decisions[row])}
+    said = {_holder(facts, row): decisions[row] for row in reversed(needed) if offloads(decisions[row])}
     for row in needed:
         decision, holder = decisions[row], _holder(facts, row)
         if decision is not None and decision.why is Why.UNDECIDED:
-            followed = decisions[holder] if _offloads(decisions[holder]) else said.get(holder)
+            followed = decisions[holder] if offloads(decisions[holder]) else said.get(holder)
             decisions[row] = decision if followed is None else followed
-    asked = [row for row in needed if _offloads(decisions[row])]
+    asked = [row for row in needed if offloads(decisions[row])]
     if not asked:
         return ()
     return _Settling(policy, facts, decisions, needs, asked).settle()
 
 
-def _offloads(decision: Decision | None) -> bool:
+def offloads(decision: Decision | None) -> bool:
+    """Whether a value is to be moved to the host."""
     return decision is not None and decision.action is not None and decision.action.offloads
 
 
@@ -82,11 +83,6 @@ class _Settling:
         for row, root in enumerate(self.roots):
             if root in self.members:
                 self.members[root].append(row)
-        self.users: dict[int, list[int]] = {row: [] for rows in self.members.values() for row in rows}
-        for row, sources in enumerate(facts.inputs):  # merged nodes have other readers than the facts' own column says
-            for source in sources:
-                if source in self.users:
-                    self.users[source].append(row)
 
     def settle(self) -> tuple[Stays, ...]:
         together: dict[int, list[int]] = {}
@@ -108,7 +104,7 @@ class _Settling:
         assert decision is not None
         if decision.rule is not None:
             self.room[decision.rule] -= facts.bytes[holder]
-        if not _offloads(decisions[holder]):
+        if not offloads(decisions[holder]):
             reason = f"it holds the memory of {facts.names[rows[0]]}"
             decisions[holder] = evolve(decision, reason=reason)
         left = [row for row in self.members[self.roots[holder]] if row in self.needed and _is_open(decisions[row])]
@@ -158,7 +154,7 @@ class _Settling:
                 return f"{names[member]}, which is saved, holds the same memory"
             if facts.flags[member] & Flag.FORWARD_OUTPUT:
                 return f"the forward returns {names[member]}, and the caller holds it"
-            for user in self.users[member]:
+            for user in facts.users[member]:
                 if facts.phases[user] == Phase.OUTPUT:
                     return f"the graph returns {names[member]}, and the caller holds it"
                 if facts.phases[user] == Phase.FORWARD and (user < self.backward or facts.kind is not GraphKind.FLAT):

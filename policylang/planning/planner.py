@@ -55,7 +55,7 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
     safety = Safety(policy, facts, capabilities, decisions)
     needs = backward_needs(facts, decisions, safety.settle)
     stays = settle_offloads(policy, facts, decisions, needs) if capabilities.offloads else ()
-    if stays or any(rule.action.offloads for rule in policy.rules) or needs.offloaded:
+    if stays or policy.offloads or needs.offloaded:
         needs = backward_needs(facts, decisions, safety.settle)
     if place is not None:
         needs = replayed_needs(facts, decisions, place.reach)

@@ -45,10 +45,10 @@ class _Regions:
         *_args: Any,
         **_kwargs: Any,
     ) -> Iterator[None]:
-        followed = getattr(context_fn, marks.FOLLOWED, None)
-        if followed is not None and self.policies is not None:
-            if followed not in self.policies:
-                self.policies.append(followed)
+        session = getattr(context_fn, marks.SESSION, None)
+        if session is not None and self.policies is not None:
+            if session.policy not in self.policies:
+                self.policies.append(session.policy)
             yield
             return
         forward_context, _recompute_context = context_fn()

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from policylang.report.report import Report
 
 
-_NO_TAG = (None, None)
-
-
 def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimizer | None = None) -> TracedStep:
     """Traces ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
@@ -116,7 +113,7 @@ class TracedStep:
         if followed:
             message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
             warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
-        elif len(nodes) == self._traced_nodes and any(marks.user_tag(node.meta) != _NO_TAG for node in nodes):
+        elif len(nodes) == self._traced_nodes and any(marks.user_tag(node.meta)[0] for node in nodes):
             message = "the model's own checkpoints are tags in its traced step, and nothing carries them out"
             warnings.warn(f"{message}: `step.apply(...)` does, with any policy", PolicyWarning, stacklevel=3)
 

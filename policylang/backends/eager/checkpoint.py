@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
-from policylang.backends.eager.session import SESSION, Around, Called, Session, session_behind
+from policylang.backends.eager.session import Around, Called, Session, session_behind
 from policylang.graph import marks
 from policylang.graph.modules import normalise
 from policylang.language.syntax import Policy
@@ -35,8 +35,7 @@ def _contexts_of(session: Session) -> Contexts:
     def contexts() -> tuple[Around, Around]:
         return session.contexts()
 
-    setattr(contexts, SESSION, session)
-    setattr(contexts, marks.FOLLOWED, session.policy)
+    setattr(contexts, marks.SESSION, session)
     return contexts
 
 
@@ -165,7 +164,7 @@ def sessions_of(subject: object) -> list[Session]:
     known = _known.get(subject)
     if known is None:
         return []
-    return [getattr(made, SESSION) for made in known.made.values()]
+    return [getattr(made, marks.SESSION) for made in known.made.values()]
 
 
 def _loaded(policy: PolicyLike) -> Policy:

@@ -152,10 +152,14 @@ def runs_uncompiled(name: str) -> Diagnostic:
     )
 
 
-def two_policies(ours: Policy, other: Policy, whose: str = "the compiler") -> PolicyMatchError:
-    lines = policy_text(ours).splitlines(), policy_text(other).splitlines()
-    first = next((pair for pair in zip_longest(*lines, fillvalue="nothing more") if pair[0] != pair[1]), ("", ""))
-    return PolicyMatchError(
+def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
+    """Raises ``PolicyMatchError`` where ``whose`` policy does not say what the checkpoint's does."""
+    texts = policy_text(ours), policy_text(other)
+    if texts[0] == texts[1]:
+        return
+    lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
+    first = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
+    raise PolicyMatchError(
         [
             diagnose(
                 TWO_POLICIES,

@@ -103,8 +103,7 @@ class Region:
                 raise problems.compiled_part(name, problems.block(inner, ".".join(filter(None, (self.root, path)))))
             if not carries_policies(module):
                 raise problems.compiled(name)
-            found = problems.runs_uncompiled(name)
-            warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=2)
+            _warn(problems.runs_uncompiled(name))
 
     def _place(self, facts: Facts, reach: int, module: nn.Module) -> Place:
         if self.number is not None:
@@ -124,7 +123,11 @@ class Region:
         self.kept.pop(key, None)
         if self.strict:
             raise PolicyGraphError([found])
-        warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=2)
+        _warn(found)
+
+
+def _warn(found: Diagnostic) -> None:
+    warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=3)
 
 
 def _is_block(glob: str, root: str) -> bool:

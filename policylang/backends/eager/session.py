@@ -37,11 +37,8 @@ from policylang.backends.eager.region import Region
 from policylang.backends.eager.replay import Again, Call, Forward
 from policylang.backends.graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.graph import marks
 from policylang.language.syntax import Policy
-from policylang.planning.digest import policy_text
-
-SESSION = "__policylang_session__"
-"""The attribute under which a ``context_fn`` has its session."""
 
 _running = threading.local()
 
@@ -95,8 +92,7 @@ class Session:
         self.compiled = True
         if policy is self.policy or any(policy is each for each in self.agreed):
             return
-        if policy_text(policy) != policy_text(self.policy):
-            raise problems.two_policies(self.policy, policy)
+        problems.refuse_another(self.policy, policy, "the compiler")
         self.agreed.append(policy)
 
     def block_names(self) -> tuple[str, ...]:
@@ -171,7 +167,7 @@ def innermost() -> Around | None:
 
 def session_behind(context_fn: object) -> Session | None:
     """The session that a ``context_fn`` is of, if it is one of ours."""
-    session = getattr(context_fn, SESSION, None)
+    session = getattr(context_fn, marks.SESSION, None)
     return session if isinstance(session, Session) else None
 
 
@@ -213,9 +209,7 @@ class Around:
         self._aside = False
 
     def __enter__(self) -> Around:
-        if self.first is None and runs_in_graph(
-            self
-        ):  # Dynamo's graph runs as it is: there are no hooks on blocks in it
+        if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
             raise problems.compiled(problems.AROUND_IT)
         _stack("around").append(self)
         self._block, self._depth = None, 0

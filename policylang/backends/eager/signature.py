@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from policylang._torch_eager import compiled_in_place
+
 
 def signature_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
@@ -23,8 +25,8 @@ def signature_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
             for value in each._parameters.values()
         ]
     )
-    compiled = tuple([at for at, each in enumerate(modules) if "_compiled_call_impl" in each.__dict__])
-    return inputs, modes, parameters, compiled, tuple([_autocast(device) for device in devices])
+    autocast = tuple([_autocast(device) for device in devices])
+    return inputs, modes, parameters, compiled_in_place(modules), autocast
 
 
 def _of(value: Any, devices: dict[str, None]) -> Hashable:

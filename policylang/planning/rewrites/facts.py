@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag, Group, InputKind, Phase, Ref
+from policylang.graph.facts import Facts, Flag, Group, InputKind, Phase, Ref, users_of
 from policylang.planning.rewrites.data import FusedGroup, NewNode, Node, Rewrite
 
 _VIEW = int(Flag.VIEW)
@@ -71,7 +71,7 @@ class _Rewriting:
     def facts(self) -> Facts:
         old = self.old
         inputs = [self._inputs(each) for each in self.order]
-        users = _users(inputs)
+        users = users_of(inputs)
         owners = self._owners(inputs)
         phases = bytearray(self._column(old.phases, lambda node: old.phases[old.index[node.like]]))
         flags = self._flags(phases, users, owners)
@@ -185,14 +185,6 @@ def _followed(name: str, replacing: dict[str, str]) -> str:
     while name in replacing:
         name = replacing[name]
     return name
-
-
-def _users(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    users: list[list[int]] = [[] for _ in inputs]
-    for row, reads in enumerate(inputs):
-        for read in reads:
-            users[read].append(row)
-    return [tuple(rows) for rows in users]
 
 
 def _nodes(value: Any) -> list[str]:
