@@ -5,12 +5,16 @@ Supported: torch 2.11 to the newest; seen to run on 2.13.0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _python_dispatch
+from torch.utils import _python_dispatch, weak
+
+WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
+"""By tensor, as an object and not by value, for as long as it lives. Plain weak references die with the Python half of a
+tensor that C++ keeps."""
 
 DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
 """What sees every operator below autograd. Torch documents it, under a private path."""
@@ -42,6 +46,31 @@ def detached(value: Any) -> Any:
         return value.detach()
 
 
+def outside_of_modes() -> Any:
+    """A context in which no dispatch mode is active: what runs there is nothing of the program's."""
+    return _python_dispatch._disable_current_modes()
+
+
+def is_wrapper_class(kind: type) -> bool:
+    """Whether tensors of a class are made of tensors and say which: DTensor does. Of a tensor torch is asked itself."""
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def storage_address(tensor: torch.Tensor) -> int | None:
+    """Which memory a plain tensor lies in, the same after FSDP has let it go and filled it again; None without any."""
+    if tensor.layout is not torch.strided:
+        return None
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor made of tensors
+        return None
+
+
+def storage_is_freed(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a plain tensor has been let go under it, as FSDP does with gathered weights."""
+    return tensor.numel() > 0 and tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0
+
+
 def version(value: torch.Tensor) -> int:
     """How often the memory of a tensor has been written to."""
     return int(value._version)
@@ -67,6 +96,23 @@ def default_generator(device: torch.device) -> torch.Generator | None:
 def clear_cast_weights() -> None:
     """Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
     torch.clear_autocast_cache()
+
+
+def transformed() -> bool:
+    """Whether the model runs inside ``vmap`` or another transformation of ``torch.func``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def differentiated_by_transform() -> bool:
+    """Whether one of the transformations that are active is a reverse-mode derivative: ``grad``, ``vjp``, ``jacrev``."""
+    grad = torch._C._functorch.TransformType.Grad
+    return any(each.key() == grad for each in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def forward_derivatives(values: Iterable[torch.Tensor]) -> bool:
+    """Whether one of the tensors carries a forward-mode derivative."""
+    level = torch.autograd.forward_ad._current_level
+    return level >= 0 and any(torch.autograd.forward_ad.unpack_dual(each).tangent is not None for each in values)
 
 
 def being_compiled() -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
 from policylang.backends.eager.session import Around, Called, Session, session_behind
+from policylang.backends.eager.standing_aside import stands_aside
 from policylang.graph import marks
 from policylang.graph.modules import normalise
 from policylang.language.syntax import Policy
@@ -103,7 +106,9 @@ def checkpoint_model(
         session.add(block, name, number)
         own = block.__dict__.get("forward")
         inner = own.forward if isinstance(own, Checkpointed) else block.forward
-        block.forward = Checkpointed(block, inner, session, contexts, preserve_rng_state)
+        block.forward = Checkpointed(block, inner, session, name, number, preserve_rng_state, contexts)
+        if not isinstance(own, Checkpointed):
+            block.register_forward_pre_hook(_note_replica)
     return model
 
 
@@ -114,10 +119,18 @@ class Checkpointed:
     module: nn.Module
     forward: Callable[..., Any]
     session: Session
-    contexts: Contexts
+    root: str
+    number: int | None
     preserve_rng_state: bool
+    contexts: Contexts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            replica = _take_replica(self)
+            if replica is not None:
+                return self._for(replica)(*args, **kwargs)
+            if stands_aside(self.module, self.root, args, kwargs):
+                return self.forward(*args, **kwargs)
         return checkpoint(
             self._run,
             *args,
@@ -133,21 +146,72 @@ class Checkpointed:
         if session is None:
             session = memo[id(self.session)] = self.session.again()
         module = copy.deepcopy(self.module, memo)
-        region = self.session.regions[self.module]
-        session.add(module, region.root, region.number)
+        session.add(module, self.root, self.number)
         forward = copy.deepcopy(self.forward, memo)
-        return Checkpointed(module, forward, session, _contexts_of(session), self.preserve_rng_state)
+        return self._with(module, forward, session)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For ``torch.save(model)``: what is loaded follows the policy as it was."""
+        parts = (self.module, self.forward, self.session, self.root, self.number, self.preserve_rng_state)
+        return _restored, parts
+
+    def _with(self, module: nn.Module, forward: Callable[..., Any], session: Session) -> Checkpointed:
+        contexts = self.contexts if session is self.session else _contexts_of(session)
+        return Checkpointed(module, forward, session, self.root, self.number, self.preserve_rng_state, contexts)
+
+    def _for(self, replica: nn.Module) -> Checkpointed:
+        """For a copy of the block that has the same ``forward``, as ``nn.DataParallel`` makes them.
+
+        Raises ``PolicyGraphError`` where the forward is not that of the class, and only knows the block itself.
+        """
+        function = getattr(self.forward, "__func__", None)
+        if function is None or getattr(self.forward, "__self__", None) is not self.module:
+            raise problems.only_one_block(problems.block(self.module, self.root))
+        return self._with(replica, MethodType(function, replica), self.session)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
             return self.forward(*args, **kwargs)
         around = self.session.around()
         if around is not None:
-            around.begin(Called(self.session, self.module, self.forward, args, kwargs))
+            region = self.session.add(self.module, self.root, self.number)
+            around.begin(Called(self.session, self.module, region, args, kwargs))
         output = self.forward(*args, **kwargs)
         if around is not None:
-            around.end(self.module)
+            around.end(self.module, output)
         return output
+
+
+_called = threading.local()
+
+
+def _restored(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    session: Session,
+    root: str,
+    number: int | None,
+    preserve_rng_state: bool,
+) -> Checkpointed:
+    session.add(module, root, number)
+    return Checkpointed(module, forward, session, root, number, preserve_rng_state, _contexts_of(session))
+
+
+def _note_replica(module: nn.Module, _args: Any) -> None:
+    """A shallow copy of a block has the very ``forward`` of the block, which does not see what it is called for."""
+    if torch.compiler.is_compiling():
+        return
+    own = module.__dict__.get("forward")
+    if isinstance(own, Checkpointed) and own.module is not module:
+        _called.replica = module
+
+
+def _take_replica(own: Checkpointed) -> nn.Module | None:
+    replica: nn.Module | None = getattr(_called, "replica", None)
+    if replica is None or replica.__dict__.get("forward") is not own:
+        return None
+    _called.replica = None
+    return replica
 
 
 def sessions_of(subject: object) -> list[Session]:
@@ -161,10 +225,8 @@ def sessions_of(subject: object) -> list[Session]:
     wrapped = list(dict.fromkeys(each.session for each in forwards if isinstance(each, Checkpointed)))
     if wrapped:
         return wrapped
-    known = _known.get(subject)
-    if known is None:
-        return []
-    return [getattr(made, marks.SESSION) for made in known.made.values()]
+    known = [found for module in subject.modules() if (found := _known.get(module)) is not None]
+    return [getattr(made, marks.SESSION) for each in known for made in each.made.values()]
 
 
 def _loaded(policy: PolicyLike) -> Policy:

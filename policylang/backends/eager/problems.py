@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
 from torch import nn
 
-from policylang._torch_tracing import data_dependence_errors
-from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
@@ -17,29 +17,15 @@ from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 from policylang.planning.refusals import NO_SUCH_BLOCKS
 
-UNRECORDABLE = "APL392"
 DRIFTED = "APL393"
 AROUND = "APL394"
 CHANGED = "APL395"
 COMPILED = "APL396"
 TWO_POLICIES = "APL397"
+TRANSFORMED = "APL398"
 
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
-
-
-def unrecordable(module: nn.Module, root: str, error: Exception) -> PolicyGraphError:
-    """The cause is to be chained."""
-    lines = str(error).strip().splitlines()
-    if isinstance(error, data_dependence_errors()):
-        reason = "it decides by the values of a tensor what it does next"
-    else:
-        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return _error(
-        UNRECORDABLE,
-        f"{block(module, root)} cannot be recorded: {reason}",
-        help="checkpoint a part of it that runs the same operators whatever its data",
-    )
 
 
 def block(module: nn.Module, root: str) -> str:
@@ -52,7 +38,7 @@ def drifted(name: str, position: int, expected: Any, came: Any) -> Diagnostic:
     return diagnose(
         DRIFTED,
         f"{name} runs `{came}` as operator {position + 1}, where {_expected(expected)} was recorded",
-        help="what follows is recomputed in this call, and the block is recorded again for the next; "
+        help="what follows is recomputed in this call, and the next one is observed again; "
         "look for a counter, a flag or a random choice that changes what the block runs",
     )
 
@@ -82,6 +68,22 @@ def no_blocks(model: nn.Module, policy: Policy) -> PolicyGraphError:
     return _error(NO_SUCH_BLOCKS, message, help, span=span)
 
 
+def transformed(name: str) -> PolicyGraphError:
+    return _error(
+        TRANSFORMED,
+        f"{name} is differentiated by `torch.func`, which keeps what it needs where no checkpoint can reach it",
+        help="differentiate with `loss.backward()` or `torch.autograd.grad`, or leave the checkpoints out here",
+    )
+
+
+def only_one_block(name: str) -> PolicyGraphError:
+    return _error(
+        AROUND,
+        f"a copy of {name} shares its checkpoint, whose forward belongs to the block alone",
+        help="copy the model with `copy.deepcopy`, and use DistributedDataParallel instead of DataParallel",
+    )
+
+
 def not_run(names: Sequence[str]) -> PolicyGraphError:
     return _error(
         AROUND,
@@ -106,6 +108,30 @@ def changed(name: str, operator: Any, position: int) -> PolicyGraphError:
         f"{name} saves what `{operator}` (operator {position + 1}) gives, and that was written to in place since",
         help="recompute this value, or let the model write to a copy",
     )
+
+
+def other_tensor(name: str, operator: Any, position: int, shape: Sequence[int]) -> PolicyGraphError:
+    return _error(
+        CHANGED,
+        f"the recomputation of {name} reads another tensor in `{operator}` (operator {position + 1}) than its forward "
+        f"did, in the place of one of shape {list(shape)}",
+        help="run the backward before the block's parameters, its buffers, or what it takes from around it are "
+        "exchanged (`functional_call`, `p.data = …`), or save what is computed from them",
+    )
+
+
+def written_tensor(name: str, operator: Any, position: int, shape: Sequence[int]) -> Diagnostic:
+    """Only a warning, where what was written may be what was there before: the buffers that DDP sends around."""
+    return diagnose(
+        CHANGED,
+        f"the recomputation of {name} reads a tensor of shape {list(shape)} in `{operator}` (operator "
+        f"{position + 1}) that was written to in place since its forward",
+        help="run the backward before parameters and buffers are updated, or save what is computed from them",
+    )
+
+
+def warn(found: Diagnostic) -> None:
+    warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=3)
 
 
 def run_again(name: str) -> PolicyGraphError:

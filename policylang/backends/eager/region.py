@@ -1,10 +1,10 @@
-"""One block of a model under a policy: its recordings by the way it is called, and what became of them."""
+"""One block of a model under a policy: its plans by the way it is called, and what became of them."""
 
 from __future__ import annotations
 
-import warnings
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import define, evolve, field
@@ -14,12 +14,15 @@ from policylang._torch_eager import is_compiled
 from policylang.audit import Audit
 from policylang.audit_eager import audit_eager
 from policylang.backends.eager import problems
+from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.compilers import carries_policies
-from policylang.backends.eager.recording import Forward, record
-from policylang.backends.eager.replay import Call
+from policylang.backends.eager.observing import Observation
+from policylang.backends.eager.origins import tensors_in
+from policylang.backends.eager.replay import Call, observed_call, unfinished_call
 from policylang.backends.eager.schedule import Schedule, schedule_of
 from policylang.backends.eager.signature import signature_of
-from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError, PolicyWarning
+from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
+from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError
 from policylang.graph.blocks import Blocks, blocks_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import is_error
@@ -39,7 +42,26 @@ class Kept:
     """What is remembered of a block called in one way."""
 
     schedule: Schedule
+    volatile: Volatile
     audit: Audit | None = None
+
+
+@define(eq=False)
+class Running:
+    """A call of a block that has not returned: one that follows a plan, or one that is observed."""
+
+    key: Hashable
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    kept: Kept | None = None
+    call: Call | None = None
+    observation: Observation | None = None
+    before: Before | None = None
+
+
+Traces = dict[Hashable, BlockTrace]
+"""Of the blocks of one model: those that do the same share what is known of it."""
 
 
 @define(eq=False)
@@ -51,47 +73,91 @@ class Region:
     strict: bool
     names: tuple[str, ...] = ()
     number: int | None = None
+    traces: Traces = field(factory=dict)
     kept: dict[Hashable, Kept] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
     """By the way it is called, the errors that say "matches nothing": another block may have what a rule names."""
+    idle: bool = False
+    """Whether it has been called without anything for its backward to read."""
 
-    def begin(self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """What one call of the block is to follow. The block is recorded and planned where that has not been done.
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Running:
+        """A call of the block: the first of its kind is observed, the others follow what was planned then."""
+        modules = list(module.modules())
+        key = signature_of(modules, args, kwargs)
+        running = Running(key, module, args, kwargs, self.kept.get(key))
+        if running.kept is None:
+            self._refuse_compiled(module)
+            running.observation = Observation.of(module, args, kwargs)
+            running.before = Before.of(modules, (args, kwargs))
+        else:
+            found = surroundings(modules, (args, kwargs), running.kept.volatile)
+            running.call = self._call(running, running.kept.schedule, found)
+        return running
 
-        Raises ``PolicyMatchError`` where policy and block do not fit, ``PolicyGraphError`` where it cannot be recorded.
+    def end(self, running: Running, returned: Iterable[Tensor]) -> Call | None:
+        """After the forward: what its backward is to follow; None where nothing is read by any.
+
+        Raises ``PolicyMatchError`` where policy and block do not fit, and ``PolicyAuditError`` where the first call of
+        its kind holds other values than planned. Other memory for the same values, which is a kernel's choice, is said
+        in the report.
         """
-        key = signature_of(module, args, kwargs)
-        kept = self.kept.get(key)
-        if kept is None:
-            kept = self.kept[key] = Kept(self._planned(module, forward, args, kwargs, key))
-        return Call(self._named(module), kept.schedule, lambda found: self._drifted(key, found))
+        if running.observation is not None:
+            self._plan(running, running.observation, list(returned))
+        call, kept = running.call, running.kept
+        if call is None or kept is None:
+            return None
+        if call.left_out and self.kept.get(running.key) is kept:
+            del self.kept[running.key]  # observed again: from now on the block does without what it makes once
+        if kept.audit is None and call.follows:
+            self._audit(kept, call, running)
+        return call
 
-    def end(self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """After the forward. Raises ``PolicyAuditError`` where the first call of its kind holds other values than
-        planned. Other memory for the same values, which is a kernel's choice, is said in the report."""
-        kept = next((each for each in self.kept.values() if each.schedule is call.schedule), None)
-        if kept is None or kept.audit is not None or call.drifted_at is not None:
+    def so_far(self, running: Running) -> Call:
+        """Of a call that has not returned and runs again from within."""
+        if running.call is not None:
+            return running.call
+        assert running.observation is not None
+        return unfinished_call(self._named(running.module), running.observation, Surroundings((), [], []))
+
+    def _plan(self, running: Running, observation: Observation, returned: list[Tensor]) -> None:
+        if not observation.read_by_backward:
+            self.idle = True
             return
-        rows = call.schedule.rows
-        held = {rows[at]: _tensors(entry) for at, entry in call.entries.items()}
-        outside = [*read_state(module).tensors, *_tensors((*args, *kwargs.values()))]
-        kept.audit = audit_eager(call.schedule.plan, call.schedule.needs, held, outside)
-        wrong = [found for found in kept.audit.differences if is_error(found)]
-        if wrong:
-            raise PolicyAuditError(wrong)
-
-    def _planned(
-        self, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable
-    ) -> Schedule:
-        self._refuse_compiled(module)
-        recording = record(module, forward, self.root, args, kwargs)
-        plan = make_plan(self.policy, recording.facts, EAGER, self._place(recording.facts, recording.reach, module))
+        trace = self._trace(observation, returned)
+        facts = trace.facts
+        plan = make_plan(self.policy, facts, EAGER, self._place(facts, trace.reach_row, running.module))
         errors = [found for found in plan.diagnostics if is_error(found)]
         nothing = tuple(found for found in errors if found.code == MATCHES_NOTHING)
         if errors and (len(self.names) < 2 or len(nothing) < len(errors)):
             raise PolicyMatchError(errors)
-        self.nothing[key] = nothing
-        return schedule_of(recording, _of_one_block(plan, self._named(module)))
+        self.nothing[running.key] = nothing
+        schedule = schedule_of(trace, _of_one_block(plan, self._named(running.module)))
+        assert running.before is not None
+        volatile = running.before.volatile()
+        running.kept = self.kept[running.key] = Kept(schedule, volatile)
+        running.call = observed_call(
+            self._call(running, schedule, running.before.surroundings(volatile)), observation
+        )
+
+    def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
+        """Blocks that do the same share what is known of it."""
+        key = fingerprint(observation, returned)
+        found = self.traces.get(key)
+        if found is None:
+            found = self.traces[key] = trace_of(observation, returned)
+        return found.under(self.root)
+
+    def _call(self, running: Running, schedule: Schedule, found: Surroundings) -> Call:
+        return Call(self._named(running.module), schedule, partial(self._drifted, running.key), found)
+
+    def _audit(self, kept: Kept, call: Call, running: Running) -> None:
+        schedule = kept.schedule
+        held = {schedule.rows[at]: _read(entry, schedule.read.get(at)) for at, entry in call.entries.items()}
+        outside = [*read_state(running.module).tensors, *tensors_in((running.args, running.kwargs))]
+        kept.audit = audit_eager(schedule.plan, schedule.needs, held, outside)
+        wrong = [found for found in kept.audit.differences if is_error(found)]
+        if wrong:
+            raise PolicyAuditError(wrong)
 
     def _refuse_compiled(self, module: nn.Module) -> None:
         """A block that our compiler left to eager is followed there; any other compiled code has no operators."""
@@ -103,7 +169,7 @@ class Region:
                 raise problems.compiled_part(name, problems.block(inner, ".".join(filter(None, (self.root, path)))))
             if not carries_policies(module):
                 raise problems.compiled(name)
-            _warn(problems.runs_uncompiled(name))
+            problems.warn(problems.runs_uncompiled(name))
 
     def _place(self, facts: Facts, reach: int, module: nn.Module) -> Place:
         if self.number is not None:
@@ -123,11 +189,7 @@ class Region:
         self.kept.pop(key, None)
         if self.strict:
             raise PolicyGraphError([found])
-        _warn(found)
-
-
-def _warn(found: Diagnostic) -> None:
-    warnings.warn(f"{found.message} ({found.code}); {found.help}", PolicyWarning, stacklevel=3)
+        problems.warn(found)
 
 
 def _is_block(glob: str, root: str) -> bool:
@@ -144,9 +206,8 @@ def _of_one_block(plan: Plan, name: str) -> Plan:
     return evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=(plan.block_names[number],))
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    return [leaf for part in value for leaf in _tensors(part)] if isinstance(value, tuple | list) else []
+def _read(entry: Any, read: frozenset[int] | None) -> list[Tensor]:
+    """Of what an operator gave, what anyone reads: the rest is only stood in for."""
+    if read is None or not isinstance(entry, tuple | list):
+        return list(tensors_in(entry))
+    return [tensor for at, part in enumerate(entry) if at in read for tensor in tensors_in(part)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
-from policylang._torch_graph import schema_of
-from policylang.backends.eager.recording import Recording
+from policylang.backends.eager.block_trace import BlockTrace
+from policylang.backends.eager.observing import Observation
+from policylang.backends.eager.stream import writes
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.memory import statistics_positions
 from policylang.planning.outcome import Needs
@@ -34,38 +35,87 @@ _RANDOM = int(Flag.RANDOM)
 
 
 @frozen(eq=False)
-class Schedule:
+class Steps:
     """By operator; ``operators`` and ``kinds`` have one entry more, the end."""
+
+    operators: tuple[Any, ...]
+    kinds: tuple[int, ...]
+    reach: int
+    """How many operators a second run comes to."""
+    read: dict[int, frozenset[int]] = field(factory=dict)
+    """Of operators with several results: which of them anyone reads."""
+    written: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Of an operator that writes to a held value: the operators that hold it."""
+    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Of an operator that runs again: which of the tensors that it reads are parameters, buffers or constants."""
+    differentiable: frozenset[int] = frozenset()
+    """The operators that a gradient flows through."""
+
+    def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
+        """Where an operator comes next, behind others at a position that no gradient flows through: they may have made
+        something that is kept, a table in an attribute or in a cache, and need not run a second time."""
+        for position in range(at, len(self.operators) - 1):
+            if self.operators[position] is operator:
+                return position
+            if position in self.differentiable:
+                break
+        return None
+
+    def only_made_once(self, at: int) -> bool:
+        """Whether no gradient flows through what comes from a position on."""
+        return all(position not in self.differentiable for position in range(at, len(self.operators) - 1))
+
+
+@frozen(eq=False, kw_only=True)
+class Schedule(Steps):
+    """What a plan comes to."""
 
     plan: Plan
     needs: Needs
-    operators: tuple[Any, ...]
-    kinds: tuple[int, ...]
     rows: tuple[int, ...]
-    read: dict[int, frozenset[int]]
-    """Of operators with several results: which of them anyone reads."""
-    written: dict[int, tuple[int, ...]]
-    """Of an operator that writes to a held value: the operators that hold it."""
 
 
-def schedule_of(recording: Recording, plan: Plan) -> Schedule:
+def steps_so_far(observation: Observation) -> Steps:
+    """Of a call that has no plan yet: whatever it has made is held, and what it has written is written."""
+    kinds = [
+        PASS if writes(operator) else KEEP if at in observation.entries else RUN
+        for at, operator in enumerate(observation.operators)
+    ]
+    reach = len(observation.operators)
+    return Steps((*observation.operators, None), (*kinds, RUN), reach)
+
+
+def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
     """What the plan comes to, operator by operator."""
     facts = plan.facts
-    needs = replayed_needs(facts, plan.decisions, recording.reach)
+    needs = replayed_needs(facts, plan.decisions, trace.reach_row)
     held = kept_rows(facts, needs)
-    steps = list(zip(recording.operators, recording.rows, strict=True))
+    steps = list(zip(trace.operators, trace.rows, strict=True))
     kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]
     holders: dict[int, list[int]] = {}
-    for at, (kind, row) in enumerate(zip(kinds, recording.rows, strict=True)):
+    for at, (kind, row) in enumerate(zip(kinds, trace.rows, strict=True)):
         if kind == KEEP:
             holders.setdefault(facts.owners[row], []).append(at)
     written = {
         at: tuple(holders.get(facts.owners[row], ()))
-        for at, (kind, row) in enumerate(zip(kinds, recording.rows, strict=True))
+        for at, (kind, row) in enumerate(zip(kinds, trace.rows, strict=True))
         if kind == HELD
     }
-    operators = (*recording.operators, None)
-    return Schedule(plan, needs, operators, (*kinds, RUN), recording.rows, recording.read, written)
+    from_outside = {
+        at: found for at, found in trace.from_outside.items() if at < trace.reach and kinds[at] in (RUN, DRAW)
+    }
+    return Schedule(
+        operators=(*trace.operators, None),
+        kinds=(*kinds, RUN),
+        reach=trace.reach,
+        read=trace.read,
+        written=written,
+        from_outside=from_outside,
+        differentiable=trace.differentiable,
+        plan=plan,
+        needs=needs,
+        rows=trace.rows,
+    )
 
 
 def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator: Any, held: frozenset[int]) -> int:
@@ -83,9 +133,3 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
     elif flags & _WRITES and statistics_positions(operator):
         return QUIET
     return DRAW if flags & _RANDOM else RUN
-
-
-def writes(operator: Any) -> bool:
-    """Whether an operator writes to one of its arguments and says so."""
-    schema = schema_of(operator)
-    return bool(schema is not None and schema.is_mutable)

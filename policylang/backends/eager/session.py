@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -32,8 +33,9 @@ from policylang._torch_eager import (
 )
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
-from policylang.backends.eager.recording import Forward as ForwardFunction
-from policylang.backends.eager.region import Region
+from policylang.backends.eager.observing import Observer, watched
+from policylang.backends.eager.origins import tensors_in
+from policylang.backends.eager.region import Region, Running, Traces
 from policylang.backends.eager.replay import Again, Call, Forward
 from policylang.backends.graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
@@ -60,10 +62,21 @@ class Session:
     agreed: list[Policy] = field(factory=list)
     """Policies of compilers, found to say what ours says."""
 
-    def add(self, module: nn.Module, root: str, number: int | None = None) -> None:
+    traces: Traces = field(factory=dict)
+    """What is known of blocks, shared by those that do the same."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without what it has seen: a model that is loaded is observed anew."""
+        return Session, (self.policy, self.strict, self.names)
+
+    def add(self, module: nn.Module, root: str, number: int | None = None) -> Region:
         """``number``: which of the model's blocks it is, where that is known."""
-        names = self.names if number is not None else ()
-        self.regions[module] = Region(self.policy, root, self.strict, names, number)
+        region = self.regions.get(module)
+        if region is None:
+            names = self.names if number is not None else ()
+            region = Region(self.policy, root, self.strict, names, number, self.traces)
+            self.regions[module] = region
+        return region
 
     def again(self) -> Session:
         """Of a copy of the model, still without its blocks."""
@@ -71,10 +84,8 @@ class Session:
 
     def watch(self) -> None:
         """Put the hooks on the blocks."""
-        for module in list(self.regions):
-            module.register_forward_pre_hook(self._before, with_kwargs=True)
-            module.register_forward_hook(self._after, prepend=True, with_kwargs=True)
-            module.register_forward_hook(self._done, always_call=True)
+        for module, region in list(self.regions.items()):
+            Watch(self, region.root, region.number).put_on(module)
 
     def contexts(self) -> tuple[Around, Around]:
         """What a checkpoint enters around the forward and around the recomputation of one call.
@@ -118,40 +129,20 @@ class Session:
         return problems.not_run([region.root for region in self.regions.values()])
 
     def settle(self) -> None:
-        """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been planned."""
+        """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called.
+
+        Blocks without anything for their backward to read say nothing. A copied model has its own of each block.
+        """
         regions = [region for region in self.regions.values() if region.number is not None]
-        if self.settled or len(regions) < 2 or any(not region.nothing for region in regions):
+        called = {region.number for region in regions if region.nothing or region.idle}
+        ways = [found for region in regions for found in region.nothing.values()]
+        if self.settled or len(self.names) < 2 or len(called) < len(self.names) or not ways:
             return
         self.settled = True
-        ways = [found for region in regions for found in region.nothing.values()]
         shared = set.intersection(*({(each.message, each.span) for each in found} for found in ways))
         wrong = [each for each in ways[0] if (each.message, each.span) in shared]
         if wrong:
             raise PolicyMatchError(wrong)
-
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
-            return
-        around = self.around()
-        if around is not None:
-            around.begin(Called(self, module, module.forward, args, kwargs))
-        else:
-            _stack("called").append(Called(self, module, module.forward, args, kwargs))
-
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        around = self.around()
-        if around is not None:
-            around.end(module)
-
-    def _done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Also where the block raised."""
-        if torch.compiler.is_compiling():
-            return
-        called: list[Called] = _stack("called")
-        if called and called[-1].module is module and called[-1].session is self:
-            called.pop()
 
     def around(self) -> Around | None:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
@@ -186,9 +177,58 @@ class Called:
 
     session: Session
     module: nn.Module
-    forward: ForwardFunction
+    region: Region
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    checkpoints: list[Around] = field(factory=list)
+    """The contexts of those that lie in this call: they have yet to learn what the block returns."""
+
+
+@frozen(eq=False)
+class Watch:
+    """The hooks of one block. A copied model has watches of its own, which know its blocks by what they are called."""
+
+    session: Session
+    root: str
+    number: int | None
+
+    def put_on(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(self.before, with_kwargs=True)
+        module.register_forward_hook(self.after, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self.done, always_call=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        return Watch(self.session, self.root, self.number)
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
+            return
+        called = Called(self.session, module, self.session.add(module, self.root, self.number), args, kwargs)
+        around = self.session.around()
+        if around is not None:
+            around.begin(called)
+        else:
+            _stack("called").append(called)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        around = self.session.around()
+        if around is not None:
+            around.end(module, output)
+            return
+        called: list[Called] = _stack("called")
+        if called and called[-1].module is module and called[-1].session is self.session:
+            for each in called[-1].checkpoints:
+                each.returned(output)
+
+    def done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Also where the block raised."""
+        if torch.compiler.is_compiling():
+            return
+        called: list[Called] = _stack("called")
+        if called and called[-1].module is module and called[-1].session is self.session:
+            called.pop()
 
 
 class Around:
@@ -197,11 +237,18 @@ class Around:
     def __init__(self, session: Session, first: Around | None) -> None:
         self.session = session
         self.first = first
+        self.region: Region | None = None
         self.call: Call | None = None
-        self.within: Called | None = None
-        """The block whose own call the checkpoint lies in."""
-        self._block: Called | None = None
-        self._mode: Forward | Again | None = None
+        """Once the block has returned, what its recomputation is to follow; None where nothing asks for one."""
+        self.running: Running | None = None
+        """Until the block has returned."""
+        self.mode: Observer | Forward | Again | None = None
+        self.lies_within = False
+        """Whether the checkpoint lies in the block's own call, around its forward."""
+        self.block: nn.Module | None = None
+        self._plainly = False
+        """Whether a block without anything for its backward to read is asked for all the same."""
+        self._contexts = ExitStack()
         self._depth = 0
         self._hooks: Any = None
         """Those of the checkpoint itself, which decide what it holds and what it recomputes."""
@@ -212,7 +259,7 @@ class Around:
         if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
             raise problems.compiled(problems.AROUND_IT)
         _stack("around").append(self)
-        self._block, self._depth = None, 0
+        self.block, self._depth, self._plainly = None, 0, False
         self._gave_way, self._hooks = False, saved_tensor_hooks()
         if graph_being_traced() is None:
             self._begin_within()
@@ -223,7 +270,7 @@ class Around:
 
         Raises ``PolicyMatchError`` where it is another policy than that of the checkpoint.
         """
-        if self._mode is not None or graph_being_traced() is not None:
+        if self.mode is not None or graph_being_traced() is not None:
             return
         self.session.follow(policy)
         self._gave_way = True
@@ -238,64 +285,91 @@ class Around:
         if self._aside:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
-        if kind is None and self._block is not None and self._mode is not None:
-            self._depth = 0
-            self.end(self._block.module)
-        self._leave()
-        if kind is None and self._block is None and not self._gave_way and graph_being_traced() is None:
+        self._leave(finished=kind is None)
+        if kind is not None:
+            self.running = None
+        elif self.block is None and not self._gave_way and graph_being_traced() is None:
             raise self.session.nothing_ran()
 
     def _begin_within(self) -> None:
-        if self.first is None:
-            called: list[Called] = _stack("called")
-            if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
-                self.within = called[-1]
-                self.begin(called[-1])
-        elif self.first.within is not None:
-            self.begin(self.first.within)
+        if self.first is not None:
+            if self.first.lies_within:
+                self._begin_again(self.first)
+            return
+        called: list[Called] = _stack("called")
+        if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
+            self.lies_within = True
+            self.begin(called[-1])
+            called[-1].checkpoints.append(self)
 
     def begin(self, block: Called) -> None:
         """A block is about to run: follow its plan from here on. One inside another is part of it."""
-        if self._mode is not None:
-            self._depth += self._block is not None and block.module is self._block.module
+        if self.mode is not None or self._plainly:
+            self._depth += block.module is self.block
             return
         if is_wrapped_by_compiler(block.module):  # its code says by itself whose it is
             self._refuse_other_compilers(block.module)
             return
-        region = self.session.regions[block.module]
-        if self._block is not None:
-            raise problems.run_twice(problems.block(self._block.module, self.session.regions[self._block.module].root))
+        if self.block is not None:
+            raise problems.run_twice(problems.block(self.block, self.session.regions[self.block].root))
+        self.block = block.module
         if self.first is None:
-            self.call = region.begin(block.module, block.forward, block.args, block.kwargs)
-            self.session.settle()
-            self._mode = Forward(self.call)
+            self._begin_first(block)
         else:
-            assert self.first.call is not None
-            self._mode = Again(self.first.call)
-        self._block = block
+            self._begin_again(self.first)
+
+    def _begin_first(self, block: Called) -> None:
+        self.region = block.region
+        self.running = block.region.begin(block.module, block.args, block.kwargs)
         clear_cast_weights()
-        self._mode.__enter__()
+        if self.running.call is not None:
+            self.mode = Forward(self.running.call)
+            self._contexts.enter_context(self.mode)
+        else:
+            assert self.running.observation is not None
+            self.mode = self._contexts.enter_context(watched(self.running.observation))
+
+    def _begin_again(self, first: Around) -> None:
+        """The block runs a second time; or while it is still running, where it differentiates a part of itself."""
+        self.block = first.block
+        call, mode = first.call, first.mode
+        clear_cast_weights()
+        if first.running is not None and isinstance(mode, Observer | Forward):
+            assert first.region is not None
+            call = first.region.so_far(first.running)
+            self._contexts.enter_context(mode.suspended())
+        if call is None:
+            self._plainly = True
+            return
+        self._contexts.enter_context(call.surroundings.again())
+        self.mode = self._contexts.enter_context(Again(call, within=mode is not None))
 
     def _refuse_other_compilers(self, module: nn.Module) -> None:
         if not carries_policies(module):
             raise problems.compiled(problems.block(module, self.session.regions[module].root))
 
-    def end(self, module: nn.Module) -> None:
+    def end(self, module: nn.Module, output: Any) -> None:
         """A block has run."""
-        block = self._block
-        if block is None or module is not block.module or self._mode is None:
+        if module is not self.block or self.mode is None:
             return
         if self._depth:
             self._depth -= 1
             return
-        mode = self._mode
-        self._leave()
-        if isinstance(mode, Forward):
-            mode.end()
-            assert self.call is not None
-            self.session.regions[module].end(self.call, module, block.args, block.kwargs)
+        self._leave(finished=True)
+        if self.first is None:
+            self.returned(output)
 
-    def _leave(self) -> None:
-        if self._mode is not None:
-            mode, self._mode = self._mode, None
-            mode.__exit__(None, None, None)
+    def returned(self, output: Any) -> None:
+        """The forward is over, and this is what it has returned: whatever is to be planned is planned now."""
+        region, running = self.region, self.running
+        if region is None or running is None:
+            return
+        self.running = None
+        self.call = region.end(running, tensors_in(output))
+        self.session.settle()
+
+    def _leave(self, finished: bool) -> None:
+        mode, self.mode = self.mode, None
+        self._contexts.close()
+        if isinstance(mode, Forward) and finished:
+            mode.end()

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from policylang._torch_eager import compiled_in_place
 
 
-def signature_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+def signature_of(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
     parameters are trained, which modules are compiled, and autocast."""
-    modules = list(module.modules())
     devices: dict[str, None] = {"cpu": None}
     inputs = (_of(args, devices), _of(kwargs, devices))
     modes = tuple([each.training for each in modules])
     parameters = tuple(
         [
-            (value.requires_grad, value.dtype, value.shape) if value is not None else None
+            _parameter(value)
             for each in modules
             for value in each._parameters.values()
         ]
     )
     autocast = tuple([_autocast(device) for device in devices])
     return inputs, modes, parameters, compiled_in_place(modules), autocast
+
+
+def _parameter(value: Tensor | None) -> Hashable:
+    if value is None:
+        return None
+    if is_lazy(value):  # its shape is known once it has been used
+        return type(value)
+    return value.requires_grad, value.dtype, value.shape
 
 
 def _of(value: Any, devices: dict[str, None]) -> Hashable:
