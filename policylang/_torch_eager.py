@@ -5,7 +5,7 @@ Supported: torch 2.11 to the newest; seen to run on 2.13.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from torch import fx
 from torch.utils import _python_dispatch, weak
 
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
-"""By tensor, as an object and not by value, for as long as it lives. Plain weak references die with the Python half of a
-tensor that C++ keeps."""
+"""By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python half
+of a tensor that C++ keeps."""
 
 DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
 """What sees every operator below autograd. Torch documents it, under a private path."""
@@ -104,15 +104,14 @@ def transformed() -> bool:
 
 
 def differentiated_by_transform() -> bool:
-    """Whether one of the transformations that are active is a reverse-mode derivative: ``grad``, ``vjp``, ``jacrev``."""
+    """Whether one of the active transformations is a reverse-mode derivative: ``grad``, ``vjp``, ``jacrev``."""
     grad = torch._C._functorch.TransformType.Grad
     return any(each.key() == grad for each in torch._C._functorch.get_interpreter_stack() or ())
 
 
-def forward_derivatives(values: Iterable[torch.Tensor]) -> bool:
-    """Whether one of the tensors carries a forward-mode derivative."""
-    level = torch.autograd.forward_ad._current_level
-    return level >= 0 and any(torch.autograd.forward_ad.unpack_dual(each).tangent is not None for each in values)
+def forward_derivatives() -> bool:
+    """Whether operators may be asked for forward-mode derivatives at the moment (``forward_ad.dual_level``)."""
+    return bool(torch.autograd.forward_ad._current_level >= 0)
 
 
 def being_compiled() -> bool:

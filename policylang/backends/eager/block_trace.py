@@ -24,6 +24,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.operators import GETITEM
+from policylang.tracing.subclasses import take_apart
 
 _READER = torch.ops.aten.alias.default
 """Stands for whatever of the backward reads a saved value."""
@@ -62,7 +63,7 @@ class BlockTrace:
 
 def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> BlockTrace:
     """Of a call that has returned these tensors. Module paths start at the block."""
-    outputs = [found for each in returned if (found := observation.origins.known(each)) is not None]
+    outputs = [found for found in _origins_of(returned, observation) if found is not None]
     with outside_of_modes():
         graph = _Graph(observation)
         graph.write(outputs)
@@ -71,9 +72,7 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
     rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)
     operators = tuple(observation.operators)
     read = {
-        at: found
-        for at, own in enumerate(nodes)
-        if (found := _read_results(facts, operators[at], own)) is not None
+        at: taken for at, own in enumerate(nodes) if (taken := _read_results(facts, operators[at], own)) is not None
     }
     reach = observation.reach
     beyond = (row for row in rows[reach:] if row >= 0)
@@ -84,7 +83,6 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
 
 def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:
     """The same for calls of which :func:`trace_of` says the same, and as a rule for no other."""
-    outputs = [observation.origins.known(each) for each in returned]
     return (
         tuple((each.kind, each.name, TensorFacts.of(each.tensor)) for each in observation.origins.externals),
         tuple(
@@ -97,8 +95,12 @@ def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> H
         observation.reach,
         frozenset(observation.differentiable),
         tuple(sorted(observation.from_outside.items())),
-        tuple(outputs),
+        tuple(_origins_of(returned, observation)),
     )
+
+
+def _origins_of(returned: Sequence[torch.Tensor], observation: Observation) -> list[Origin | None]:
+    return [observation.origins.known(part) for part in take_apart(returned)[0]]
 
 
 def _plain(value: Any) -> Hashable:

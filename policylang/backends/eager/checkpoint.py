@@ -20,6 +20,7 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
 from policylang.backends.eager.session import Around, Called, Session, session_behind
 from policylang.backends.eager.standing_aside import stands_aside
+from policylang.backends.eager.watch import Watch
 from policylang.graph import marks
 from policylang.graph.modules import normalise
 from policylang.language.syntax import Policy
@@ -79,7 +80,8 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
         session.add(module, root)
         for number, (block, name) in enumerate(blocks.items()):
             session.add(block, name, number)
-        session.watch()
+        for watched, region in list(session.regions.items()):
+            Watch(session, region.root, region.number).put_on(watched)
         known.made[key] = _contexts_of(session)
     return known.made[key]
 

@@ -17,11 +17,19 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
-from policylang._torch_eager import DispatchMode, detached, is_wrapper_class, saved_tensor_hooks, version
+from policylang._torch_eager import (
+    DispatchMode,
+    detached,
+    is_wrapper_class,
+    outside_of_modes,
+    saved_tensor_hooks,
+    version,
+)
 from policylang.backends.eager.origins import Origin, Origins, described, tensors_in
 from policylang.backends.eager.random_states import Drawn, generator_of
-from policylang.backends.eager.stream import draws, is_ignored
+from policylang.backends.eager.stream import VIEW, draws, is_ignored, is_same_view
 from policylang.graph.values import hint
 from policylang.tracing.subclasses import take_apart
 
@@ -112,7 +120,8 @@ class Observation:
         if outside:
             self.from_outside[at] = tuple(number for number, _ in outside)
             self.noted[at] = [each for _, each in outside]
-        held = hold(out)
+        with outside_of_modes():
+            held = hold(out)
         if any(True for _ in tensors_in(held)):
             self.entries[at] = held
             self.versions[at] = [version(each) for each in tensors_in(held)]
@@ -172,6 +181,21 @@ class Observer(DispatchMode):  # type: ignore[misc]  # torch does not say what i
         self.observation = observation
         self._suspended = 0
 
+    def left_out_of(self, module: nn.Module) -> list[Any]:
+        """Hooks around those that a module has before its forward, which give its parameters their first values: that
+        happens once, and is no part of what runs again."""
+
+        def suspend(*_given: Any) -> None:
+            self._suspended += 1
+
+        def go_on(*_given: Any) -> None:
+            self._suspended -= 1
+
+        return [
+            module.register_forward_pre_hook(suspend, prepend=True),
+            module.register_forward_pre_hook(go_on),
+        ]
+
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """While the block is run again from within: such operators are not its own."""
@@ -189,15 +213,15 @@ class Observer(DispatchMode):  # type: ignore[misc]  # torch does not say what i
             if not self._suspended:
                 seen.same(args, out)
             return out
-        if not any(is_wrapper_class(each) for each in types):
-            return seen.operator(
-                func, args, kwargs, lambda: seen.operation(func, args, kwargs, lambda: func(*args, **kwargs))
-            )
 
         def run() -> Any:
+            if not any(is_wrapper_class(each) for each in types):
+                return seen.operation(func, args, kwargs, lambda: func(*args, **kwargs))
             with _Inside(seen):
                 return func(*args, **kwargs)
 
+        if func is VIEW and is_same_view(args):
+            return run()
         return seen.operator(func, args, kwargs, run)
 
 
@@ -224,7 +248,8 @@ class _Inside(DispatchMode):  # type: ignore[misc]  # torch does not say what it
 @contextmanager
 def watched(observation: Observation) -> Iterator[Observer]:
     """Under it, the observation knows in which module an operator runs, and what autograd saves."""
-    pair = saved_tensor_hooks()
+    save, give = saved_tensor_hooks() or (_unchanged, _unchanged)
+    watching = [observation]  # autograd keeps the hooks for as long as the graph lives, and is not to keep this
     own = threading.get_ident()  # another thread may run the same modules
 
     def enter(path: str, module: nn.Module, *_given: Any) -> None:
@@ -236,20 +261,26 @@ def watched(observation: Observation) -> Iterator[Observer]:
             observation.path.pop()
 
     def pack(value: Any) -> Any:
-        observation.saved(value)
-        return value if pair is None else pair[0](value)
+        for each in watching:
+            each.saved(value)
+        return save(value)
 
-    def unpack(kept: Any) -> Any:
-        return kept if pair is None else pair[1](kept)
-
+    observer = Observer(observation)
     handles = []
     for path, module in observation.module.named_modules():
         if path:  # first in and last out: what other hooks compute (FSDP gathers weights there) is the module's too
+            if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+                handles += observer.left_out_of(module)
             handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), Observer(observation) as observer:
+        with torch.autograd.graph.saved_tensors_hooks(pack, give), observer:
             yield observer
     finally:
+        watching.clear()
         for handle in handles:
             handle.remove()
+
+
+def _unchanged(value: Any) -> Any:
+    return value

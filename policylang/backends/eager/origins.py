@@ -77,9 +77,7 @@ class Origins:
         """Whether it is a parameter, a buffer or a constant; what the block was called with is not meant."""
         origins = [self.known(part) for part in take_apart([tensor])[0]]
         return all(
-            origin is not None
-            and origin.call == OUTSIDE
-            and self.externals[origin.result].kind is not InputKind.USER
+            origin is not None and origin.call == OUTSIDE and self.externals[origin.result].kind is not InputKind.USER
             for origin in origins
         )
 

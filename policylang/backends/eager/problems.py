@@ -68,11 +68,20 @@ def no_blocks(model: nn.Module, policy: Policy) -> PolicyGraphError:
     return _error(NO_SUCH_BLOCKS, message, help, span=span)
 
 
-def transformed(name: str) -> PolicyGraphError:
+def differentiated(name: str) -> PolicyGraphError:
     return _error(
         TRANSFORMED,
         f"{name} is differentiated by `torch.func`, which keeps what it needs where no checkpoint can reach it",
         help="differentiate with `loss.backward()` or `torch.autograd.grad`, or leave the checkpoints out here",
+    )
+
+
+def runs_transformed(name: str) -> Diagnostic:
+    """Only a warning: the numbers are right."""
+    return diagnose(
+        TRANSFORMED,
+        f"{name} runs under a transformation of `torch.func`, without its checkpoint: its backward keeps all it reads",
+        help="run it under `torch.no_grad()` if no backward follows, or leave `vmap` and `jvp` out of the step",
     )
 
 

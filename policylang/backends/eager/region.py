@@ -15,10 +15,10 @@ from policylang.audit import Audit
 from policylang.audit_eager import audit_eager
 from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
+from policylang.backends.eager.call import Call, observed_call, unfinished_call
 from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.observing import Observation
 from policylang.backends.eager.origins import tensors_in
-from policylang.backends.eager.replay import Call, observed_call, unfinished_call
 from policylang.backends.eager.schedule import Schedule, schedule_of
 from policylang.backends.eager.signature import signature_of
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
@@ -135,9 +135,7 @@ class Region:
         assert running.before is not None
         volatile = running.before.volatile()
         running.kept = self.kept[running.key] = Kept(schedule, volatile)
-        running.call = observed_call(
-            self._call(running, schedule, running.before.surroundings(volatile)), observation
-        )
+        running.call = observed_call(self._call(running, schedule, running.before.surroundings(volatile)), observation)
 
     def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
         """Blocks that do the same share what is known of it."""

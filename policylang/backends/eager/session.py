@@ -1,9 +1,7 @@
 """The blocks of one model under one policy, and the two contexts that a checkpoint enters around each call of one.
 
 A checkpoint asks for its contexts without saying what it is about to run. Which block that is, and with what inputs,
-hooks on the blocks say, whether the block is called inside the checkpoint or the checkpoint lies inside the block's own
-call, around its forward. They come after what other hooks do before a forward (FSDP gathers weights there) and before
-what they do after it: that is none of the block's.
+the block's stand-in for its forward says, or hooks on the blocks do (:mod:`policylang.backends.eager.watch`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from attrs import define, field, frozen
 from torch import nn
 
@@ -30,13 +27,16 @@ from policylang._torch_eager import (
     restore_saved_tensor_hooks,
     runs_in_graph,
     saved_tensor_hooks,
+    transformed,
 )
 from policylang.backends.eager import problems
+from policylang.backends.eager.call import Call
 from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.observing import Observer, watched
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.region import Region, Running, Traces
-from policylang.backends.eager.replay import Again, Call, Forward
+from policylang.backends.eager.replay import Again, Forward
+from policylang.backends.eager.standing_aside import written_down
 from policylang.backends.graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
@@ -82,18 +82,13 @@ class Session:
         """Of a copy of the model, still without its blocks."""
         return Session(self.policy, self.strict, self.names)
 
-    def watch(self) -> None:
-        """Put the hooks on the blocks."""
-        for module, region in list(self.regions.items()):
-            Watch(self, region.root, region.number).put_on(module)
-
     def contexts(self) -> tuple[Around, Around]:
         """What a checkpoint enters around the forward and around the recomputation of one call.
 
         Raises ``PolicyGraphError`` where another compiler than ours asks for them: ours takes checkpoints out of what
         it compiles (:mod:`policylang.backends.checkpoints`).
         """
-        if being_compiled() and not checkpoints_are_tagged():
+        if being_compiled() and not checkpoints_are_tagged() and not written_down():
             raise problems.compiled(problems.AROUND_IT)
         first = Around(self, None)
         return first, Around(self, first)
@@ -146,14 +141,14 @@ class Session:
 
     def around(self) -> Around | None:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
-        stack: list[Around] = _stack("around")
-        return stack[-1] if stack and stack[-1].session is self and graph_being_traced() is None else None
+        found = innermost()
+        return found if found is not None and found.session is self and graph_being_traced() is None else None
 
 
 def innermost() -> Around | None:
     """The innermost context that is entered in this thread."""
-    stack: list[Around] = _stack("around")
-    return stack[-1] if stack else None
+    found: list[Around] = stack("around")
+    return found[-1] if found else None
 
 
 def session_behind(context_fn: object) -> Session | None:
@@ -162,7 +157,7 @@ def session_behind(context_fn: object) -> Session | None:
     return session if isinstance(session, Session) else None
 
 
-def _stack(name: str) -> list[Any]:
+def stack(name: str) -> list[Any]:
     """Of this thread: a backward has threads of its own."""
     found: list[Any] | None = getattr(_running, name, None)
     if found is None:
@@ -182,53 +177,6 @@ class Called:
     kwargs: Mapping[str, Any]
     checkpoints: list[Around] = field(factory=list)
     """The contexts of those that lie in this call: they have yet to learn what the block returns."""
-
-
-@frozen(eq=False)
-class Watch:
-    """The hooks of one block. A copied model has watches of its own, which know its blocks by what they are called."""
-
-    session: Session
-    root: str
-    number: int | None
-
-    def put_on(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self.before, with_kwargs=True)
-        module.register_forward_hook(self.after, prepend=True, with_kwargs=True)
-        module.register_forward_hook(self.done, always_call=True)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
-        return Watch(self.session, self.root, self.number)
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
-            return
-        called = Called(self.session, module, self.session.add(module, self.root, self.number), args, kwargs)
-        around = self.session.around()
-        if around is not None:
-            around.begin(called)
-        else:
-            _stack("called").append(called)
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        around = self.session.around()
-        if around is not None:
-            around.end(module, output)
-            return
-        called: list[Called] = _stack("called")
-        if called and called[-1].module is module and called[-1].session is self.session:
-            for each in called[-1].checkpoints:
-                each.returned(output)
-
-    def done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Also where the block raised."""
-        if torch.compiler.is_compiling():
-            return
-        called: list[Called] = _stack("called")
-        if called and called[-1].module is module and called[-1].session is self.session:
-            called.pop()
 
 
 class Around:
@@ -258,10 +206,12 @@ class Around:
     def __enter__(self) -> Around:
         if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
             raise problems.compiled(problems.AROUND_IT)
-        _stack("around").append(self)
+        stack("around").append(self)
         self.block, self._depth, self._plainly = None, 0, False
         self._gave_way, self._hooks = False, saved_tensor_hooks()
-        if graph_being_traced() is None:
+        if transformed() or written_down():
+            self._plainly = True
+        elif graph_being_traced() is None:
             self._begin_within()
         return self
 
@@ -281,14 +231,15 @@ class Around:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _stack("around").remove(self)
+        stack("around").remove(self)
         if self._aside:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
+        self._hooks = None  # they hold the checkpoint, and the checkpoint holds this context
         self._leave(finished=kind is None)
         if kind is not None:
             self.running = None
-        elif self.block is None and not self._gave_way and graph_being_traced() is None:
+        elif self.block is None and not (self._gave_way or self._plainly) and graph_being_traced() is None:
             raise self.session.nothing_ran()
 
     def _begin_within(self) -> None:
@@ -296,7 +247,7 @@ class Around:
             if self.first.lies_within:
                 self._begin_again(self.first)
             return
-        called: list[Called] = _stack("called")
+        called: list[Called] = stack("called")
         if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
             self.lies_within = True
             self.begin(called[-1])

@@ -9,31 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from policylang._torch_eager import compiled_in_place
+from policylang._torch_eager import compiled_in_place, forward_derivatives
 
 
 def signature_of(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
-    parameters are trained, which modules are compiled, and autocast."""
+    parameters are trained, which modules are compiled, autocast, and whether derivatives are taken forwards."""
     devices: dict[str, None] = {"cpu": None}
     inputs = (_of(args, devices), _of(kwargs, devices))
     modes = tuple([each.training for each in modules])
-    parameters = tuple(
-        [
-            _parameter(value)
-            for each in modules
-            for value in each._parameters.values()
-        ]
-    )
+    parameters = tuple([_parameter(value) for each in modules for value in each._parameters.values()])
     autocast = tuple([_autocast(device) for device in devices])
-    return inputs, modes, parameters, compiled_in_place(modules), autocast
+    return inputs, modes, parameters, compiled_in_place(modules), autocast, forward_derivatives()
 
 
 def _parameter(value: Tensor | None) -> Hashable:
     if value is None:
         return None
     if is_lazy(value):  # its shape is known once it has been used
-        return type(value)
+        return (type(value),)
     return value.requires_grad, value.dtype, value.shape
 
 

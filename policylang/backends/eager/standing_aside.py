@@ -1,4 +1,4 @@
-"""Calls of a block that no checkpoint is put around: those that are traced, or transformed, by something else."""
+"""Calls of a block that no checkpoint can follow: those that are traced, or transformed, by something else."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from policylang._torch_eager import differentiated_by_transform, forward_derivatives, transformed
+from policylang._torch_eager import differentiated_by_transform, transformed
 from policylang.backends.eager import problems
-from policylang.backends.eager.origins import tensors_in
+
+
+def written_down() -> bool:
+    """Whether the model is being traced for others: what they write down has no backward of its own."""
+    return bool(torch.jit.is_tracing() or torch.compiler.is_exporting())
 
 
 def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the block is to run as it is: what it runs in writes it down, or keeps nothing for a backward.
+    """Whether the block is to run as it is. Warns where a backward could follow.
 
     Raises ``PolicyGraphError`` under a transformation that differentiates by itself: nothing it keeps can be saved or
     recomputed from here.
     """
-    if torch.jit.is_tracing() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
+    if written_down() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
         return True
     if not transformed():
-        return forward_derivatives(tensors_in((args, kwargs)))
+        return False
+    name = problems.block(module, root)
     if differentiated_by_transform():
-        raise problems.transformed(problems.block(module, root))
+        raise problems.differentiated(name)
+    if torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
+        problems.warn(problems.runs_transformed(name))
     return True

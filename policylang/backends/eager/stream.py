@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from policylang._torch_eager import ignored_operators
 from policylang._torch_graph import schema_of
 
 _IGNORED = ignored_operators()
+VIEW = torch.ops.aten.view.default
 
 
 @cache
@@ -18,6 +20,12 @@ def is_ignored(operator: Any) -> bool:
     """Whether an operator is none of the block's: autograd asks for it as often as it likes, or it only marks a place
     in a profile."""
     return operator in _IGNORED or getattr(operator, "namespace", "") == "profiler"
+
+
+def is_same_view(args: Sequence[Any]) -> bool:
+    """Of a call of ``view``: whether it gives its argument as it is. Those who track modules do that (``view_as``) to
+    hang a hook on a tensor, in a forward and not in its recomputation."""
+    return len(args) == 2 and tuple(args[1]) == tuple(args[0].shape)
 
 
 def draws(operator: Any) -> bool:

@@ -1,6 +1,6 @@
 """What a block finds around it when it is called, and finds again when it is recomputed.
 
-A block may write to more than tensors: it puts another buffer in the place of one (``self.memory = 0.9 * self.memory``),
+A block may write to more than tensors: it puts one buffer in the place of another (``self.mean = 0.9 * self.mean``),
 counts its calls, makes a table on its first call, or appends keys and values to a cache that it is called with. And
 others may change the block between its forward and its backward: ``functional_call`` gives it other parameters for one
 call. A recomputation has to find what the forward found, and to leave everything as if it had not been.
@@ -154,8 +154,11 @@ class Before:
         return found
 
     def surroundings(self, volatile: Volatile) -> Surroundings:
-        held = [_Held(self.modules[at].__dict__, self.attributes[at], frozenset(names)) for at, names in volatile.attributes.items()]
-        held += [_Held(self.modules[at]._buffers, self.buffers[at], frozenset(names)) for at, names in volatile.buffers.items()]
+        held = []
+        for at, names in volatile.attributes.items():
+            held.append(_Held(self.modules[at].__dict__, self.attributes[at], frozenset(names)))
+        for at, names in volatile.buffers.items():
+            held.append(_Held(self.modules[at]._buffers, self.buffers[at], frozenset(names)))
         return Surroundings(self.modules, self.tensors, [*held, *(self.arguments if volatile.arguments else ())])
 
 
@@ -174,8 +177,7 @@ def _all(container: Any) -> _Held:
 
 def _differs(held: _Held) -> bool:
     if isinstance(held.container, list):
-        now = held.container
-        return len(now) != len(held.content) or any(one is not other for one, other in zip(now, held.content, strict=True))
+        return [id(each) for each in held.container] != [id(each) for each in held.content]
     return bool(_changed(held.content, held.container))
 
 
@@ -186,7 +188,8 @@ def _changed(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> set[Any]:
 def _containers(given: Any) -> Iterator[Any]:
     """The lists, dictionaries and objects' attributes below the arguments of a call, such as a cache has them. Modules
     are looked at by themselves."""
-    pending, seen = [given], set()
+    pending: list[Any] = [given]
+    seen: set[int] = set()
     while pending and len(seen) < _MOST_CONTAINERS:
         value = pending.pop()
         if _is_plain(value) or id(value) in seen:

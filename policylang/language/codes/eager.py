@@ -18,18 +18,17 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "APL392",
-        "a block that cannot be recorded",
-        "Before a block runs for the first time under a policy, it is run once on tensors without data, to learn which "
-        "operators it calls and what its backward reads. A block that branches on the values of a tensor, or that "
-        "calls code which needs real data, cannot be. Leave such a part outside the block.",
+        "a block that cannot be recorded (no longer raised)",
+        "Blocks used to run once on tensors without data before their first call, and some could not. Now the first "
+        "call itself is watched, and every block that runs can be followed.",
     ),
     Code(
         "APL393",
         "other operators than were recorded",
-        "A plan is replayed by position: the tenth operator of the block is the tenth that was recorded. A block that "
+        "A plan is followed by position: the tenth operator of the block is the tenth of its first call. A block that "
         "does something else on the same inputs, by a counter or a flag of its own, does not fit its plan from "
-        "that operator on. What follows is then recomputed in that call, and the block is recorded again for the "
-        "next one; with `strict=True` it is an error. A recomputation that differs from its own forward always is.",
+        "that operator on. What follows is then recomputed in that call, and the next one is observed again; "
+        "with `strict=True` it is an error. A recomputation that differs from its own forward always is.",
     ),
     Code(
         "APL394",
@@ -39,9 +38,12 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "APL395",
-        "a saved value that was changed",
-        "The block, or what came after it, wrote in place to a value that the policy saves. The backward would compute "
-        "with what is there now. Recompute the value instead, or write to a copy.",
+        "a value that was changed before the backward",
+        "The block, or what came after it, wrote in place to a value that the policy saves; or a parameter, a buffer "
+        "or a constant that the recomputation reads is another one by now, or was written to. The backward would "
+        "compute with what is there now. Recompute the value instead, write to a copy, or run the backward before "
+        "anything is exchanged. Where a buffer was written to and may be what it was, as DDP sends buffers around "
+        "before each forward, this is a warning.",
     ),
     Code(
         "APL396",
@@ -60,5 +62,12 @@ CODES: tuple[Code, ...] = (
         "A block that is compiled lies in a checkpoint, or has one inside, and compiler and checkpoint were given "
         "different policies; or a step was traced from a model whose checkpoints follow another policy than the step "
         "is given. Only one of them can be carried out. Give the same file to both; comments and layout do not count.",
+    ),
+    Code(
+        "APL398",
+        "a block under a transformation of torch.func",
+        "`torch.func.grad`, `vjp` and `jacrev` keep what they need by themselves and allow no hooks on it, so that no "
+        "checkpoint works there, PyTorch's own neither. Under `vmap` and `jvp` the block runs without its checkpoint, "
+        "with a warning where its parameters are trained: the numbers are right, and the memory is not saved.",
     ),
 )

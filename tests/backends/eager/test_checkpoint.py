@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -401,14 +402,20 @@ def test_compiled_code_is_refused_by_name() -> None:
     torch._dynamo.reset()
 
 
-def test_a_block_that_branches_on_data_cannot_be_recorded() -> None:
+def test_a_block_that_branches_on_data_follows_its_plan_until_it_takes_the_other_way() -> None:
     class Branches(Block):
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return super().forward(x if x.sum() > 0 else -x)
+            return super().forward(x if x.sum() > 0 else x.tanh())
 
-    with pytest.raises(PolicyGraphError, match="decides by the values of a tensor") as error:
-        run(Branches(), policylang.parse("save mm"), torch.randn(4, 8, requires_grad=True))
-    assert codes(error) == ["APL392"]
+    torch.manual_seed(0)
+    block, x = Branches(), torch.rand(4, 8, requires_grad=True)
+    function = policylang.context_fn(policylang.parse("recompute everything; save first mm"), block)
+    for factor, warns in ((1.0, False), (2.0, False), (-1.0, True), (-2.0, False)):
+        expected = gradients(block, block(factor * x).sum())
+        with pytest.warns(PolicyWarning, match="APL393") if warns else nullcontext():
+            output = checkpoint(block, factor * x, use_reentrant=False, context_fn=function)
+        found = gradients(block, output.sum())
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_saved_value_that_is_written_to_afterwards_is_an_error() -> None:

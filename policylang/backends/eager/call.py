@@ -1,0 +1,114 @@
+"""One call of a block: what its forward has left for its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import define, field, frozen
+from torch import Tensor
+
+from policylang._torch_eager import outside_of_modes, storage_address, version
+from policylang.backends.eager import problems
+from policylang.backends.eager.observing import Observation
+from policylang.backends.eager.origins import tensors_in
+from policylang.backends.eager.random_states import Drawn
+from policylang.backends.eager.schedule import DRAW, KEEP, Steps, steps_so_far
+from policylang.backends.eager.surroundings import Surroundings
+from policylang.language.diagnostics import Diagnostic
+
+FREED = object()
+"""Stands for what a backward has used up."""
+
+
+@frozen(eq=False)
+class Noted:
+    """A tensor that an operator read, and that is neither of the block's making nor one of its inputs."""
+
+    tensor: Tensor
+    address: int | None
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Noted:
+        return cls(tensor, storage_address(tensor), version(tensor))
+
+
+@define(eq=False)
+class Call:
+    """One call of a block: what its forward holds for its backward."""
+
+    name: str
+    schedule: Steps
+    on_drift: Callable[[Diagnostic], None]
+    """Called where the forward leaves the plan. May raise."""
+    surroundings: Surroundings
+    entries: dict[int, Any] = field(factory=dict)
+    """By position: what an operator gave, as tensors without a history."""
+    versions: dict[int, list[int]] = field(factory=dict)
+    states: dict[int, Drawn] = field(factory=dict)
+    noted: dict[int, list[Any]] = field(factory=dict)
+    """By position: what an operator that runs again has read from outside, as it is when the block has returned."""
+    drifted_at: int | None = None
+    tail: list[Any] = field(factory=list)
+    """The operators that ran from there on."""
+    left_out: bool = False
+    """Whether operators did not run that had made something which is kept since."""
+
+    def ran(self, position: int) -> Any:
+        """The operator that the forward ran at a position; None where it was over."""
+        if self.drifted_at is None or position < self.drifted_at:
+            return self.schedule.operators[position]
+        at = position - self.drifted_at
+        return self.tail[at] if at < len(self.tail) else None
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has done what was planned, and nothing else."""
+        return self.drifted_at is None and not self.left_out
+
+    def count_writes(self) -> None:
+        """To be called when the block has returned: what it wrote itself to held values is as it should be."""
+        for at, holders in self.schedule.written.items():
+            if self.drifted_at is None or at < self.drifted_at:
+                for holder in holders:
+                    if holder in self.entries:
+                        self.versions[holder] = [version(value) for value in tensors_in(self.entries[holder])]
+        self.noted = {at: [Noted.of(each) for each in tensors] for at, tensors in self.noted.items()}
+
+
+def observed_call(call: Call, observation: Observation) -> Call:
+    """Of a call that was observed and has a plan now: what the plan does not save is let go."""
+    schedule = call.schedule
+    kept = [at for at, kind in enumerate(schedule.kinds) if kind == KEEP and at in observation.entries]
+    with outside_of_modes():
+        call.entries = {at: without_unread(observation.entries[at], schedule.read.get(at)) for at in kept}
+    call.versions = {at: _versions(call.entries[at], observation.entries[at], observation.versions[at]) for at in kept}
+    call.states = {at: state for at, state in observation.states.items() if schedule.kinds[at] == DRAW}
+    call.noted = {at: observation.noted[at] for at in schedule.from_outside}
+    call.count_writes()
+    return call
+
+
+def unfinished_call(name: str, observation: Observation, surroundings: Surroundings) -> Call:
+    """Of a call that is being observed and runs again from within: all that it has made so far is held."""
+    return Call(name, steps_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions)
+
+
+def _versions(entry: Any, whole: Any, found: Sequence[int]) -> list[int]:
+    """As noted; what stands in for a result that nobody reads is new."""
+    pairs = zip(tensors_in(entry), tensors_in(whole), found, strict=True)
+    return [own if leaf is before else version(leaf) for leaf, before, own in pairs]
+
+
+def without_unread(out: Any, read: frozenset[int] | None) -> Any:
+    """Results that nobody reads give way to one element in their shape: a second run has to give something."""
+    if read is None or not isinstance(out, tuple | list) or len(read) == len(out):
+        return out
+    return type(out)([part if at in read else _hollow(part) for at, part in enumerate(out)])
+
+
+def _hollow(value: Any) -> Any:
+    if type(value) is not Tensor or value.numel() < 2:
+        return value
+    return value.new_empty((1,) * value.dim()).expand(value.shape)
