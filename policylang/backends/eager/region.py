@@ -114,7 +114,9 @@ class Region:
         if running.call is not None:
             return running.call
         assert running.observation is not None
-        return unfinished_call(self._named(running.module), running.observation, Surroundings((), [], []))
+        assert running.before is not None
+        found = running.before.surroundings(running.before.volatile())
+        return unfinished_call(self._named(running.module), running.observation, found)
 
     def _plan(self, running: Running, observation: Observation, returned: list[Tensor]) -> None:
         if not observation.read_by_backward:
