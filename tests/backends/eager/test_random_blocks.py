@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -156,7 +156,9 @@ def test_random_blocks_train_on_the_same_bits(
     # what writes, a counter or an assertion, is never recomputed; `optional` leaves it saved
     text = "\n".join(["blocks layers.*", f"optional {ground}", *rules])
     expected, model = Model(programs), policylang.checkpoint_model(Model(programs), policylang.parse(text), strict=True)
-    reference, found = train(expected, run), train(model, run)
+    reference = train(expected, run)
+    assume(all(bool(gradient.isfinite().all()) for step in reference for gradient in step.gradients.values()))
+    found = train(model, run)
     assert differences(reference, found) == []
     for one, other in zip(expected.layers, model.layers, strict=True):
         assert one.count == other.count
