@@ -4,8 +4,8 @@ MODULE:FUNCTION names a Python function without arguments, package.module:functi
 policylang.trace_step returned, or a model that was compiled under a policy and has run forward. The current folder is
 searched for it first, as `python -m` does.
 
-exit codes: 0 written, 1 the function or its module failed (its traceback is shown) or returned nothing that has a graph,
-2 no such function
+exit codes: 0 written, 1 the function or its module failed, which is shown, or returned nothing that has a graph, 2 no
+such function
 """
 
 from __future__ import annotations
