@@ -72,6 +72,15 @@ def check_document(found: Mapping[str, Any]) -> None:
             raise DamagedError(f"what it says as `{name}` cannot be")
 
 
+def check_columns(facts: Facts) -> None:
+    """Facts that did not come from a snapshot, as one would be read. Raises :class:`DamagedError`."""
+    for name, check in COLUMNS.items():
+        if not all(map(check, set(getattr(facts, name)))):
+            raise DamagedError(f"its column `{name}` holds what cannot be there")
+    check_document({name: getattr(facts, name) for name in DOCUMENT} | {"kind": facts.kind.value})
+    check_facts(facts)
+
+
 def check_facts(facts: Facts) -> None:
     """What ties rows to each other. Raises :class:`DamagedError`."""
     owners = facts.owners

@@ -74,7 +74,7 @@ def input_columns(
             found = classify(node, position, sources, static, differentiated)
             position += 1
         elif node.op == "get_attr":
-            found = _attribute(module, str(node.target))
+            found = _attribute(module, node)
         else:
             continue
         kinds[row], names[row] = found.kind, paths.add(found.name)
@@ -137,11 +137,18 @@ def sources_of(dynamo: fx.GraphModule) -> list[Source]:
     return [Source(*found) for found in placeholder_sources(dynamo)]
 
 
-def _attribute(module: fx.GraphModule | None, path: str) -> Input:
-    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input."""
+def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
+    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
+
+    Without a module, as in a recorded graph, the node's own value has to tell.
+    """
+    path = str(node.target)
     value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part, None)
+    if module is None:
+        value = node.meta.get("val")
+    else:
+        for part in path.split("."):
+            value = getattr(value, part, None)
     if isinstance(value, torch.nn.Parameter):
         return Input(InputKind.PARAMETER, path)
     return Input(InputKind.BUFFER, path) if isinstance(value, torch.Tensor) else Input(InputKind.OTHER)
