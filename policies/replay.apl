@@ -10,5 +10,5 @@
 
 policy replay
 
-recompute everything
-save everything where recorded saved
+override recompute everything
+override save everything where recorded saved

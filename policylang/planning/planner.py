@@ -18,7 +18,7 @@ from policylang.planning.outcome import backward_needs, with_cost
 from policylang.planning.place import Place, beyond_one_block
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
 from policylang.planning.replayed import replayed_needs, with_returned
-from policylang.planning.replaying import records_lost
+from policylang.planning.replaying import records_lost, records_outranked
 from policylang.planning.rewrites.diagnostics import rewrite_diagnostics
 from policylang.planning.rewrites.planning import plan_rewrites
 from policylang.planning.routing import keep_routing
@@ -77,6 +77,7 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
             *rewrite_diagnostics(policy, rewrites, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
             *records_lost(policy, facts),
+            *records_outranked(policy, facts, rules, decisions, needs),
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *refusals.routing_kept(routing, decisions, policy, facts),

@@ -26,6 +26,7 @@ NOTHING_TO_REWRITE = "APL311"
 REWRITES_REFUSED = "APL312"
 STAYS_ON_DEVICE = "APL313"
 OFFLOADS_NOTHING = "APL316"
+RECORDS_OUTRANKED = "APL317"
 
 _MOST_NAMES = 8
 
@@ -161,6 +162,19 @@ def records_lost(span: Span, lost: Sequence[LostRecord]) -> Diagnostic:
         help="trace the first partition with the decompositions of the second compilation, or compile the second time "
         'with `inner="aot_eager"`',
         details=_listed([f"{record.name}: {record.reason}" for record in lost]),
+    )
+
+
+def records_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -> Diagnostic:
+    """``lost``: the owners of what was saved and would be recomputed, in graph order."""
+    rule = outcome.rule
+    return Diagnostic(
+        RECORDS_OUTRANKED,
+        f"`{rule.text}` does not repeat the earlier partition: tags of the model's own checkpoint, which that "
+        f"partition has followed or overridden, would have {_values(len(lost))} of it recomputed",
+        span=rule.span,
+        help=f"write `override {rule.text}`",
+        details=_listed([facts.names[row] for row in lost]),
     )
 
 
