@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, InputKind
 from policylang.language import prelude
 from policylang.language.formatter import block_set_words, nth, position_words
 from policylang.language.syntax import (
@@ -19,6 +19,7 @@ from policylang.language.syntax import (
     InBlock,
     InModule,
     Intersection,
+    Is,
     Match,
     Operator,
     Ordinal,
@@ -36,6 +37,7 @@ from policylang.planning.figures import figure
 from policylang.planning.selectors import Selections, children
 
 _MOST_PARTS = 12
+_OF_PARAMETERS = frozenset({"from parameter", "gathered parameter"})
 
 
 def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
@@ -132,6 +134,8 @@ def _hint(part: Selector, selections: Selections) -> str:
 def _test_hint(test: Predicate, selections: Selections) -> str:
     if isinstance(test, Match) and test.property == "module" and test.op == "==":
         return nearest_paths_hint(test.pattern, selections.facts)
+    if isinstance(test, Is) and test.name in _OF_PARAMETERS and InputKind.PARAMETER not in selections.facts.input_kinds:
+        return "; no input of the graph is known to be a parameter"
     return _cuts_hint(test, selections.cuts)
 
 

@@ -153,3 +153,14 @@ def test_ordinals_are_written_as_they_are_said():
     assert [nth(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == (
         ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
     )
+
+
+def test_a_graph_that_names_no_parameters_is_told_from_one_without_gathers_of_them():
+    gathered = where(op("mm"), s.Is("from parameter", span("from parameter")))
+    assert details(gathered) == (
+        "mm: 3 nodes",
+        "where from parameter: 0 of them; no input of the graph is known to be a parameter",
+    )
+    named = facts_of("%w = parameter model.head\n%x = input\n%y = aten.mm.default(%x, %w)")
+    found = only(planned(named, recompute(everything), save(gathered)).diagnostics, "APL301")
+    assert found.details == ("mm: 1 node", "where from parameter: 0 of them")
