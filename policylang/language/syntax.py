@@ -294,6 +294,14 @@ class CrossesCut:
 
 
 @frozen
+class Annotated:
+    """``annotated ap_must_save``: somebody has set a note of this name on the node, to anything but False."""
+
+    name: str
+    span: Span = _span()
+
+
+@frozen
 class Not:
     predicate: Predicate
     span: Span = _span()
@@ -311,7 +319,7 @@ class Or:
     span: Span = _span()
 
 
-Predicate = Compare | Match | Is | CrossesCut | Not | And | Or
+Predicate = Compare | Match | Is | CrossesCut | Annotated | Not | And | Or
 
 # --- statements ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
@@ -10,6 +11,7 @@ from policylang.graph.facts import Facts, InputKind
 from policylang.language import prelude
 from policylang.language.formatter import block_set_words, nth, position_words
 from policylang.language.syntax import (
+    Annotated,
     Chain,
     ChainOf,
     CrossesCut,
@@ -37,6 +39,7 @@ from policylang.planning.figures import figure
 from policylang.planning.selectors import Selections, children
 
 _MOST_PARTS = 12
+_MOST_ANNOTATIONS = 6
 _OF_PARAMETERS = frozenset({"from parameter", "gathered parameter"})
 
 
@@ -136,7 +139,21 @@ def _test_hint(test: Predicate, selections: Selections) -> str:
         return nearest_paths_hint(test.pattern, selections.facts)
     if isinstance(test, Is) and test.name in _OF_PARAMETERS and InputKind.PARAMETER not in selections.facts.input_kinds:
         return "; no input of the graph is known to be a parameter"
+    if isinstance(test, Annotated):
+        return _annotations_hint(selections.facts)
     return _cuts_hint(test, selections.cuts)
+
+
+def _annotations_hint(facts: Facts) -> str:
+    """The annotations that there are, the most frequent first."""
+    if not facts.annotations:
+        return "; what is annotated is not known of this graph: its snapshot is older than that"
+    counts = Counter(name for row in facts.forward for name in facts.annotations[row])
+    if not counts:
+        return "; no forward node is annotated"
+    shown = [f"{name} ({count})" for name, count in counts.most_common(_MOST_ANNOTATIONS)]
+    more = "" if len(counts) <= _MOST_ANNOTATIONS else f", and {len(counts) - _MOST_ANNOTATIONS} more"
+    return f"; annotations of forward nodes: {', '.join(shown)}{more}"
 
 
 def _cuts_hint(test: Predicate, cuts: Cuts) -> str:

@@ -13,7 +13,7 @@ from policylang.graph.blocks import Blocks, is_one_block
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.language.syntax import And, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.language.syntax import And, Annotated, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
 from policylang.planning.cuts import Cuts
 from policylang.planning.storage import GETITEM
 
@@ -60,6 +60,8 @@ def compile_predicate(predicate: Predicate, facts: Facts, blocks: Blocks, chains
     if isinstance(predicate, CrossesCut):
         crossing = cuts.crossing(predicate.size.value)
         return lambda row: bool(crossing[row])
+    if isinstance(predicate, Annotated):
+        return _annotated(predicate.name, facts)
     return _is(predicate, facts, blocks, chains)
 
 
@@ -163,6 +165,14 @@ def split_target(target: str) -> tuple[str, str, str]:
     namespace, _, rest = target.partition(".")
     name, _, overload = rest.partition(".")
     return namespace, name, overload
+
+
+def _annotated(name: str, facts: Facts) -> Test:
+    """Tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it."""
+    annotations, owners = facts.annotations, facts.owners
+    if not annotations:
+        return lambda row: False
+    return lambda row: name in annotations[row] or name in annotations[owners[row]]
 
 
 def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:

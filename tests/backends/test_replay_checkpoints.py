@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -20,7 +21,7 @@ from policylang import PolicyMatchError
 from policylang.backends.partitioner import Partition
 from tests.support.compiled import fresh_dynamo
 from tests.support.sharded import fake_ranks
-from tests.support.twice import partitioned_twice
+from tests.support.twice import compiled_twice, partition_by, partitioned_twice
 
 Function = Callable[..., Tensor]
 
@@ -52,8 +53,8 @@ def kept(function: Function, **options: Any) -> Function:
     return partial(checkpoint, function, use_reentrant=False, **options)
 
 
-def save_products(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-    saves = operator is torch.ops.aten.mm.default
+def save_products(context: Any, called: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+    saves = called is torch.ops.aten.mm.default
     return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -189,6 +190,36 @@ def test_where_the_tags_say_the_same_no_override_is_needed() -> None:
     )
     assert first.audit.saved
     same(first, second)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("shape", [several, nested, beside])
+def test_the_record_of_another_partitioner_is_read_by_its_annotation(
+    shape: Callable[[Function], Function], decomposed: bool
+) -> None:
+    """As AutoParallel does it: what the first forward returns is annotated, of a tuple the operator."""
+    from functorch.compile import min_cut_rematerialization_partition
+
+    saved: list[int] = []
+
+    def first(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        halves = min_cut_rematerialization_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        returned = halves[0].graph.output_node().args[0]
+        kept = [node for node in returned[num_fwd_outputs:] if node.op == "call_function"]
+        saved.extend(node.meta["val"].untyped_storage().nbytes() for node in kept)
+        for node in (*returned[:num_fwd_outputs], *kept):
+            maker = node.args[0] if node.target is operator.getitem else node
+            maker.meta["custom"] = {**maker.meta.get("custom", {}), "ap_must_save": True}
+        return halves
+
+    again = policylang.parse(
+        "override recompute everything\noverride save everything where annotated ap_must_save",
+    )
+    done: list[Partition] = []
+    table = select_decomp_table() if decomposed else None
+    compiled_twice(shape(normed), arguments(), first, partition_by(again, done), decompositions=table)
+    assert saved
+    assert done[0].audit.saved_bytes == sum(saved)
 
 
 @pytest.mark.parametrize("policy", ["fsdp_reshard_never", "fsdp_reshard_always"])

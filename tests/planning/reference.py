@@ -304,6 +304,8 @@ class Reference:
                 return self.matches(row, predicate)
             case s.CrossesCut():
                 return row in self.crossing(predicate.size.value)
+            case s.Annotated(name=name):
+                return any(name in self.facts.annotations[node] for node in (row, self.facts.owners[row]))
             case s.Is(name=name):
                 return self.is_so(row, name)
         raise AssertionError(predicate)

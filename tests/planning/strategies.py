@@ -77,6 +77,7 @@ def _add(draw: st.DrawFn, builder: GraphBuilder, target: str, inputs: list[int],
         shape=draw(st.sampled_from(["", "4", "2x4", "2x2x2"])),
         dtype=more.pop("dtype", None) or draw(st.sampled_from(["", "bfloat16", "float32", "int64"])),
         device=draw(st.sampled_from(["", "cpu", "cuda:0"])),
+        annotations=draw(st.sampled_from([(), (), (), ("mine",), ("mine", "seen")])),
         region=draw(st.sampled_from(["0", "1"])) if tagged else None,
         tag=draw(st.sampled_from(["PREFER_RECOMPUTE", "MUST_SAVE", "MUST_RECOMPUTE"])) if tagged else None,
         **more,
@@ -167,6 +168,7 @@ NAMES = (
     "none",
 )
 
+NOTES = ("seen", "mine")
 PROPERTIES = (
     "from parameter",
     "gathered parameter",
@@ -223,6 +225,7 @@ _leaf_predicates = st.one_of(
         st.just(SPAN),
     ),
     st.builds(s.CrossesCut, cut_sizes, st.just(SPAN)),
+    st.builds(s.Annotated, st.sampled_from(NOTES), st.just(SPAN)),
 )
 predicates = st.recursive(
     _leaf_predicates,

@@ -40,48 +40,58 @@ def partitioned_twice(
 
     ``done`` gets each as soon as it is made.
     """
+    done = [] if done is None else done
+    by = [partition_by(policy, done) for policy in (first, second)]
+    compiled_twice(function, arguments, *by, decompositions=decompositions)
+    one, two = done
+    return one, two
+
+
+def partition_by(policy: Policy, done: list[Partition]) -> Callable[..., Any]:
+    """A partition function of AOTAutograd's that notes what it has done."""
+
+    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        static = options.get("static_lifetime_input_indices")
+        made = JointPartitioner(policy).partition(
+            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
+        )
+        done.append(made)
+        return made.forward, made.backward
+
+    return partition
+
+
+def compiled_twice(
+    function: Callable[..., Tensor],
+    arguments: Sequence[Tensor],
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    *,
+    decompositions: Any = None,
+) -> None:
+    """Compile a function with one partition function, and what comes of it with another."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import aot_function
 
-    done = [] if done is None else done
-
-    def partition_by(policy: Policy) -> Callable[..., Any]:
-        def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-            static = options.get("static_lifetime_input_indices")
-            made = JointPartitioner(policy).partition(
-                gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
-            )
-            done.append(made)
-            return made.forward, made.backward
-
-        return partition
-
     compiled: list[Callable[..., Any]] = []
+    taken: list[Sequence[Any]] = []
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         compilers = {"fw_compiler": keep_meta, "bw_compiler": keep_meta}
-        compiled.append(aot_autograd(**compilers, partition_fn=partition_by(first))(gm, inputs))
-        return compiled[0]
-
-    taken: list[Sequence[Any]] = []
-
-    def noting(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        run = backend(gm, inputs)
+        compiled.append(aot_autograd(**compilers, partition_fn=first)(gm, inputs))
 
         def call(*given: Any) -> Any:
             taken.append(given)
-            return run(*given)
+            return compiled[0](*given)
 
         return call
 
-    torch.compile(function, backend=noting, fullgraph=True)(*arguments)
+    torch.compile(function, backend=backend, fullgraph=True)(*arguments)
     torch._dynamo.reset()
     aot_function(
         lambda *given: compiled[0](*given),
         fw_compiler=lambda gm, inputs: gm,
         bw_compiler=lambda gm, inputs: gm,
-        partition_fn=partition_by(second),
+        partition_fn=second,
         decompositions=decompositions,
     )(*taken[0])
-    one, two = done
-    return one, two
