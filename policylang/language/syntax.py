@@ -281,6 +281,10 @@ class Is:
         "is mutated",
         "user tagged",
         "recorded saved",
+        "from buffer",
+        "from input",
+        "gathered buffer",
+        "gathered input",
     ]
     span: Span = _span()
 

@@ -160,7 +160,7 @@ def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> _Missing:
     if last == "IS":
         return _Missing("a property", "such as `view`, `random`, `multi_output` or `mutated`")
     if last == "FROM" and "NAME" in expected:
-        return _Missing("`parameter`")
+        return _Missing("`parameter`, `buffer` or `input`")
     fitting = (missing for terminals, missing in _MISSING if terminals <= expected)
     return next(fitting, _Missing("something else"))
 

@@ -36,11 +36,12 @@ from policylang.language.syntax import (
 from policylang.language.walk import predicates
 from policylang.planning.cuts import Cuts
 from policylang.planning.figures import figure
+from policylang.planning.predicates import ORIGINS
 from policylang.planning.selectors import Selections, children
 
 _MOST_PARTS = 12
 _MOST_ANNOTATIONS = 6
-_OF_PARAMETERS = frozenset({"from parameter", "gathered parameter"})
+_KIND_WORDS = {InputKind.PARAMETER: "a parameter", InputKind.BUFFER: "a buffer", InputKind.USER: "the user's"}
 
 
 def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
@@ -137,8 +138,8 @@ def _hint(part: Selector, selections: Selections) -> str:
 def _test_hint(test: Predicate, selections: Selections) -> str:
     if isinstance(test, Match) and test.property == "module" and test.op == "==":
         return nearest_paths_hint(test.pattern, selections.facts)
-    if isinstance(test, Is) and test.name in _OF_PARAMETERS and InputKind.PARAMETER not in selections.facts.input_kinds:
-        return "; no input of the graph is known to be a parameter"
+    if isinstance(test, Is) and test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds:
+        return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
     if isinstance(test, Annotated):
         return _annotations_hint(selections.facts)
     return _cuts_hint(test, selections.cuts)

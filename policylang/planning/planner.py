@@ -9,6 +9,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
+from policylang.planning.contracts import gathers_left
 from policylang.planning.decide import first_decisions, judge, rule_outcomes
 from policylang.planning.digest import plan_digest
 from policylang.planning.effects import without_effect
@@ -38,7 +39,8 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
     rewrites, facts = plan_rewrites(policy, before, capabilities)
     alone = place is not None and place.blocks is not None
     blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
-    selections = Selections(facts, policy.lets, blocks, Chains(facts))
+    chains = Chains(facts)
+    selections = Selections(facts, policy.lets, blocks, chains)
     tagged = user_decisions(facts)
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged)
@@ -76,6 +78,7 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *rewrite_diagnostics(policy, rewrites, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
+            *gathers_left(policy, facts, chains, rules),
             *records_lost(policy, facts),
             *records_outranked(policy, facts, rules, decisions, needs),
             *safety.diagnostics(),

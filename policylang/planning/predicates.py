@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from policylang.graph.blocks import Blocks, is_one_block
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, InputKind
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.syntax import And, Annotated, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
 from policylang.planning.cuts import Cuts
@@ -35,6 +35,16 @@ _FLAGS = {
     "is multi_output": Flag.MULTI_OUTPUT,
     "recorded saved": Flag.RECORDED_SAVED,
 }
+ORIGINS = {
+    "from parameter": InputKind.PARAMETER,
+    "from buffer": InputKind.BUFFER,
+    "from input": InputKind.USER,
+    "gathered parameter": InputKind.PARAMETER,
+    "gathered buffer": InputKind.BUFFER,
+    "gathered input": InputKind.USER,
+}
+"""Predicates about the one graph input that a value is made of, and its kind."""
+GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
 # Memory that a flat graph makes, writes and finishes within the forward runs again as a whole: in-place dropout.
 _MUTATED = int(Flag.WRITES | Flag.READS_MUTATED)
 _REPEATABLE = int(Flag.REPEATABLE)
@@ -177,11 +187,10 @@ def _annotated(name: str, facts: Facts) -> Test:
 
 def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
     name = predicate.name
-    if name == "from parameter":
-        return chains.from_parameter
-    if name == "gathered parameter":
-        gathered = chains.gathered_mask
-        return lambda row: bool(gathered[row])
+    kind = ORIGINS.get(name)
+    if kind is not None:
+        made, gathered = chains.made_of(kind), chains.gathered_mask if name in GATHERED else None
+        return lambda row: bool(made[row]) and (gathered is None or bool(gathered[row]))
     if name == "crosses block":
         block_of = blocks.block_of
         if blocks.alone is not None or is_one_block(blocks, facts):  # what the graph returns, other blocks read

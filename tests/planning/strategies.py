@@ -36,7 +36,9 @@ STEERING = ("aten.index.Tensor", "aten.gather.default", "aten.where.self")
 @st.composite
 def graphs(draw: st.DrawFn) -> Facts:
     builder = GraphBuilder()
-    for number, kind in enumerate(draw(st.lists(st.sampled_from(["parameter", "input"]), min_size=1, max_size=4))):
+    for number, kind in enumerate(
+        draw(st.lists(st.sampled_from(["parameter", "input", "buffer"]), min_size=1, max_size=4))
+    ):
         builder.add(f"in_{number}", kind, ())
     builder.add("size", "input", (), flags=Flag.SYMBOLIC)
     builder.add("tangent", "tangent", ())
@@ -180,6 +182,10 @@ PROPERTIES = (
     "is mutated",
     "user tagged",
     "recorded saved",
+    "from buffer",
+    "from input",
+    "gathered buffer",
+    "gathered input",
 )
 
 operators = st.builds(

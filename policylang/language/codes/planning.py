@@ -152,4 +152,16 @@ CODES: tuple[Code, ...] = (
         wrong="recompute everything\nsave everything where recorded saved",
         mended="override recompute everything\noverride save everything where recorded saved",
     ),
+    Code(
+        "APL318",
+        "gathers that a contract leaves",
+        "A rule about gathers of parameters (`all_gather where from parameter`, as in FSDP's contracts) stands on a "
+        "graph that gathers other inputs in the same way: a sharded buffer, such as a table of rotary embeddings, or "
+        "an input of the model. They are no weights: the rule does not decide about them, and what else the policy "
+        "says holds. The details name those whose values the backward needs. A line of their own, with `from buffer` "
+        "or `from input`, decides about them too.",
+        wrong="include <fsdp_reshard_always>",
+        mended="include <fsdp_reshard_always>\noverride must_recompute chain through (all_gather where from buffer)",
+        severity=Severity.NOTE,
+    ),
 )
