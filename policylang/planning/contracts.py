@@ -23,16 +23,23 @@ _OTHERS = (InputKind.BUFFER, InputKind.USER)
 
 
 def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[RuleOutcome]) -> list[Diagnostic]:
-    """A note at the first rule about parameters' gathers, with those of other inputs that no such rule covers."""
+    """A note at the first contract about parameters' gathers, with those of other inputs that no such rule covers.
+
+    What is meant to stand whatever else is said, `override`, is a contract; a rule among others leaves what it leaves.
+    """
     asking = _lets(policy)
     about = [(outcome, kinds) for outcome in rules if (kinds := _kinds(outcome.rule.selector, asking))]
-    contract = next((outcome for outcome, kinds in about if InputKind.PARAMETER in kinds and outcome.matched), None)
+    contract = next((outcome for outcome, kinds in about if InputKind.PARAMETER in kinds and _binds(outcome)), None)
     if contract is None:
         return []
     covered = {row for outcome, _ in about for row in outcome.matched}
     needed = _needed(facts, chains)
     left = [row for row in _gathers(facts, chains) if row not in covered and needed[row]]
     return [refusals.gathers_left(contract, left, chains.origins, facts)] if left else []
+
+
+def _binds(outcome: RuleOutcome) -> bool:
+    return outcome.rule.override and bool(outcome.matched)
 
 
 def _gathers(facts: Facts, chains: Chains) -> list[int]:

@@ -73,6 +73,7 @@ def test_a_rule_about_them_covers_them() -> None:
         ("include <fsdp_reshard_always>", graph(PARAMETER, PARAMETER)),
         ("include <fsdp_reshard_always>", graph(PARAMETER, BUFFER, needed=False)),
         ("recompute everything", graph(PARAMETER, BUFFER)),
+        ("must_recompute chain through all_gather where from parameter", graph(PARAMETER, BUFFER)),
         ("recompute everything where from buffer", graph(PARAMETER, BUFFER)),
     ],
 )

@@ -155,7 +155,7 @@ CODES: tuple[Code, ...] = (
     Code(
         "APL318",
         "gathers that a contract leaves",
-        "A rule about gathers of parameters (`all_gather where from parameter`, as in FSDP's contracts) stands on a "
+        "An `override` about gathers of parameters (`all_gather where from parameter`, FSDP's contracts) stands on a "
         "graph that gathers other inputs in the same way: a sharded buffer, such as a table of rotary embeddings, or "
         "an input of the model. They are no weights: the rule does not decide about them, and what else the policy "
         "says holds. The details name those whose values the backward needs. A line of their own, with `from buffer` "
