@@ -39,6 +39,10 @@ def _is_text_or_none(value: Any) -> bool:
     return value is None or _is_text(value)
 
 
+def _is_names(value: Any) -> bool:
+    return type(value) is tuple and all(map(_is_text, value))
+
+
 def _is_number_of(known: frozenset[int]) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and value in known
 
@@ -61,6 +65,7 @@ COLUMNS: Mapping[str, Callable[[Any], bool]] = {
     "input_kinds": _is_number_of(_INPUT_KINDS),
     "input_names": _is_text,
     "group_names": _is_text,
+    "annotations": _is_names,
 }
 """What a value of each column may be; names and columns of rows are checked where they are read."""
 

@@ -9,6 +9,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
+from policylang.planning.contracts import gathers_left
 from policylang.planning.decide import first_decisions, judge, rule_outcomes
 from policylang.planning.digest import plan_digest
 from policylang.planning.effects import without_effect
@@ -18,7 +19,7 @@ from policylang.planning.outcome import backward_needs, with_cost
 from policylang.planning.place import Place, beyond_one_block
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
 from policylang.planning.replayed import replayed_needs, with_returned
-from policylang.planning.replaying import records_lost
+from policylang.planning.replaying import records_lost, records_outranked
 from policylang.planning.rewrites.diagnostics import rewrite_diagnostics
 from policylang.planning.rewrites.planning import plan_rewrites
 from policylang.planning.routing import keep_routing
@@ -38,7 +39,8 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
     rewrites, facts = plan_rewrites(policy, before, capabilities)
     alone = place is not None and place.blocks is not None
     blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
-    selections = Selections(facts, policy.lets, blocks, Chains(facts))
+    chains = Chains(facts)
+    selections = Selections(facts, policy.lets, blocks, chains)
     tagged = user_decisions(facts)
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged)
@@ -76,7 +78,9 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *rewrite_diagnostics(policy, rewrites, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
+            *gathers_left(policy, facts, chains, rules),
             *records_lost(policy, facts),
+            *records_outranked(policy, facts, rules, decisions, needs),
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *refusals.routing_kept(routing, decisions, policy, facts),

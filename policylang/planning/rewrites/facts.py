@@ -100,12 +100,20 @@ class _Rewriting:
             input_kinds=self._column(old.input_kinds, lambda _: int(InputKind.NOT_AN_INPUT)),
             input_names=self._column(old.input_names, lambda _: ""),
             arguments=arguments,
+            annotations=self._annotations(),
             group_names=[self._group_name(each) for each in self.order],
             groups=self.groups,
         )
 
     def _column(self, old: Sequence[Any], new: Any) -> list[Any]:
         return [old[each] if isinstance(each, int) else new(each) for each in self.order]
+
+    def _annotations(self) -> Sequence[tuple[str, ...]]:
+        """New nodes are given what the node that they are like has."""
+        old = self.old
+        return (
+            self._column(old.annotations, lambda node: old.annotations[old.index[node.like]]) if old.annotations else ()
+        )
 
     def _item(self, node: NewNode) -> int:
         """Bytes of an element."""
