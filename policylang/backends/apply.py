@@ -98,21 +98,24 @@ def partition(
     plan = outcomes.plan_of(gm)
     if policy is None and plan is None:
         raise PolicyGraphError([refusals.no_policy()])
-    groups: tuple[RankOrder, ...] = ()
-    if policy is not None or plan is None or not _still_fits(gm, plan):
-        wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
-        try:
-            with comparing(agree):
-                plan = plan_joint(gm, wanted, static_lifetime_input_indices, num_fwd_outputs=num_fwd_outputs)
+    static = static_lifetime_input_indices
+    with comparing(agree):
+        groups: tuple[RankOrder, ...] = ()
+        if policy is not None or plan is None or not _still_fits(gm, plan):
+            wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
+            plan = _planned_joint(gm, wanted, static, num_fwd_outputs)
             groups = carry_out(gm, plan)
-        except PolicyGraphError as error:
-            if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
-                raise
-            raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
-    result = partition_planned(
-        gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static_lifetime_input_indices or (), groups=groups
-    )
+        result = partition_planned(gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static or (), groups=groups)
     return result.forward, result.backward
+
+
+def _planned_joint(gm: fx.GraphModule, policy: Policy, static: Sequence[int] | None, num_fwd_outputs: int) -> Plan:
+    try:
+        return plan_joint(gm, policy, static, num_fwd_outputs=num_fwd_outputs)
+    except PolicyGraphError as error:
+        if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
+            raise
+        raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
 
 
 def _check_graph(gm: object, wanted: str) -> None:

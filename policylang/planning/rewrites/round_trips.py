@@ -3,9 +3,9 @@
 Values are followed from the gathers on as digits (:mod:`policylang.planning.rewrites.layouts`). A slice at this rank's
 positions in the groups takes away the digits that count their ranks; where only digits of one value on the chain are
 left, the slice is a view of that value, and its readers can read it there. Which part is a rank's own is a number in
-its graph, other in every rank's: this rank's is compared with its positions in the groups, and of the other ranks the
-proof assumes that they take theirs. Where they do not, they refuse, and ranks that differ are stopped before anything
-is compiled.
+its graph, other in every rank's. This rank's is compared with its positions in the groups; that the two are equal may
+be an accident of this rank (on a square mesh, its place along the other dimension), so a slice counts as a rank's own
+part only where all ranks say so of theirs, and where they cannot be asked, nothing is collapsed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag, InputKind
 from policylang.planning.rewrites import layouts
+from policylang.planning.rewrites.alike import common_names, rewrite_words
 from policylang.planning.rewrites.calls import Call, Part, new_call, old_calls
 from policylang.planning.rewrites.canonical import Steps, steps_to
 from policylang.planning.rewrites.consumers import relaid
@@ -36,12 +37,13 @@ from policylang.planning.rewrites.moves import (
     moved,
     piece_of,
 )
+from policylang.planning.rewrites.naming import Trial
+from policylang.planning.rewrites.offers import UNASKED
 from policylang.planning.rewrites.proof import Claim
 from policylang.planning.rewrites.setting import RefusedError, Setting
 from policylang.planning.rewrites.strides import is_contiguous
 from policylang.planning.storage import storage_roots
 
-OTHERS = "other ranks take their own parts, as this one does"
 SLICE = "aten.slice.Tensor"
 _CUTS = frozenset({SLICE, "aten.narrow.default", GETITEM})
 
@@ -87,6 +89,7 @@ class RoundTrips:
         self.roots = storage_roots(facts)
         self.written: dict[int, list[int]] = {}
         """Memory, by the row that made it, and the rows that write there."""
+        self.common = common_names(facts)
         for row, flags in enumerate(facts.flags):
             if flags & Flag.WRITES:
                 for source in facts.inputs[row]:
@@ -170,18 +173,45 @@ class RoundTrips:
                 raise RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
             # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
             self._check_others(row, piece)
-            own = _part_of(grid.here, taken, 0) == piece.place
-            if own:
+            why_not = self._why_not_own(row, piece, value, taken, grid)
+            if not why_not:
                 self.cuts[row] = piece, taken
                 self.values[row] = cut
             trip = self._trip(row, piece, cut)
-            if not own:
-                raise RefusedError(f"not this rank's own part of {self.facts.names[piece.base]}")
+            if why_not:
+                raise RefusedError(f"{why_not} of {self.facts.names[piece.base]}")
             self._start_anew(row, cut, trip)
-            return self._rewrite(trip, len(value.gathers) - len(trip.gathers))
+            return self._shared(trip, len(value.gathers) - len(trip.gathers))
         except RefusedError as why:
             gathers = tuple(self.facts.names[gather] for gather in value.gathers)
             return Refused(self.setting.number, "round_trip", gathers, why.reason, why.detail)
+
+    def _why_not_own(self, row: int, piece: Piece, value: _Value, taken: layouts.Digits, grid: Grid) -> str:
+        """Empty where the slice is this rank's own part, and every rank that was asked has its own there."""
+        if _part_of(grid.here, taken, 0) != piece.place:
+            return "not this rank's own part"
+        setting = self.setting
+        key = setting.key("own part", self.common[row])
+        if key in setting.ledger.left:
+            return f"not every rank's own part ({setting.ledger.left[key]})"
+        gathers = [self.facts.names[gather] for gather in value.gathers]
+        setting.offer(key, [gathers, piece.cut, piece.count, taken], grid)
+        return ""
+
+    def _shared(self, trip: _Trip, passed: int) -> Rewrite:
+        """A round trip that every rank takes out."""
+        setting, facts = self.setting, self.facts
+        gathers = [facts.names[gather] for gather in trip.gathers]
+        key = setting.key("round_trip", *gathers, self.common[trip.row])
+        setting.check_shared(key)
+        rewrite = self._rewrite(trip, passed)
+        words = list(rewrite_words(evolve(rewrite, source=self._common_name(rewrite.source))))
+        setting.offer(key, [rewrite.proof.claim, *words], self._grid(trip.gathers))
+        return rewrite
+
+    def _common_name(self, name: str) -> str:
+        row = self.facts.index.get(name)
+        return name if row is None else self.common[row]
 
     def _start_anew(self, row: int, value: _Value, trip: _Trip) -> None:
         """Followed from here on as a view of home: what is gathered again starts from there."""
@@ -266,8 +296,12 @@ class RoundTrips:
             if isinstance(found, int):
                 raise RefusedError(f"{facts.names[found]} needs {facts.names[row]} as it lies in memory")
             restrided = found
-        nodes, result = self._nodes(trip, steps)
+        names = self.setting.names.trial()
+        nodes, result = self._nodes(trip, steps, names)
         proof = self._prove(trip, passed, rows, nodes, result)
+        if not self.setting.ledger.asked:
+            raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
+        names.settle()
         self.handed.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)
         source = self.stands.get(home, facts.names[home])
@@ -327,9 +361,8 @@ class RoundTrips:
                     pending.append(user)
         return found
 
-    def _nodes(self, trip: _Trip, steps: Steps) -> tuple[list[NewNode], str]:
+    def _nodes(self, trip: _Trip, steps: Steps, names: Trial) -> tuple[list[NewNode], str]:
         facts, row = self.facts, trip.row
-        names = self.setting.names.trial()
         name = facts.names[trip.home]
         nodes = []
         for step in steps.steps:
@@ -348,7 +381,6 @@ class RoundTrips:
                     like=facts.names[row],
                 )
             )
-        names.settle()
         return nodes, name
 
     def _prove(self, trip: _Trip, passed: int, rows: Sequence[int], nodes: Sequence[NewNode], result: str) -> Proof:
@@ -370,8 +402,7 @@ class RoundTrips:
             grid,
             tuple(facts.group_names[gather] for gather in trip.gathers),
         )
-        proof = self.setting.proof(claim)
-        return evolve(proof, assumed="; ".join(filter(None, (OTHERS, proof.assumed))))
+        return self.setting.proof(claim)
 
     def _slice_of_ranks(self, row: int, grid: Grid, passed: int) -> Call:
         """A slice as every rank of the grid has it: at its own part."""
