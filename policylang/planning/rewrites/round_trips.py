@@ -79,8 +79,8 @@ class RoundTrips:
         self.facts = facts = setting.facts
         self.values: dict[int, _Value] = {}
         self.grids: dict[tuple[str, ...], Grid | str] = {}
-        self.cuts: dict[int, tuple[Piece, layouts.Digits]] = {}
-        """Slices at this rank's own part, and the digits that each fixes."""
+        self.cuts: dict[int, tuple[Piece, layouts.Digits, tuple[int, ...]]] = {}
+        """Slices at this rank's own part, the digits that each fixes, and the gathers that these number."""
         self.dead: set[int] = set()
         self.stands: dict[int, str] = {}
         """What is read in place of a slice, by name."""
@@ -175,20 +175,20 @@ class RoundTrips:
             self._check_others(row, piece)
             why_not = self._why_not_own(row, piece, value, taken, grid)
             if not why_not:
-                self.cuts[row] = piece, taken
+                self.cuts[row] = piece, taken, value.gathers
                 self.values[row] = cut
             trip = self._trip(row, piece, cut)
             if why_not:
                 raise RefusedError(f"{why_not} of {self.facts.names[piece.base]}")
             self._start_anew(row, cut, trip)
-            return self._shared(trip, len(value.gathers) - len(trip.gathers))
+            return self._shared(trip)
         except RefusedError as why:
             gathers = tuple(self.facts.names[gather] for gather in value.gathers)
             return Refused(self.setting.number, "round_trip", gathers, why.reason, why.detail)
 
     def _why_not_own(self, row: int, piece: Piece, value: _Value, taken: layouts.Digits, grid: Grid) -> str:
         """Empty where the slice is this rank's own part, and every rank that was asked has its own there."""
-        if _part_of(grid.here, taken, 0) != piece.place:
+        if _part_of(grid.here, taken) != piece.place:
             return "not this rank's own part"
         setting = self.setting
         key = setting.key("own part", self.common[row])
@@ -198,13 +198,13 @@ class RoundTrips:
         setting.offer(key, [gathers, piece.cut, piece.count, taken], grid)
         return ""
 
-    def _shared(self, trip: _Trip, passed: int) -> Rewrite:
+    def _shared(self, trip: _Trip) -> Rewrite:
         """A round trip that every rank takes out."""
         setting, facts = self.setting, self.facts
         gathers = [facts.names[gather] for gather in trip.gathers]
         key = setting.key("round_trip", *gathers, self.common[trip.row])
         setting.check_shared(key)
-        rewrite = self._rewrite(trip, passed)
+        rewrite = self._rewrite(trip)
         words = list(rewrite_words(evolve(rewrite, source=self._common_name(rewrite.source))))
         setting.offer(key, [rewrite.proof.claim, *words], self._grid(trip.gathers))
         return rewrite
@@ -271,8 +271,7 @@ class RoundTrips:
 
     # --- the plan of it ---
 
-    def _rewrite(self, trip: _Trip, passed: int) -> Rewrite:
-        """``passed``: how many gathers lie before the trip."""
+    def _rewrite(self, trip: _Trip) -> Rewrite:
         facts = self.facts
         home, row = trip.home, trip.row
         shape, stride = facts.shapes[home] or (), facts.strides[home]
@@ -298,7 +297,7 @@ class RoundTrips:
             restrided = found
         names = self.setting.names.trial()
         nodes, result = self._nodes(trip, steps, names)
-        proof = self._prove(trip, passed, rows, nodes, result)
+        proof = self._prove(trip, rows, nodes, result)
         if not self.setting.ledger.asked:
             raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
         names.settle()
@@ -383,14 +382,16 @@ class RoundTrips:
             )
         return nodes, name
 
-    def _prove(self, trip: _Trip, passed: int, rows: Sequence[int], nodes: Sequence[NewNode], result: str) -> Proof:
+    def _prove(self, trip: _Trip, rows: Sequence[int], nodes: Sequence[NewNode], result: str) -> Proof:
         facts = self.facts
-        grid = self._grid(trip.gathers)
+        # More than those of the trip, where a slice on the way has come back from others already.
+        gathers = [row for row in rows if facts.targets[row] == GATHER]
+        grid = self._grid(gathers)
         splits = {self.cuts[row][0].split for row in rows if row in self.cuts}
         old = []
         for row in rows:
             if row in self.cuts:
-                old.append(self._slice_of_ranks(row, grid, passed))
+                old.append(self._slice_of_ranks(row, gathers, grid))
             elif row not in splits:
                 old.extend(old_calls(facts, [row]))
         claim = Claim(
@@ -400,14 +401,15 @@ class RoundTrips:
             list(map(new_call, nodes)),
             [(facts.names[trip.row], result)],
             grid,
-            tuple(facts.group_names[gather] for gather in trip.gathers),
+            tuple(facts.group_names[gather] for gather in gathers),
         )
         return self.setting.proof(claim)
 
-    def _slice_of_ranks(self, row: int, grid: Grid, passed: int) -> Call:
+    def _slice_of_ranks(self, row: int, gathers: Sequence[int], grid: Grid) -> Call:
         """A slice as every rank of the grid has it: at its own part."""
-        piece, taken = self.cuts[row]
-        parts = [(rank, _part_of(grid.position(rank), taken, passed)) for rank in grid.ranks]
+        piece, taken, numbered = self.cuts[row]
+        taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
+        parts = [(rank, _part_of(grid.position(rank), taken)) for rank in grid.ranks]
         begin = Part(tuple(parts), piece.count)
         end = Part(tuple((rank, part + 1) for rank, part in parts), piece.count)
         arguments = (Node(self.facts.names[piece.base]), piece.cut, begin, end)
@@ -429,11 +431,11 @@ class RoundTrips:
             yield from self.facts.users[handed]
 
 
-def _part_of(positions: Sequence[int], taken: layouts.Digits, passed: int) -> int:
-    """Which part a rank has by its positions in the groups; the first ``passed`` of the gathers have none."""
+def _part_of(positions: Sequence[int], taken: layouts.Digits) -> int:
+    """Which part a rank has by its positions in the groups of the gathers that the digits number."""
     part = 0
     for digit in taken:
-        part = part * digit.size + positions[digit.origin - passed] // digit.weight % digit.size
+        part = part * digit.size + positions[digit.origin] // digit.weight % digit.size
     return part
 
 
