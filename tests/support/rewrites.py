@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -10,11 +11,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Group
 from policylang.planning.plan import Plan
+from policylang.planning.rewrites.offers import Offer
 
 _COLUMNS = (
     "names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes",
     "strides", "dtypes", "devices", "flops", "inputs", "users", "owners", "input_kinds", "input_names",
 )  # fmt: skip
+
+
+class AllAlike:
+    """Other ranks that offer whatever this one does: for tests of what one rank finds."""
+
+    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+        return {}
 
 
 def assert_facts_hold(gm: fx.GraphModule, plan: Plan, mesh: DeviceMesh | None = None) -> None:

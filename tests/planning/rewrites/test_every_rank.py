@@ -151,6 +151,29 @@ def test_a_chain_over_groups_that_lie_otherwise_elsewhere_is_left_on_all() -> No
     assert done(check(ranks, policylang.parse(FUSE))) == 0
 
 
+def something_for_every_statement(builder: Builder) -> Sequence[fx.Node]:
+    """A chain with a reader in its middle, cut back to where it began and to the middle, and two scatters in a row."""
+    place = builder.place
+    half = builder.gather(builder.shard, 1)
+    read = builder.call(ATEN.mul.Tensor, half, 2.0)
+    whole = builder.gather(half, 0)
+    middle = builder.cut(whole, 0, place.at[0], place.shape[0])
+    own = builder.cut(middle, 0, place.at[1], place.shape[1])
+    sums = builder.scatter(builder.scatter(builder.call(ATEN.mul.Tensor, whole, 3.0), 0), 1)
+    return [read, builder.call(ATEN.mul.Tensor, middle, 5.0), builder.call(ATEN.mul.Tensor, own, 7.0), sums]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_order_of_the_statements_with_repetitions(count: int) -> None:
+    made: dict[str, int] = {}
+    for statements in product(STATEMENTS, repeat=count):
+        ranks = EveryRank((2, 2), something_for_every_statement)
+        made["\n".join(statements)] = done(check(ranks, policylang.parse("\n".join(statements))))
+    assert all(made.values())
+    if count == 3:
+        assert made[f"{FUSE}\n{COLLAPSE}\n{SCATTERS}"] == 3
+
+
 # --- at random ------------------------------------------------------------------------------------------------------
 
 Part = Literal["own", "other", "first", "last", "next"]
@@ -238,12 +261,19 @@ cuts = st.builds(
 )
 others: st.SearchStrategy[Step] = st.sampled_from(["permute", "clone", "read", "compute", "view"])
 steps = st.one_of(gathers, gathers, cuts, st.builds(Scatter, axes), others)
-programs = st.builds(Chain, st.lists(steps, min_size=2, max_size=9).map(tuple))
+lists = st.lists(steps, max_size=5)
+in_a_row = st.tuples(
+    lists, st.builds(Gather, axes, dims), lists.map(lambda found: found[:2]), st.builds(Gather, axes, dims)
+)
+programs = st.one_of(
+    st.lists(steps, min_size=2, max_size=9).map(lambda found: Chain(tuple(found))),
+    st.builds(lambda row, rest: Chain((*row[0], row[1], *row[2], row[3], *rest)), in_a_row, lists),
+)
 policies = st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4).map("\n".join)
 
 
 @given(programs, policies, st.sampled_from(SHAPES[:1] + SHAPES[3:]), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_statements_in_any_order_on_random_chains(
     program: Chain, text: str, shape: tuple[int, ...], known: bool
 ) -> None:
