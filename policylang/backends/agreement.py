@@ -33,7 +33,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.plan import Plan
 from policylang.planning.rewrites.offers import Offer, Ranks
 
-__all__ = ["PATIENCE", "SILENCE", "agree_on_accounts", "agree_on_plan", "comparing", "ranks_of"]
+__all__ = ["PATIENCE", "SILENCE", "agree_on_accounts", "agree_on_plan", "comparing", "ranks_of", "stop_others"]
 
 
 @define(eq=False)
@@ -114,7 +114,7 @@ def ranks_of(facts: Facts, policy: Policy, session: str) -> Ranks | None:
         return None
     problems = _outside(facts, comparison.mesh)
     if problems:
-        meeting.refuse(problems[0].message)
+        stop_others(facts, problems[0])
         raise PolicyGraphError(problems)
     return _Asked(meeting, session)
 
@@ -163,6 +163,14 @@ def agree_on_plan(plan: Plan, facts: Facts, errors: Sequence[Diagnostic] = ()) -
         meeting.agree(account, plan.policy, found[0].message if found else "")
     if problems:
         raise PolicyGraphError(problems)
+
+
+def stop_others(facts: Facts, error: Diagnostic) -> None:
+    """Say, in place of a plan, why this rank has none: the others stop too."""
+    comparison = _comparison.get()
+    meeting = None if comparison is None or not facts.groups else comparison.meet(facts)
+    if meeting is not None:
+        meeting.refuse(error.message)
 
 
 def agree_on_accounts(accounts: Sequence[Account], policy: Policy) -> None:

@@ -10,7 +10,7 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends import outcomes, refusals, tags
-from policylang.backends.agreement import comparing
+from policylang.backends.agreement import comparing, stop_others
 from policylang.backends.collectives import carry_out
 from policylang.backends.eager.problems import refuse_another
 from policylang.backends.flat import apply_flat
@@ -65,7 +65,9 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
         carry_out(gm, plan)
         outcomes.remember_plan(gm, evolve(plan, diagnostics=plan.diagnostics + note_on_rules(wanted, facts.kind)))
     else:
-        raise PolicyGraphError([refusals.no_path(facts.kind)])
+        problem = refusals.no_path(facts.kind)
+        stop_others(facts, problem)
+        raise PolicyGraphError([problem])
     return gm
 
 

@@ -30,8 +30,8 @@ class Gathering:
     board: Board
     mine: Entry
     stage: int = PLAN
-    closed: Sequence[Entry] = ()
-    """Of ranks that post nothing any more in rounds of settling: what they posted last."""
+    before: Sequence[Entry] = ()
+    """Of ranks that post no more rounds of settling: what they posted last."""
     known: dict[int, Entry] = field(factory=dict)
     named_by: dict[Key, Entry] = field(factory=dict)
     awaited: dict[Key, list[int]] = field(factory=dict)
@@ -41,7 +41,7 @@ class Gathering:
     """The rank that stopped first, and its error."""
 
     def run(self) -> dict[int, Entry]:
-        for entry in (self.mine, *self.closed):
+        for entry in (self.mine, *self.before):
             self._meet(entry)
         pause, looked, waits = 0.002, time.monotonic(), False
         while self.awaited:

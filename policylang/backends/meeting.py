@@ -47,8 +47,8 @@ class Meeting:
     """For people: what is compared, ``a joint graph of 812 nodes``."""
     rounds: list[Round] = field(factory=list)
     """What this rank has offered, for whoever keeps it beside a cache."""
-    closed: dict[int, tuple[Entry, int]] = field(factory=dict)
-    """The last posts of ranks that offer nothing any more, and their rounds."""
+    gone_on: dict[int, Entry] = field(factory=dict)
+    """The last posts of ranks that post no more rounds."""
     is_closed: bool = False
     _origin: tuple[int, str] | None = None
     """The rank that stopped first, and its error."""
@@ -73,7 +73,7 @@ class Meeting:
             for rank, entry in entries.items():
                 by_offers.setdefault(contents[entry.digest], []).append(rank)
             found = compared(by_offers)
-            for rank in sorted(self.closed):
+            for rank in sorted(rank for rank, entry in entries.items() if entry.closed):
                 lost = [offer.name for offer in contents[entries[rank].digest] if offer.name in found]
                 if lost:
                     raise divergence.settled_before(rank, lost[0], found[lost[0]])
@@ -85,9 +85,10 @@ class Meeting:
             return
         self.is_closed = True
         rounds = rounds or (Round("", ()),)
-        for stage, each in enumerate(rounds, 1):
+        following = [each.session for each in rounds[1:]]
+        for stage, (each, session) in enumerate(zip(rounds, [*following, None], strict=True), 1):
             self._publish(stage, each)
-            self._post(stage, each, closed=stage == len(rounds))
+            self._post(stage, each, len(rounds), closed=session != each.session)
 
     def agree(self, account: Account, policy: Policy, error: str = "") -> None:
         """Compare plans. With an ``error``, only say so."""
@@ -133,19 +134,16 @@ class Meeting:
     def _exchanged(self) -> dict[int, Entry]:
         stage = len(self.rounds)
         mine = self._post(stage, self.rounds[-1])
-        closed = [entry for entry, _ in self.closed.values()]
-        entries = self._gathered(Gathering(self.board, mine, stage, closed))
-        for rank, entry in entries.items():
-            if entry.closed and rank not in self.closed:
-                self.closed[rank] = entry, stage
+        entries = self._gathered(Gathering(self.board, mine, stage, tuple(self.gone_on.values())))
+        self.gone_on = {rank: entry for rank, entry in entries.items() if 0 < entry.rounds <= stage}
         first = {entry.digest: rank for rank, entry in sorted(entries.items(), reverse=True)}
         if len(first) > 1 and first[mine.digest] == mine.rank:
             self._publish(stage, self.rounds[-1])
         return entries
 
-    def _post(self, stage: int, offered: Round, closed: bool = False) -> Entry:
+    def _post(self, stage: int, offered: Round, rounds: int = 0, closed: bool = False) -> Entry:
         digest = hashlib.sha256(offered.pack()).hexdigest()
-        entry = Entry(self.board.rank, digest, self.keys, self.label, closed=closed)
+        entry = Entry(self.board.rank, digest, self.keys, self.label, rounds=rounds, closed=closed)
         self._write(entry, stage)
         return entry
 
@@ -161,7 +159,7 @@ class Meeting:
             write_parts(self.board, self._place(self.board.rank, self.keys, stage), zlib.compress(offered.pack(), 1))
 
     def _offers(self, rank: int, entry: Entry) -> tuple[Offer, ...]:
-        stage = self.closed[rank][1] if rank in self.closed else len(self.rounds)
+        stage = min(len(self.rounds), entry.rounds or len(self.rounds))
         if rank == self.board.rank:
             return self.rounds[-1].offers
         content = self._read(self._place(rank, entry.keys, stage))

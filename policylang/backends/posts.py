@@ -48,17 +48,21 @@ class Entry:
     """For people: what is compared, ``a joint graph of 812 nodes``."""
     error: str = ""
     """Why the rank goes no further with this graph, where it does not."""
+    rounds: int = 0
+    """Of a rank that settles nothing with the others: how many rounds it posts in all."""
     closed: bool = False
-    """Of a round of settling: whether it is the rank's last."""
+    """Of a round of such a rank: whether what it offers there was settled, and is what it has done."""
 
     def to_json(self) -> str:
         keys = [(spell(key.ranks), key.number) for key in self.keys]
-        return json.dumps([self.rank, self.digest, keys, self.label, self.error, self.closed])
+        return json.dumps([self.rank, self.digest, keys, self.label, self.error, self.rounds, self.closed])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Entry:
-        rank, digest, keys, label, error, closed = json.loads(text)
-        return cls(rank, digest, tuple(Key(unspell(ranks), number) for ranks, number in keys), label, error, closed)
+        rank, digest, keys, label, error, count, closed = json.loads(text)
+        return cls(
+            rank, digest, tuple(Key(unspell(ranks), number) for ranks, number in keys), label, error, count, closed
+        )
 
 
 @frozen
