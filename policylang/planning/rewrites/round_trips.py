@@ -24,6 +24,7 @@ from policylang.planning.rewrites.data import NewNode, Node, Proof, Refused, Rew
 from policylang.planning.rewrites.grids import Grid, grid_of
 from policylang.planning.rewrites.layouts import Layout, NoDigitsError
 from policylang.planning.rewrites.lines import source_of
+from policylang.planning.rewrites.memory import Memory
 from policylang.planning.rewrites.moves import (
     GATHER,
     GETITEM,
@@ -42,7 +43,6 @@ from policylang.planning.rewrites.offers import UNASKED
 from policylang.planning.rewrites.proof import Claim
 from policylang.planning.rewrites.setting import RefusedError, Setting
 from policylang.planning.rewrites.strides import is_contiguous
-from policylang.planning.storage import storage_roots
 
 SLICE = "aten.slice.Tensor"
 _CUTS = frozenset({SLICE, "aten.narrow.default", GETITEM})
@@ -86,14 +86,8 @@ class RoundTrips:
         """What is read in place of a slice, by name."""
         self.handed: dict[int, list[int]] = {}
         """Rows that are read in place of slices, and those slices."""
-        self.roots = storage_roots(facts)
-        self.written: dict[int, list[int]] = {}
-        """Memory, by the row that made it, and the rows that write there."""
+        self.memory = Memory(facts)
         self.common = common_names(facts)
-        for row, flags in enumerate(facts.flags):
-            if flags & Flag.WRITES:
-                for source in facts.inputs[row]:
-                    self.written.setdefault(self.roots[source], []).append(row)
 
     def outcomes(self) -> list[Rewrite | Refused]:
         """What the statement comes to, in graph order. Linear in nodes, edges and chains."""
@@ -285,7 +279,7 @@ class RoundTrips:
                 raise RefusedError(f"dtype changes: {facts.names[each]}")
         if facts.phases[home] != facts.phases[row] and facts.input_kinds[home] == InputKind.NOT_AN_INPUT:
             raise RefusedError(f"other phase: {facts.names[row]}")
-        self._check_memory(trip)
+        self.memory.check(trip.home, trip.row, trip.gathers[0])
         steps = steps_to(trip.layout, (), shape)
         if steps.copies > copies(facts, rows):
             raise RefusedError("would copy what is not copied now")
@@ -330,35 +324,6 @@ class RoundTrips:
                     found.add(source)
                     pending.append(source)
         return tuple(sorted(found))
-
-    def _check_memory(self, trip: _Trip) -> None:
-        """The slice lay in memory of its own; its readers are about to read home's."""
-        facts = self.facts
-        home, gathered = self.roots[trip.home], self.roots[trip.row]
-        reach = self._aliases(trip.row)
-        last = max(user for row in reach for user in (row, *facts.users[row]))
-        later = (row for row in self.written.get(home, ()) if trip.gathers[0] < row <= last)
-        for row in (*self.written.get(gathered, ()), *later):
-            raise RefusedError(f"memory is written: {facts.names[row]}")
-        given = facts.ops[home] != "call_function" or self._is_returned(home)
-        for row in reach if given else ():
-            if any(facts.ops[user] == "output" for user in facts.users[row]):
-                raise RefusedError(f"returned: {facts.names[row]}", f"it would share memory with `{facts.names[home]}`")
-
-    def _is_returned(self, row: int) -> bool:
-        facts = self.facts
-        return any(facts.ops[user] == "output" for each in self._aliases(row) for user in facts.users[each])
-
-    def _aliases(self, row: int) -> list[int]:
-        """A row and the views of it."""
-        facts = self.facts
-        found, pending = [row], [row]
-        while pending:
-            for user in facts.users[pending.pop()]:
-                if facts.flags[user] & Flag.VIEW or facts.targets[user] == GETITEM:
-                    found.append(user)
-                    pending.append(user)
-        return found
 
     def _nodes(self, trip: _Trip, steps: Steps, names: Trial) -> tuple[list[NewNode], str]:
         facts, row = self.facts, trip.row
