@@ -7,6 +7,8 @@ are told apart by class name, so that a version that adds one, or lacks one, nee
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -135,6 +137,18 @@ def own_rank() -> int | None:
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     return int(torch.distributed.get_rank())
+
+
+def outside_of_modes() -> AbstractContextManager[Any]:
+    """Within, no mode of a trace is active; fake tensors still act under their own.
+
+    Private because torch has no public way out of the modes around a call: a graph may be changed while the
+    ``FakeTensorMode`` of another trace is on, and torch mixes no two.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    found: AbstractContextManager[Any] = _disable_current_modes()
+    return found
 
 
 def group_ranks(name: str) -> tuple[int, ...]:

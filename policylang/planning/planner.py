@@ -21,6 +21,7 @@ from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOut
 from policylang.planning.replayed import replayed_needs, with_returned
 from policylang.planning.replaying import records_lost, records_outranked
 from policylang.planning.rewrites.diagnostics import rewrite_diagnostics
+from policylang.planning.rewrites.offers import Ranks
 from policylang.planning.rewrites.planning import plan_rewrites
 from policylang.planning.routing import keep_routing
 from policylang.planning.safety import Safety
@@ -28,15 +29,23 @@ from policylang.planning.selectors import Selections
 from policylang.planning.user_tags import user_decisions
 
 
-def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place | None = None) -> Plan:
+def plan(
+    policy: Policy,
+    facts: Facts,
+    capabilities: Capabilities,
+    place: Place | None = None,
+    *,
+    ranks: Ranks | None = None,
+) -> Plan:
     """Decide what becomes of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
-    ``place`` says of a graph that is replayed as it was recorded what part of a model it is.
+    ``place`` says of a graph that is replayed as it was recorded what part of a model it is. ``ranks`` are those that
+    share the graph, where they can be asked what they would rewrite.
     """
     before = facts
-    rewrites, facts = plan_rewrites(policy, before, capabilities)
+    rewrites, facts = plan_rewrites(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
     blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
     chains = Chains(facts)

@@ -32,6 +32,8 @@ _FLAGS = {
     "builtin.getitem": 0,
 }
 """What the operators of new nodes are, as :func:`policylang.graph.operators.describe` says it."""
+_DEFAULTS: dict[str, tuple[Any, ...]] = {"aten.cat.default": (None, 0), "aten.slice.Tensor": (None, 0, None, None, 1)}
+"""What a call leaves out at its end, by place: ``Facts.arguments`` has every argument of the schema."""
 _FOLLOWERS = ("_c10d_functional.wait_tensor.default", "builtin.getitem")
 _KEPT = int(Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
 """What a new node takes over from the one it is like, with that one's metadata."""
@@ -131,7 +133,10 @@ class _Rewriting:
         return tuple(dict.fromkeys(self.row_of_name[name] for name in _nodes(each.arguments)))
 
     def _arguments(self, each: int | NewNode) -> tuple[Any, ...]:
-        given = each.arguments if isinstance(each, NewNode) else self.old.arguments[each]
+        if isinstance(each, NewNode):
+            given = each.arguments + _DEFAULTS.get(each.target, ())[len(each.arguments) :]
+        else:
+            given = self.old.arguments[each]
         return tuple([self._argument(value) for value in given])
 
     def _argument(self, value: Any) -> Any:
