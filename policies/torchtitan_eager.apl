@@ -14,20 +14,19 @@
 policy torchtitan_eager
 
 blocks /layers.*
-let matmuls = (mm or aten.linear) outside /{lm_head,loss}*
+let matmuls = (mm or aten.linear) outside /{norm,lm_head,loss}*
 
-recompute everything outside /{lm_head,loss}*
-optional save compute outside /{lm_head,loss}*
-optional save attention outside /{lm_head,loss}*
-optional save aten.linear outside /{lm_head,loss}*
-optional save (reduce_scatter or all_to_all) outside /{lm_head,loss}*
-optional save topk outside /{lm_head,loss}*                # recomputed routing may route differently
-optional save aten.max.default outside /{lm_head,loss}*    # the scales of low-precision matmuls
+recompute everything outside /{norm,lm_head,loss}*
+optional save compute outside /{norm,lm_head,loss}*
+optional save attention outside /{norm,lm_head,loss}*
+optional save aten.linear outside /{norm,lm_head,loss}*
+optional save (reduce_scatter or all_to_all) outside /{norm,lm_head,loss}*
+optional save topk outside /{norm,lm_head,loss}*                # recomputed routing may route differently
+optional save aten.max.default outside /{norm,lm_head,loss}*    # the scales of low-precision matmuls
 optional recompute every 2nd matmuls per block
 
-# The last layer hands its output to the norm, which is not a layer: recomputed, with all of that layer.
-save (everything in block except everything in last block) where crosses block
+save everything in block where crosses block
 save everything outside block feeding (everything in block)
 
 # Counters and running statistics, which TorchTitan recomputes: they would be updated twice, or read after their update.
-optional save everything outside /{lm_head,loss}* where is mutated
+optional save everything outside /{norm,lm_head,loss}* where is mutated

@@ -15,12 +15,11 @@ policy torchtitan_graph_full
 
 blocks /layers.*
 
-# The last layer hands its output to the norm, which is not a layer: recomputed, with all of that layer.
-let handed_on = (everything in block except everything in last block) where crosses block
+let handed_on = everything in block where crosses block
 let embedded = everything outside block feeding (everything in block)
 
 # Counters and running statistics, which TorchTitan recomputes: they would be updated twice, or read after their update.
 let kept = handed_on, embedded, random, aten.*scaled_dot_product*, everything where is mutated
 
-must_recompute everything outside /{lm_head,loss}* except (kept, builtin.getitem fed by kept)
-save kept outside /{lm_head,loss}*
+must_recompute everything outside /{norm,lm_head,loss}* except (kept, builtin.getitem fed by kept)
+save kept outside /{norm,lm_head,loss}*

@@ -42,7 +42,7 @@ class Traced(NamedTuple):
 def graph_trainer(name: str) -> Any:
     """A module of TorchTitan's graph trainer."""
     pytest.importorskip("torchtitan")
-    with _triton():
+    with without_triton():
         return pytest.importorskip(f"{_TRAINER}.{name}", exc_type=ImportError)
 
 
@@ -109,7 +109,7 @@ def step_of(model: nn.Module) -> Traced:
 
 
 @contextmanager
-def _triton() -> Iterator[None]:
+def without_triton() -> Iterator[None]:
     """An empty triton where there is none. What torch remembers of triton it has asked before."""
     import_module("torch._inductor.compile_fx")
     from torch.utils._triton import has_triton_package
