@@ -19,7 +19,7 @@ blocks /layers.*
 recompute everything outside /{norm,lm_head,loss}*
 optional save compute outside /{norm,lm_head,loss}*
 optional save attention outside /{norm,lm_head,loss}*
-optional save aten.linear outside /{norm,lm_head,loss}*
+optional save (aten.linear or aten.einsum) outside /{norm,lm_head,loss}*
 optional save (reduce_scatter or all_to_all) outside /{norm,lm_head,loss}*
 optional save topk outside /{norm,lm_head,loss}*                # recomputed routing may route differently
 optional save aten.max.default outside /{norm,lm_head,loss}*    # the scales of low-precision matmuls

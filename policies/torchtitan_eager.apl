@@ -14,16 +14,19 @@
 policy torchtitan_eager
 
 blocks /layers.*
-let matmuls = (mm or aten.linear) outside /{norm,lm_head,loss}*
+
+# TorchTitan counts mm and linear. The same product is a bmm of one matrix where an einsum was taken apart.
+let product = mm, aten.linear, bmm where shape[0] == 1, aten.einsum where ndim <= 3
+let counted = product outside /{norm,lm_head,loss}*
 
 recompute everything outside /{norm,lm_head,loss}*
 optional save compute outside /{norm,lm_head,loss}*
 optional save attention outside /{norm,lm_head,loss}*
-optional save aten.linear outside /{norm,lm_head,loss}*
+optional save (aten.linear or aten.einsum) outside /{norm,lm_head,loss}*
 optional save (reduce_scatter or all_to_all) outside /{norm,lm_head,loss}*
 optional save topk outside /{norm,lm_head,loss}*                # recomputed routing may route differently
 optional save aten.max.default outside /{norm,lm_head,loss}*    # the scales of low-precision matmuls
-optional recompute every 2nd matmuls per block
+optional recompute every 2nd counted per block
 
 save everything in block where crosses block
 save everything outside block feeding (everything in block)

@@ -235,7 +235,9 @@ def _list_attention_of_cpus() -> None:
     with without_triton():
         checkpointing = import_module("torchtitan.distributed.activation_checkpoint")
         users = [checkpointing, import_module("torchtitan.experiments.graph_trainer.memory_policy")]
-    listed = checkpointing._get_default_save_ops() | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+    listed = checkpointing._get_default_save_ops() | {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    }
     for user in users:
         user._get_default_save_ops = lambda: set(listed)
 
