@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 from torch import Tensor
 
 LENGTH, BATCH, VOCABULARY = 64, 2, 2048
@@ -58,7 +58,7 @@ class Outcome:
     """How often some operators ran in the last step."""
     gathers: int = 0
     """All-gathers in the graph of a step."""
-    recomputed: list[str] = []
+    recomputed: list[str] = field(factory=list)
     """The copies in the graph of a step."""
     audit: bool | None = None
     reported: int = 0
