@@ -14,6 +14,7 @@ from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningE
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.integrations import torchtitan
+from policylang.integrations.torchtitan_state import parameters_of
 from policylang.planning.paths import FLAT
 from policylang.planning.plan import Plan, Why
 from policylang.planning.planner import plan as make_plan
@@ -113,6 +114,9 @@ def through_their_passes(traced: Traced, memory_policy: str) -> fx.GraphModule:
         traced.gm,
         traced.result.example_inputs,
         [
+            passes.eliminate_dead_code_pass,
+            passes.canonicalize_graph_pass,
+            passes.deduplicate_fsdp_unshard_chains_pass,
             partial(passes.tag_with_memory_policy_pass, config=config(memory_policy)),
             passes.apply_cpu_offload_pass,
             passes.selective_activation_remat_pass,
@@ -192,6 +196,44 @@ def test_without_chunks_of_the_loss_their_pass_also_recomputes_the_final_norm(re
 def test_without_simple_fsdp_which_it_always_applies_their_pass_recomputes_nothing(registry: dict[str, object]):
     """Then every sum of gradients is labelled as loss, down to the first layer's."""
     assert recomputed_by(step_of(model_of(2), sharded=False, chunked=False), "full") == set()
+
+
+PARAMETERS = 2 * 7 + 3  # two layers: qkv, wo, w1, w2, w3 and two norms; the embedding, the last norm, the head
+
+
+def gathers(gm: fx.GraphModule) -> int:
+    return sum("all_gather_into_tensor" in str(node.target) for node in gm.graph.nodes)
+
+
+@pytest.mark.parametrize(("reshard", "after"), [("never", PARAMETERS), ("always", 2 * PARAMETERS - 1)])
+def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: dict[str, object], tmp_path):
+    """Each gathered once; or twice, but for the embedding, whose weight no backward reads."""
+    path = tmp_path / "mine.apl"
+    path.write_text(f"include <torchtitan_default>\ninclude <fsdp_reshard_{reshard}>\n")
+    traced = step_of(model_of(2), ranks=2)
+    gm = through_their_passes(traced, torchtitan.register(path))
+    assert policylang.report(gm).audit.agrees
+    assert gathers(gm) == after
+
+
+@pytest.mark.parametrize(("trained", "ranks"), [("", 1), ("", 2), ("norm", 2), ("layers.0", 2), ("lm_head", 1)])
+def test_the_parameters_of_a_step_are_found(trained: str, ranks: int):
+    """Frozen ones too, which have no gradient: only `trained` is."""
+    model = model_of(2)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(trained))
+    traced = step_of(model, ranks=ranks, chunked=False)
+    positions = parameters_of(traced.gm)
+    assert len(positions) == PARAMETERS == len(list(model.parameters()))
+    placeholders = [node for node in traced.gm.graph.nodes if node.op == "placeholder"]
+    shapes = [tuple(placeholders[position].meta["val"].shape) for position in positions]
+    assert shapes == [tuple(parameter._local_tensor.shape) for parameter in model.parameters()]
+
+
+def test_a_graph_without_gradients_has_no_parameters():
+    graph = fx.Graph()
+    graph.output((graph.placeholder("x"),))
+    assert parameters_of(fx.GraphModule({}, graph)) == []
 
 
 def test_the_name_changes_with_the_policy_and_with_nothing_else(registry: dict[str, object], tmp_path):

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 LENGTH, VOCABULARY = 16, 2048
 _TRAINER = "torchtitan.experiments.graph_trainer"
@@ -98,12 +99,15 @@ def llama(layers: int) -> Traced:
     return step_of(model_of(layers))
 
 
-def step_of(model: nn.Module, *, sharded: bool = True, chunked: bool = True) -> Traced:
-    """A step as the trainer traces it on one rank, where too it shards by its SimpleFSDP and chunks the loss."""
+def step_of(model: nn.Module, *, ranks: int = 1, sharded: bool = True, chunked: bool = True) -> Traced:
+    """A step as the trainer traces it: on one rank too it shards by its SimpleFSDP, and it chunks the loss.
+
+    A step of several ranks can be looked at, and not run.
+    """
     graph_trainer("common_utils").annotate_module_fqns(model)
-    with one_rank():
+    with group_of(ranks):
         if sharded:
-            mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+            mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
             model = graph_trainer("simple_fsdp").data_parallel(model, mesh, "fully_shard")
         return _traced(model, _chunked_loss(model) if chunked else _loss())
 
@@ -135,9 +139,10 @@ def _chunked_loss(model: nn.Module) -> Any:
 
 
 @contextmanager
-def one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def group_of(ranks: int) -> Iterator[None]:
+    """A process group: of this process alone, or of several of which the others are imagined."""
+    store = dist.HashStore() if ranks == 1 else FakeStore()
+    dist.init_process_group("gloo" if ranks == 1 else "fake", store=store, rank=0, world_size=ranks)
     try:
         yield
     finally:
