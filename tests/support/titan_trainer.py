@@ -1,8 +1,7 @@
-"""One rank of one of TorchTitan's real trainers, on a CPU: ``python -m tests.support.titan_trainer '{…}'``.
+"""TorchTitan's real trainers on a CPU: :func:`trained` runs one on some ranks, each in a process of its own.
 
 What stands in for a machine with GPUs: the CPU as TorchTitan's device, random tokens for its dataset and tokenizer, an
 empty triton, gloo for NCCL. Everything between is TorchTitan's own: configuration, parallelize functions, passes, loop.
-Prints one line of JSON: what the steps came to.
 """
 
 from __future__ import annotations
@@ -10,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import sys
-from collections import defaultdict
+import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +44,7 @@ class Setting:
     """A policy of policylang's: its path or name. TorchTitan's own otherwise:"""
     theirs: str | None = None
     """A memory policy of the graph trainer; ``selective``, ``full`` or None for its eager trainer."""
-    steps: int = 3
+    steps: int = 2
     layers: int = 2
     chunked_loss: bool = True
     reshard: str = "default"
@@ -51,6 +54,7 @@ class Setting:
 class Outcome:
     """What the steps of one rank came to. Numbers are those of this rank's own part."""
 
+    rank: int
     losses: list[float]
     weights: str
     """A digest of every parameter and buffer after the last step."""
@@ -59,17 +63,39 @@ class Outcome:
     gathers: int = 0
     """All-gathers in the graph of a step."""
     recomputed: list[str] = field(factory=list)
-    """The copies in the graph of a step."""
+    """The names of the copies in the graph of a step."""
     audit: bool | None = None
     reported: int = 0
     """How many values the report calls recomputed."""
+
+
+@cache
+def trained(setting: Setting, ranks: int = 1) -> list[Outcome]:
+    """What each rank of a run came to. One that fails fails the test, with what it printed."""
+    root = Path(__file__).parent.parent.parent
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    with tempfile.TemporaryDirectory() as folder:  # TorchTitan dumps into where it runs
+        done = subprocess.run(
+            [*launch, "-m", __name__, json.dumps(asdict(setting))],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    found = [json.loads(line.partition(MARK)[2]) for line in done.stdout.splitlines() if MARK in line]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert len(found) == ranks
+    return [Outcome(**values) for values in sorted(found, key=lambda values: values["rank"])]
 
 
 def main() -> None:
     torch.set_num_threads(1)
     _stand_in()
     outcome = train(Setting(**json.loads(sys.argv[1])))
-    print(MARK + json.dumps(asdict(outcome)), flush=True)
+    sys.stdout.write(f"{MARK}{json.dumps(asdict(outcome))}\n")  # in one piece: ranks share the stream
+    sys.stdout.flush()
 
 
 def train(setting: Setting) -> Outcome:
@@ -79,7 +105,7 @@ def train(setting: Setting) -> Outcome:
     def observed(**batch: Any) -> Tensor:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             loss = step(**batch)
-        ran.update({event.key: event.count for event in profile.key_averages() if event.key in COUNTED})
+        ran.update(_calls(profile))
         losses.append(loss.detach().item())
         return loss
 
@@ -90,7 +116,19 @@ def train(setting: Setting) -> Outcome:
     if setting.policy is not None:
         found |= _report(model if setting.trainer == "eager" else trainer._traced_step.gm)
     trainer.close()
-    return Outcome(losses, _digest(model), ran, **found)
+    return Outcome(int(os.environ["RANK"]), losses, _digest(model), ran, **found)
+
+
+def _calls(profile: Any) -> dict[str, int]:
+    """How often some operators ran. Under a dispatch mode an operator is called once more from inside itself."""
+
+    def again(event: Any) -> bool:
+        parent = event.cpu_parent
+        while parent is not None and parent.name != event.name:
+            parent = parent.cpu_parent
+        return parent is not None
+
+    return Counter(event.name for event in profile.events() if event.name in COUNTED and not again(event))
 
 
 def configured(setting: Setting) -> Any:
