@@ -16,10 +16,10 @@ policy llama3_sac
 
 blocks {layers,layer,h,block,blocks}.*
 
-# A sum of two hidden states, flat (tokens × width) or by batch. Most blocks make it themselves. Where a module of theirs
-# does, it is told from the rotary embedding's by what it adds: no products.
-let sum = add where inputs == 2
-let residual = sum where module == {layers,layer,h,block,blocks}.*, (sum where ndim == 3) except sum fed by mul
+# A sum of two hidden states, flat (tokens × width) or by batch. Most blocks make it themselves. Where a module of
+# theirs does, it is told from the rotary embedding's by what it adds: no products.
+let added = add where inputs == 2
+let residual = added where module == {layers,layer,h,block,blocks}.*, (added where ndim == 3) except added fed by mul
 
 # A product with a weight, however it was traced: an einsum may become a bmm of one matrix. Attention's have many.
 let projection = mm, addmm, aten.linear, bmm where shape[0] == 1, aten.einsum where ndim <= 3

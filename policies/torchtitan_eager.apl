@@ -1,13 +1,13 @@
 # TorchTitan's graph memory policy `eager`: selective checkpointing, with every second matmul of a layer recomputed.
 #
 # What it does    Keeps attention, collectives, routing and every second matmul of a layer, and what one layer hands to
-#                 the next; recomputes the rest, outside the layers too. `lm_head` and the loss stay as they are.
+#                 the next; recomputes the rest. The last norm, `lm_head` and the loss stay as they are.
 # Where from      `--compile.memory_policy eager` of TorchTitan 0.3.0's graph trainer, which tags the graph of a whole
 #                 step. torchtitan_op_sac has the decisions of TorchTitan's eager trainer, which are not quite the same:
 #                 here a router's matmul is counted with the others.
 # What it costs   Half of the layers' matmul FLOPs once more, and pointwise work.
-# How faithful    The same tag on every node of graphs that TorchTitan's tracer made, 2 to 32 layers, but for attention
-#                 kernels that its list lacks: docs/torchtitan.md.
+# How faithful    The same nodes run again, and the same weights are gathered again, in its real trainer. The tags differ
+#                 in four places, the last norm among them: docs/torchtitan.md.
 # Use it for      models of TorchTitan's: their blocks are `layers`, their head is `lm_head`.
 # Not for         other models, whose head has another name: it would be recomputed. There, llama3_sac.
 

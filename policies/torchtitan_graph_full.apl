@@ -1,13 +1,13 @@
 # TorchTitan's graph memory policy `full`: every layer is recomputed, from what the layer before it handed on.
 #
 # What it does    Keeps what one layer hands to the next and what draws random numbers; recomputes everything else,
-#                 outside the layers too. `lm_head` and the loss stay as they were traced.
+#                 of the embedding too. The last norm, `lm_head` and the loss stay as they were traced.
 # Where from      `--compile.memory_policy full` of TorchTitan 0.3.0's graph trainer, which tags the graph of a whole
 #                 step. torchtitan_full has the decisions of its eager trainer's full checkpointing instead.
 # What it costs   Nearly one more forward pass of the layers in every step.
-# How faithful    The same tag on every node of graphs that TorchTitan's tracer made, 2 to 32 layers. It saves attention
-#                 kernels with the random operators, as torch tags them random even without dropout, although it says
-#                 that it recomputes them: docs/torchtitan.md.
+# How faithful    The same nodes run again, and the same weights are gathered again, in its real trainer, but for the
+#                 choice of a router, which is made once. It saves attention kernels with the random operators, as torch
+#                 tags them random even without dropout, although it says that it recomputes them: docs/torchtitan.md.
 # Use it for      models of TorchTitan's: their blocks are `layers`, their head is `lm_head`.
 # Not for         other models, whose head has another name: it would be recomputed.
 

@@ -18,12 +18,12 @@ policy torchtitan_op_sac
 
 blocks {layers,layer,h,block,blocks,stages}.*
 
-# TorchTitan counts mm and linear: its products with a weight. The same product is a bmm of one matrix in a graph where an
-# einsum was taken apart, and an einsum where it was not.
+# TorchTitan counts mm and linear: its products with a weight. The same product is a bmm of one matrix in a graph where
+# an einsum was taken apart, and an einsum where it was not.
 let product = mm, aten.linear, bmm where shape[0] == 1, aten.einsum where ndim <= 3
 
-# TorchTitan leaves the MoE router's matmul out of the count and always recomputes it; it knows the router by the shape of
-# its weight, this policy by its name.
+# TorchTitan leaves the MoE router's matmul out of the count and always recomputes it; it knows the router by the shape
+# of its weight, this policy by its name.
 let counted = product outside moe.router.gate
 
 recompute everything in block

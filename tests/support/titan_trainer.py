@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -105,7 +105,7 @@ def train(setting: Setting) -> Outcome:
     def observed(**batch: Any) -> Tensor:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             loss = step(**batch)
-        ran.update(_calls(profile))
+        ran.update({event.key: event.count for event in profile.key_averages() if event.key in COUNTED})
         losses.append(loss.detach().item())
         return loss
 
@@ -117,18 +117,6 @@ def train(setting: Setting) -> Outcome:
         found |= _report(model if setting.trainer == "eager" else trainer._traced_step.gm)
     trainer.close()
     return Outcome(int(os.environ["RANK"]), losses, _digest(model), ran, **found)
-
-
-def _calls(profile: Any) -> dict[str, int]:
-    """How often some operators ran. Under a dispatch mode an operator is called once more from inside itself."""
-
-    def again(event: Any) -> bool:
-        parent = event.cpu_parent
-        while parent is not None and parent.name != event.name:
-            parent = parent.cpu_parent
-        return parent is not None
-
-    return Counter(event.name for event in profile.events() if event.name in COUNTED and not again(event))
 
 
 def configured(setting: Setting) -> Any:
