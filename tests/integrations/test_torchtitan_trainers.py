@@ -91,9 +91,10 @@ def test_two_ranks_gather_as_often(reshard: str, included: tuple[str, ...], gath
         assert ours[0].ran == own[0].ran
 
 
-def test_experts_on_two_ranks(tmp_path: Path) -> None:
-    ours = trained(Setting(model="deepseek_v3", policy=GRAPH["default"]), 2)
-    own = trained(Setting(model="deepseek_v3", theirs="default"), 2)
+def test_experts_on_two_ranks() -> None:
+    """In bfloat16: with weights in float32, TorchTitan's experts mix the two there, whatever the policy."""
+    ours = trained(Setting(model="deepseek_v3", policy=GRAPH["default"], precision="bfloat16"), 2)
+    own = trained(Setting(model="deepseek_v3", theirs="default", precision="bfloat16"), 2)
     assert_same_training(ours, own)
     assert [outcome.audit for outcome in ours] == [True, True]
     assert [outcome.gathers for outcome in ours] == [outcome.gathers for outcome in own]

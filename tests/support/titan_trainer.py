@@ -48,6 +48,8 @@ class Setting:
     layers: int = 2
     chunked_loss: bool = True
     reshard: str = "default"
+    precision: str = "float32"
+    """What parameters are gathered in."""
 
 
 @frozen
@@ -133,7 +135,7 @@ def configured(setting: Setting) -> Any:
         layer.attention.inner_attention = attention.Config()
     training.steps, training.local_batch_size, training.seq_len = setting.steps, BATCH, LENGTH
     training.disable_cuda_graphs = True
-    training.mixed_precision_param = "float32"
+    training.mixed_precision_param = setting.precision
     parallelism.data_parallel_shard_degree = int(os.environ["WORLD_SIZE"])
     parallelism.fsdp_reshard_after_forward = setting.reshard
     parallelism.spmd_backend = "partial_dtensor"  # the other one's collectives have no CPU implementation
