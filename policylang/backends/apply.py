@@ -19,7 +19,7 @@ from policylang.backends.halves import note_on_rules, plan_half
 from policylang.backends.partitioner import partition_planned, plan_facts, plan_joint
 from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
-from policylang.graph.facts import GraphKind
+from policylang.graph.facts import Facts, GraphKind
 from policylang.language.syntax import Policy
 from policylang.loading import load
 from policylang.planning.plan import Plan
@@ -54,7 +54,7 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
     _check_checkpoints(gm, wanted)
     facts = collect(gm, mesh=mesh)
     if facts.kind is GraphKind.FLAT:
-        outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
+        _carry_out_flat(gm, wanted, facts)
     elif facts.kind is GraphKind.JOINT:
         plan = plan_facts(facts, wanted)
         carry_out(gm, plan)
@@ -69,6 +69,20 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
         stop_others(facts, problem)
         raise PolicyGraphError([problem])
     return gm
+
+
+def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = None) -> None:
+    """What ``apply`` does on a flat graph, where the caller knows more of the graph than its nodes say: as ``facts``.
+
+    Raises as ``apply`` does.
+    """
+    with comparing(True, mesh):
+        _check_checkpoints(gm, policy)
+        _carry_out_flat(gm, policy, facts)
+
+
+def _carry_out_flat(gm: fx.GraphModule, wanted: Policy, facts: Facts) -> None:
+    outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
 
 
 def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
