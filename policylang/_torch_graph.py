@@ -7,7 +7,6 @@ are told apart by class name, so that a version that adds one, or lacks one, nee
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any

@@ -157,7 +157,9 @@ def test_random_blocks_train_on_the_same_bits(
     text = "\n".join(["blocks layers.*", f"optional {ground}", *rules])
     expected, model = Model(programs), policylang.checkpoint_model(Model(programs), policylang.parse(text), strict=True)
     reference = train(expected, run)
-    assume(all(bool(gradient.isfinite().all()) for step in reference for gradient in step.gradients.values()))
+    for step in reference:
+        assume(all(bool(gradient.isfinite().all()) for gradient in step.gradients.values()))
+        assume(any(bool(gradient.any()) for gradient in step.gradients.values()))
     found = train(model, run)
     assert differences(reference, found) == []
     for one, other in zip(expected.layers, model.layers, strict=True):
