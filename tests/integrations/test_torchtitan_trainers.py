@@ -115,6 +115,7 @@ def test_experts_in_the_eager_trainer() -> None:
     own = trained(Setting(trainer="eager", model="deepseek_v3", theirs="selective"))
     assert_same_training(ours, own)
     assert ours[0].reported > 100
+    assert ours[0].audit is True
 
 
 @pytest.mark.parametrize("theirs", EAGER)
