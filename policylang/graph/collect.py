@@ -184,6 +184,7 @@ class _Collector:
     def _marks(self, output_descs: Sequence[Any]) -> Marks:
         said = bytearray(len(self.nodes))
         hooked = bytearray(len(self.nodes))
+        recorded = bytearray(len(self.nodes))
         seeds = []
         tags: list[str | None] = []
         tangents = []
@@ -194,6 +195,8 @@ class _Collector:
             said[row] = said_phase(meta)
             if meta.get("autograd_backward"):
                 hooked[row] = 1
+            if SAVED in custom(meta):
+                recorded[row] = 1
             if is_seed(node):
                 seeds.append(row)
             if node.op == "placeholder":
@@ -202,7 +205,7 @@ class _Collector:
                 undescribed += desc is None
                 if type(desc).__name__ == "TangentAOTInput" or (desc is None and node.name.startswith("tangents")):
                     tangents.append(row)
-        return Marks(tags, said, hooked, seeds, tangents, output_descs, bool(described and undescribed))
+        return Marks(tags, said, hooked, recorded, seeds, tangents, output_descs, bool(described and undescribed))
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
         """Whose decision each row shares, and in whose memory its value lies."""

@@ -32,6 +32,8 @@ class Marks:
     """The phase that a flat graph's tracer, or the user, states; 0 where nobody does."""
     hooked: bytearray
     """Whether autograd's hooks marked the node as backward: ``autograd_backward``, from torch 2.12 on."""
+    recorded: bytearray
+    """Whether an earlier partition saved the value: its forward made it, whatever autograd's hooks saw."""
     seeds: Sequence[int]
     """Where the backwards of a flat graph begin."""
     tangents: Sequence[int]
@@ -128,7 +130,9 @@ def _copies(marks: Marks) -> Sequence[int]:
     if all(desc is None for desc in marks.output_descs):
         return bytes(len(marks.tags))
     tags = marks.tags
-    return bytearray(hooked and tags[row] in _FORWARD_TAGS for row, hooked in enumerate(marks.hooked))
+    return bytearray(
+        hooked and tags[row] in _FORWARD_TAGS and not marks.recorded[row] for row, hooked in enumerate(marks.hooked)
+    )
 
 
 def _last_tagged_forward(tags: Sequence[str | None], ops: Sequence[str], copies: Sequence[int]) -> int:

@@ -24,8 +24,8 @@ def user_decisions(facts: Facts) -> dict[int, Decision]:
     result: dict[int, Decision] = {}
     on_border = _border(facts, actions)
     for owner, action in actions.items():
-        if facts.flags[owner] & Flag.SYMBOLIC:
-            continue  # sizes are saved, whoever says otherwise
+        if facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
+            continue  # sizes and seeds are saved, whoever says otherwise
         if owner in on_border:
             result[owner] = border
         else:

@@ -258,3 +258,11 @@ def gathers(made: Partition) -> tuple[int, int]:
     halves = (made.forward, made.backward)
     forward, backward = (sum("all_gather" in node.name for node in half.graph.nodes) for half in halves)
     return forward, backward
+
+
+def test_a_derivative_that_min_cut_has_moved_into_the_forward_is_saved_again() -> None:
+    """The cosine of a sine at the end: autograd's hooks saw it in a backward, and the first forward made it."""
+    policy = policylang.parse("optional override save everything\noptional override leave mm\nundecided -> auto")
+    first, second = partitioned_twice(lambda *given: normed(*given).sin(), arguments(), policy)
+    assert "cos" in first.audit.saved
+    same(first, second)
