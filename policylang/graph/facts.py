@@ -14,7 +14,6 @@ from typing import Any
 
 from attrs import field, frozen
 
-
 VIEWS_UNSAID = frozenset(
     {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
 )

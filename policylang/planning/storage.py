@@ -34,8 +34,9 @@ def _storage_roots(facts: Facts) -> Sequence[int]:
     flags, inputs, owners, targets = facts.flags, facts.inputs, facts.owners, facts.targets
     for row in range(len(facts)):
         if owners[row] != row and targets[row] == GETITEM:
-            if returns_memory_of_input(facts, inputs[row][0]):
-                roots[row] = roots[inputs[row][0]]
+            source = inputs[row][0] if inputs[row] else owners[row]
+            if returns_memory_of_input(facts, source):
+                roots[row] = roots[source]
         elif owners[row] != row and flags[row] & _REPEATABLE:
             if (flags[row] & _WRITES or returns_memory_of_input(facts, row)) and inputs[row]:
                 roots[row] = roots[inputs[row][0]]

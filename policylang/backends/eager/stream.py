@@ -35,8 +35,7 @@ def draws(operator: Any) -> bool:
 
 @cache
 def changes_only_geometry(operator: Any) -> bool:
-    """Whether what an operator changes in place is the shape or the strides of a tensor, and no bytes: ``transpose_``.
-    """
+    """Whether what an operator changes in place is the shape or the strides of a tensor, not its bytes."""
     return torch.Tag.inplace_view in getattr(operator, "tags", ())
 
 

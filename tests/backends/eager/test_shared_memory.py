@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from tests.backends.eager.test_observed import Layer, Model, plainly
+from tests.backends.eager.test_observed import Layer, Model, batch, plainly
 from tests.support.eager import differences, train
 
 SAVES_ALL = "blocks layers.*; save everything in block"
@@ -89,6 +89,47 @@ class CountsKinds(Layer):
 def test_integers_that_are_read_without_an_operator(kind: Callable[[], nn.Module], policy: str) -> None:
     model = policylang.checkpoint_model(Model(kind), policylang.parse(policy), strict=True)
     assert differences(train(Model(kind), plainly), train(model, plainly)) == []
+
+
+class ViewsAsItIs(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x).sin()
+        return self.down(hidden.view(4, 8)) + x
+
+
+def test_a_view_that_gives_its_argument_as_it_is_has_nothing_to_keep() -> None:
+    """Such views come and go with the hooks of those who track modules, and a recomputation has no place for them."""
+    policy = policylang.parse("recompute everything in block; save view in block")
+    model = policylang.checkpoint_model(Model(ViewsAsItIs), policy, strict=True)
+    assert differences(train(Model(ViewsAsItIs), plainly), train(model, plainly)) == []
+    report = policylang.report(model)
+    assert report.audit is not None
+    assert report.audit.differences == ()
+    assert report.rules[1].matched >= 2
+
+
+class KeepsPieces(Layer):
+    """As FSDP leaves views of its one flat parameter where a module had its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.ones(16))
+        self.piece: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.piece = self.flat.split(8)[0]
+        return super().forward(x * self.piece)
+
+
+def test_views_that_an_optimizer_has_made_stale_lie_around_unread() -> None:
+    def run(model: nn.Module, number: int) -> Tensor:
+        loss = model(batch(number)[: 4 - number]).sum()  # of another shape each time: observed each time
+        loss.backward()
+        return loss
+
+    policy = policylang.parse("blocks layers.*; recompute everything in block")
+    model = policylang.checkpoint_model(Model(KeepsPieces), policy, strict=True)
+    assert differences(train(Model(KeepsPieces), run), train(model, run)) == []
 
 
 def test_sparse_values_are_saved() -> None:
