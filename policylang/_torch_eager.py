@@ -66,6 +66,22 @@ def storage_address(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a plain tensor lies in: itself, or the indices and values of a sparse one; nothing that is known of others.
+
+    Private because ``indices()`` and ``values()`` are refused where a sparse tensor may name an element twice.
+    """
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
 def storage_is_freed(tensor: torch.Tensor) -> bool:
     """Whether the memory of a plain tensor has been let go under it, as FSDP does with gathered weights."""
     return tensor.numel() > 0 and tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from policylang._torch_eager import storage_address
+from policylang._torch_eager import storage_address, strided_parts
 from policylang.audit import NOT_SAVED, SAVED_UNPLANNED, Audit
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.language.codes import diagnose
@@ -25,13 +25,18 @@ OTHER_BYTES = "APL409"
 
 def held_bytes(held: Iterable[Tensor], outside: Iterable[Tensor] = ()) -> int:
     """Of the distinct storages of some tensors, those of ``outside`` left out."""
-    known = {_storage(tensor) for tensor in take_apart(list(outside))[0]}
+    known = {_storage(tensor) for tensor in _strided(outside)}
     found: dict[int, int] = {}
-    for tensor in take_apart(list(held))[0]:
+    for tensor in _strided(held):
         key = _storage(tensor)
         if key not in known:
             found[key] = tensor.untyped_storage().nbytes()
     return sum(found.values())
+
+
+def _strided(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    for plain in take_apart(list(tensors))[0]:
+        yield from strided_parts(plain)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -14,12 +14,9 @@ from attrs import evolve
 from torch import fx
 
 from policylang.graph import marks
-from policylang.graph.facts import Flag
+from policylang.graph.facts import VIEWS_UNSAID, Flag
 from policylang.graph.operators import GETITEM, describe
 from policylang.graph.records import COPIES, Record
-
-_VIEW_WITHOUT_ALIAS = "aten._unsafe_view.default"
-"""A view whose schema does not say so."""
 
 
 def unread(graph: fx.Graph) -> dict[fx.Node, None]:
@@ -89,7 +86,7 @@ def _is_view(node: fx.Node) -> bool:
     if node.op != "call_function" or not node.all_input_nodes:
         return False
     described = describe(node.target)
-    return bool(described.flags & Flag.VIEW) or described.name in (GETITEM, _VIEW_WITHOUT_ALIAS)
+    return bool(described.flags & Flag.VIEW) or described.name in (GETITEM, *VIEWS_UNSAID)
 
 
 def _is_copy(node: fx.Node) -> bool:

@@ -14,6 +14,11 @@ from typing import Any
 
 from attrs import field, frozen
 
+VIEWS_UNSAID = frozenset(
+    {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
+)
+"""Operators that return memory of their first argument, and whose schemas do not say so."""
+
 
 class GraphKind(Enum):
     JOINT = "joint"

@@ -18,7 +18,7 @@ import torch.fx as fx
 from attrs import evolve, field, frozen
 
 from policylang._torch_graph import OpOverload
-from policylang.graph.facts import Phase
+from policylang.graph.facts import VIEWS_UNSAID, Phase
 from policylang.graph.operators import GETITEM, WAITS, argument, describe, nodes_in
 
 _RUNNING_STATISTICS: dict[str, tuple[int, ...]] = {
@@ -51,8 +51,7 @@ _MOST_EARLY_READERS = 8
 """So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a
 unit would tie unrelated parts of a model together, and the memory is saved instead."""
 
-_ALIASES_UNSAID = frozenset({"aten._unsafe_view.default", *WAITS})
-"""Operators that return memory of their first argument without saying so in their schema."""
+_ALIASES_UNSAID = VIEWS_UNSAID | WAITS
 
 
 @frozen(eq=False)

@@ -25,7 +25,7 @@ from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
 from policylang.planning.outcome import Needs
 from policylang.planning.plan import Decision, Why
-from policylang.planning.storage import GETITEM, VIEW_UNSAID, storage_roots
+from policylang.planning.storage import GETITEM, returns_memory_of_input, storage_roots
 
 FULL = "the budget is full"
 _UNREBUILDABLE = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED)
@@ -191,9 +191,9 @@ def _viewed(facts: Facts, row: int) -> int | None:
     if facts.flags[row] & Flag.WRITES or not facts.inputs[row]:
         return None
     if owner == row:
-        is_view = bool(facts.flags[row] & Flag.VIEW) or facts.targets[row] == VIEW_UNSAID
+        is_view = returns_memory_of_input(facts, row)
     else:
-        is_view = facts.targets[row] == GETITEM and bool(facts.flags[owner] & Flag.VIEW)
+        is_view = facts.targets[row] == GETITEM and returns_memory_of_input(facts, owner)
     return facts.inputs[row][0] if is_view else None
 
 

@@ -36,6 +36,8 @@ class Place:
     """Where the graph is one block: that one, among the others. None for a whole model."""
     numbered: bool = True
     """Whether it is known which block it is."""
+    unchanged: frozenset[int] = frozenset()
+    """The rows that give their argument as it is, and that a second run may come by without."""
 
 
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:

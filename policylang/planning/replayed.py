@@ -7,7 +7,7 @@ it, and nowhere else: behind that point no one reads it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from attrs import evolve
 
@@ -23,22 +23,26 @@ _REPEATABLE = int(Flag.REPEATABLE)
 _FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
 
 
-def replayed_needs(facts: Facts, decisions: Sequence[Decision | None], reach: int) -> Needs:
-    """``reach``: the first row that a second run does not come to.
+def replayed_needs(
+    facts: Facts, decisions: Sequence[Decision | None], reach: int, unchanged: Collection[int] = ()
+) -> Needs:
+    """``reach``: the first row that a second run does not come to; ``unchanged``: those that give their argument as it
+    is, and have nothing of their own to keep.
 
     A saved view is kept with the memory it looks into; a view of an input costs nothing and is simply taken again.
     """
     roots = storage_roots(facts)
-    saved: list[int] = []
+    saved: dict[int, None] = {}
     recomputed: list[int] = []
     for row in facts.forward:
         if row >= reach:
             break
         decision = decisions[row]
-        if decision is None or decision.action is None or decision.action.recomputes:
+        recomputes = decision is None or decision.action is None or decision.action.recomputes
+        if recomputes or (row in unchanged and roots[row] not in saved):
             recomputed.append(row)
         elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row) and not _writes_outside(facts, row):
-            saved.append(row)
+            saved[row] = None
     return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import VIEWS_UNSAID, Facts, Flag
 
 GETITEM = "builtin.getitem"
 IN_FLIGHT = 2
@@ -13,8 +13,7 @@ IN_FLIGHT = 2
 _KNOWN = "_storage_roots"  # beside the cached properties of a facts, which go with it
 _REPEATABLE = int(Flag.REPEATABLE)
 _VIEW = int(Flag.VIEW)
-_IN_PLACE = int(Flag.WRITES | Flag.VIEW)
-VIEW_UNSAID = "aten._unsafe_view.default"  # returns the memory of its input, and its schema does not say so
+_WRITES = int(Flag.WRITES)
 
 
 def storage_roots(facts: Facts) -> Sequence[int]:
@@ -34,12 +33,20 @@ def _storage_roots(facts: Facts) -> Sequence[int]:
     roots = array("i", range(len(facts)))
     flags, inputs, owners, targets = facts.flags, facts.inputs, facts.owners, facts.targets
     for row in range(len(facts)):
-        if owners[row] != row and flags[row] & _REPEATABLE and targets[row] != GETITEM:
-            if flags[row] & _IN_PLACE and inputs[row]:
+        if owners[row] != row and targets[row] == GETITEM:
+            source = inputs[row][0] if inputs[row] else owners[row]
+            if returns_memory_of_input(facts, source):
+                roots[row] = roots[source]
+        elif owners[row] != row and flags[row] & _REPEATABLE:
+            if (flags[row] & _WRITES or returns_memory_of_input(facts, row)) and inputs[row]:
                 roots[row] = roots[inputs[row][0]]
         elif owners[row] != row:
-            if targets[row] != GETITEM or flags[owners[row]] & _VIEW:
-                roots[row] = roots[owners[row]]
-        elif (flags[row] & _VIEW or targets[row] == VIEW_UNSAID) and inputs[row]:
+            roots[row] = roots[owners[row]]
+        elif returns_memory_of_input(facts, row) and inputs[row]:
             roots[row] = roots[inputs[row][0]]
     return roots
+
+
+def returns_memory_of_input(facts: Facts, row: int) -> bool:
+    """Whether what an operator returns, one tensor or several, are views of its first argument."""
+    return bool(facts.flags[row] & _VIEW) or facts.targets[row] in VIEWS_UNSAID

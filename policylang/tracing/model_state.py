@@ -67,7 +67,7 @@ def _find_attributes(model: nn.Module, known: Iterable[Tensor]) -> dict[str, Ten
     found = {}
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
-            if isinstance(value, Tensor) and value.grad_fn is None and id(value) not in seen:
+            if isinstance(value, Tensor) and _is_leaf(value) and id(value) not in seen:
                 seen.add(id(value))
                 found[f"{path}.{name}".lstrip(".")] = value
     return found
@@ -144,3 +144,10 @@ class _Contents:
 
 def _is_state(value: Any) -> bool:
     return isinstance(value, bool | int | float)
+
+
+def _is_leaf(value: Tensor) -> bool:
+    try:
+        return value.grad_fn is None
+    except RuntimeError:  # a view from before its base was written to: FSDP leaves such ones in the place of weights
+        return False

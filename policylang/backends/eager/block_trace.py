@@ -49,6 +49,8 @@ class BlockTrace:
     """The operators that a gradient flows through."""
     from_outside: dict[int, tuple[int, ...]]
     """By operator: which of the tensors that it reads are parameters, buffers or constants."""
+    unchanged: frozenset[int]
+    """The rows that no operator of the stream stands for: views that give their argument as it is."""
 
     def under(self, root: str) -> BlockTrace:
         """Of a block with another name."""
@@ -78,7 +80,18 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
     beyond = (row for row in rows[reach:] if row >= 0)
     reach_row = min(beyond, default=len(facts))
     differentiable = frozenset(observation.differentiable)
-    return BlockTrace(facts, operators, rows, read, reach, reach_row, differentiable, observation.from_outside)
+    rows_of_calls = [_row(facts, [node.name for node in own]) for own in graph.nodes]
+    unchanged = frozenset(_outside_of(observation.spans, rows_of_calls))
+    outside = observation.from_outside
+    return BlockTrace(facts, operators, rows, read, reach, reach_row, differentiable, outside, unchanged)
+
+
+def _outside_of(spans: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[int]:
+    """Of the operations' rows, those of operations in none of some spans, which ascend."""
+    at = 0
+    for first, end in (*spans, (len(rows), len(rows))):
+        yield from (row for row in rows[at:first] if row >= 0)
+        at = end
 
 
 def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
@@ -97,13 +98,19 @@ def _versions(entry: Any, whole: Any, found: Sequence[int]) -> list[int]:
 
 
 def without_unread(out: Any, read: frozenset[int] | None) -> Any:
-    """Results that nobody reads give way to one element in their shape: a second run has to give something."""
+    """Results that no operator reads give way to one element in their shape: a second run has to give something.
+
+    Not so integers on a CPU, which Python and C++ read without any operator: the lengths of a packed sequence, what
+    ``tolist`` gives.
+    """
     if read is None or not isinstance(out, tuple | list) or len(read) == len(out):
         return out
     return type(out)([part if at in read else _hollow(part) for at, part in enumerate(out)])
 
 
 def _hollow(value: Any) -> Any:
-    if type(value) is not Tensor or value.numel() < 2:
+    if type(value) is not Tensor or value.numel() < 2 or value.layout is not torch.strided:
         return value
-    return value.new_empty((1,) * value.dim()).expand(value.shape)
+    if value.is_floating_point():  # whoever reads it after all is to notice
+        return value.new_full((1,) * value.dim(), torch.nan).expand(value.shape)
+    return value if value.device.type == "cpu" else value.new_zeros((1,) * value.dim()).expand(value.shape)

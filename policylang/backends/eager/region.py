@@ -24,7 +24,6 @@ from policylang.backends.eager.signature import signature_of
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError
 from policylang.graph.blocks import Blocks, blocks_of
-from policylang.graph.facts import Facts
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
@@ -124,7 +123,7 @@ class Region:
             return
         trace = self._trace(observation, returned)
         facts = trace.facts
-        plan = make_plan(self.policy, facts, EAGER, self._place(facts, trace.reach_row, running.module))
+        plan = make_plan(self.policy, facts, EAGER, self._place(trace, running.module))
         errors = [found for found in plan.diagnostics if is_error(found)]
         nothing = tuple(found for found in errors if found.code == MATCHES_NOTHING)
         if errors and (len(self.names) < 2 or len(nothing) < len(errors)):
@@ -169,16 +168,18 @@ class Region:
                 raise problems.compiled(name)
             problems.warn(problems.runs_uncompiled(name))
 
-    def _place(self, facts: Facts, reach: int, module: nn.Module) -> Place:
+    def _place(self, trace: BlockTrace, module: nn.Module) -> Place:
+        place, facts = Place(trace.reach_row, unchanged=trace.unchanged), trace.facts
         if self.number is not None:
-            return Place(reach, Blocks(array("i", [self.number]) * len(facts), self.names, alone=self.number))
+            blocks = Blocks(array("i", [self.number]) * len(facts), self.names, alone=self.number)
+            return evolve(place, blocks=blocks)
         glob = self.policy.blocks
         if glob is not None and not _is_block(glob.glob, self.root):
             matcher = PathGlob(glob.glob)
             if blocks_of(facts, matcher).names:
-                return Place(reach)
+                return place
         name = self.root or type(module).__name__
-        return Place(reach, Blocks(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
+        return evolve(place, blocks=Blocks(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
 
     def _named(self, module: nn.Module) -> str:
         return problems.block(module, self.root)

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from policylang.backends.eager.block_trace import BlockTrace
 from policylang.backends.eager.observing import Observation
-from policylang.backends.eager.stream import writes
+from policylang.backends.eager.stream import changes_only_geometry, writes
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.memory import statistics_positions
 from policylang.planning.outcome import Needs
@@ -88,7 +88,7 @@ def steps_so_far(observation: Observation) -> Steps:
 def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
     """What the plan comes to, operator by operator."""
     facts = plan.facts
-    needs = replayed_needs(facts, plan.decisions, trace.reach_row)
+    needs = replayed_needs(facts, plan.decisions, trace.reach_row, trace.unchanged)
     held = kept_rows(facts, needs)
     steps = list(zip(trace.operators, trace.rows, strict=True))
     kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]
@@ -106,7 +106,7 @@ def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
     }
     return Schedule(
         operators=(*trace.operators, None),
-        kinds=(*kinds, RUN),
+        kinds=(*(_second(kind, operator) for kind, (operator, _) in zip(kinds, steps, strict=True)), RUN),
         reach=trace.reach,
         read=trace.read,
         written=written,
@@ -116,6 +116,11 @@ def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
         needs=needs,
         rows=trace.rows,
     )
+
+
+def _second(kind: int, operator: Any) -> int:
+    """What is held is held in the shape in which it was made."""
+    return RUN if kind == HELD and changes_only_geometry(operator) else kind
 
 
 def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator: Any, held: frozenset[int]) -> int:

@@ -34,6 +34,12 @@ def draws(operator: Any) -> bool:
 
 
 @cache
+def changes_only_geometry(operator: Any) -> bool:
+    """Whether what an operator changes in place is the shape or the strides of a tensor, not its bytes."""
+    return torch.Tag.inplace_view in getattr(operator, "tags", ())
+
+
+@cache
 def writes(operator: Any) -> bool:
     """Whether an operator writes to one of its arguments and says so."""
     schema = schema_of(operator)

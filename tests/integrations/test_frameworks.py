@@ -1,0 +1,287 @@
+"""Frameworks that train models, with loops of their own, under a policy: PEFT, Accelerate, Lightning, and torchao.
+
+Each where it installs (the extra ``frameworks``). To the bit: losses, gradients, weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import policylang
+from tests.support.frameworks import (
+    POLICY,
+    WAYS,
+    Trained,
+    batches,
+    by_hand,
+    causal_loss,
+    check,
+    differences,
+    llama,
+    own_checkpoints,
+    the_switch,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::policylang.errors.PolicyWarning")]
+
+LINEARS = ["q_proj", "v_proj", "down_proj"]
+BOTH = pytest.mark.parametrize("way", list(WAYS))
+
+
+@pytest.fixture
+def peft() -> Any:
+    return pytest.importorskip("peft")
+
+
+def _adapters(peft: Any) -> dict[str, Any]:
+    task = {"task_type": "CAUSAL_LM"}
+    lora = {"r": 4, "lora_dropout": 0.1, "target_modules": LINEARS, "init_lora_weights": False, **task}
+    return {
+        "LoRA": peft.LoraConfig(**lora),
+        "DoRA": peft.LoraConfig(use_dora=True, **lora),
+        "IA3": peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], **task),
+        "LoHa": peft.LoHaConfig(r=4, target_modules=LINEARS, **task),
+        "OFT": peft.OFTConfig(oft_block_size=8, target_modules=["q_proj"], **task),
+        "norms": peft.LNTuningConfig(target_modules=["input_layernorm"], **task),
+        "prompt": peft.PromptTuningConfig(num_virtual_tokens=3, **task),
+        "encoded prompt": peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, **task),
+        "prefix": peft.PrefixTuningConfig(num_virtual_tokens=3, **task),
+    }
+
+
+ADAPTERS = ("LoRA", "DoRA", "IA3", "LoHa", "OFT", "norms", "prompt", "encoded prompt", "prefix")
+
+
+def _adapted(peft: Any, name: str) -> Any:
+    model = llama()
+    torch.manual_seed(2)
+    return peft.get_peft_model(model, _adapters(peft)[name])
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@BOTH
+def test_adapters(peft: Any, name: str, way: str) -> None:
+    if (name, way) == ("prefix", "the switch"):
+        pytest.skip("PEFT refuses prefixes where the model has checkpoints of its own")
+    check(lambda: _adapted(peft, name), by_hand, way)
+
+
+@BOTH
+def test_adapters_that_are_merged_switched_and_off(peft: Any, way: str) -> None:
+    def make() -> Any:
+        model = _adapted(peft, "LoRA")
+        torch.manual_seed(3)
+        model.add_adapter("other", _adapters(peft)["LoRA"])
+        return model
+
+    def loop(model: Any) -> list[Tensor]:
+        losses = by_hand(model, steps=1)
+        model.set_adapter("other")
+        losses += by_hand(model, steps=1)
+        with model.disable_adapter():
+            losses.append(causal_loss(model, batches(1)[0]))
+        model.merge_adapter()
+        losses.append(causal_loss(model, batches(1)[0]))
+        model.unmerge_adapter()
+        model.set_adapter("default")
+        return losses + by_hand(model, steps=1)
+
+    check(make, loop, way)
+
+
+@BOTH
+def test_an_adapter_that_is_saved_loaded_and_merged_for_good(peft: Any, way: str, tmp_path: Path) -> None:
+    def run(model: Any) -> Trained:
+        by_hand(model)
+        model.save_pretrained(tmp_path / "adapter")
+        base = llama()
+        own = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
+        ours = WAYS[way](own) if model.policy else own
+        again = Trained.by(by_hand, ours)
+        merged = ours.merge_and_unload()
+        merged.requires_grad_(True)
+        again.losses.extend(by_hand(merged))
+        return again
+
+    found = []
+    for policy in (False, True):
+        model = _adapted(peft, "LoRA")
+        model.policy = policy
+        found.append(run(WAYS[way](model) if policy else model))
+    assert differences(*found) == []
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@BOTH
+def test_accelerate(way: str, precision: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def loop(model: nn.Module) -> list[Tensor]:
+        accelerate.state.AcceleratorState._reset_state(True)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+        loader = torch.utils.data.DataLoader(batches(6), batch_size=None)
+        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+        losses = []
+        for tokens in loader:
+            with accelerator.accumulate(model):
+                loss = causal_loss(model, tokens)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+        return losses
+
+    try:
+        check(llama, loop, way)
+    finally:
+        accelerate.state.AcceleratorState._reset_state(True)
+
+
+@pytest.fixture
+def lightning() -> Any:
+    pytest.importorskip("lightning")
+    import lightning.pytorch as library
+
+    return library
+
+
+def _lit(library: Any, manual: bool) -> Callable[[nn.Module], Any]:
+    class Lit(library.LightningModule):  # type: ignore[misc]
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model, self.losses = model, []
+            self.automatic_optimization = not manual
+
+        def training_step(self, tokens: Tensor, number: int) -> Tensor | None:
+            loss = causal_loss(self.model, tokens)
+            self.losses.append(loss.detach())
+            if not manual:
+                return loss
+            optimizer = self.optimizers()
+            for part in (loss, causal_loss(self.model, tokens.flip(1))):
+                self.manual_backward(part)
+            optimizer.step()
+            optimizer.zero_grad()
+            return None
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.model.parameters(), lr=1e-2)
+
+    return Lit
+
+
+@pytest.mark.parametrize("kind", ["automatic", "manual", "swa", "ema", "bf16"])
+@BOTH
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_lightning(lightning: Any, kind: str, way: str) -> None:
+    def loop(model: nn.Module) -> list[Tensor]:
+        from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+
+        averages = {
+            "swa": lambda: [StochasticWeightAveraging(1e-2, swa_epoch_start=1)],
+            "ema": lambda: [EMAWeightAveraging(decay=0.5)],
+        }
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=3,
+            callbacks=averages.get(kind, list)(),
+            precision="bf16-mixed" if kind == "bf16" else "32-true",
+            accumulate_grad_batches=1 if kind in ("manual", "swa") else 2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        module = _lit(lightning, manual=kind == "manual")(model)
+        trainer.fit(module, torch.utils.data.DataLoader(batches(4), batch_size=None))
+        return list(module.losses)
+
+    check(llama, loop, way)
+
+
+@pytest.fixture
+def torchao() -> Any:
+    return pytest.importorskip("torchao")
+
+
+def _quantized(model: nn.Module) -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig(), lambda module, name: name.endswith(("o_proj", "up_proj")))
+    for name, each in model.named_parameters():
+        each.requires_grad_(not name.endswith(("o_proj.weight", "up_proj.weight")))
+    return model
+
+
+def _trained_quantization(model: nn.Module) -> Any:
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+    from torchao.quantization.qat import QATConfig
+
+    base = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
+    quantize_(model, QATConfig(base, step="prepare"), lambda module, name: "layers" in name and name.endswith("_proj"))
+    return model
+
+
+@pytest.mark.parametrize("change", [_quantized, _trained_quantization], ids=["int8 weights", "trained quantization"])
+@BOTH
+def test_quantized_weights(torchao: Any, change: Callable[[nn.Module], nn.Module], way: str) -> None:
+    check(lambda: change(llama()), by_hand, way)
+
+
+@BOTH
+def test_an_optimizer_in_eight_bits(torchao: Any, way: str) -> None:
+    from torchao.optim import AdamW8bit
+
+    check(llama, lambda model: by_hand(model, AdamW8bit(model.parameters(), lr=1e-2)), way)
+
+
+@BOTH
+def test_generation_between_steps(way: str) -> None:
+    def loop(model: Any) -> list[Tensor]:
+        losses = by_hand(model, steps=1)
+        tokens = model.eval().generate(batches(1)[0], max_new_tokens=4, do_sample=False)
+        model.train()
+        return [*losses, tokens, *by_hand(model, steps=1)]
+
+    check(llama, loop, way)
+
+
+@BOTH
+def test_copies_that_are_saved_and_loaded(way: str, tmp_path: Path) -> None:
+    """``save_pretrained`` and ``from_pretrained``, ``assign=True``, and a copy that is trained beside its model."""
+    from transformers import LlamaForCausalLM
+
+    def loop(model: Any) -> list[Tensor]:
+        losses = by_hand(model, steps=1)
+        losses += by_hand(copy.deepcopy(model), steps=1)
+        model.save_pretrained(tmp_path)
+        state = LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+        model.load_state_dict({name: each * 1.01 for name, each in state.items()}, assign=True)
+        return losses + by_hand(model, steps=2)
+
+    check(lambda: llama(tie_word_embeddings=False), loop, way)
+
+
+def test_policies_reports_and_wrappers_know_one_another(peft: Any) -> None:
+    """The function was made for the base model: the report of the wrapper is the same."""
+    base = llama()
+    the_switch(base)
+    model = peft.get_peft_model(base, _adapters(peft)["LoRA"])
+    by_hand(model, steps=1)
+    assert str(policylang.report(model)) == str(policylang.report(base))
+    other = own_checkpoints(_adapted(peft, "LoRA"))
+    by_hand(other, steps=1)
+    assert policylang.report(other).policy == POLICY
