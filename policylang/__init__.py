@@ -17,6 +17,7 @@ _PUBLIC = {
     "load": "policylang.loading",
     "parse": "policylang.loading",
     "partition": "policylang.backends.apply",
+    "partitioner": "policylang.backends.custom_partitioner",
     "pass_": "policylang.backends.passes",
     "recompilable": "policylang.backends.replay",
     "PolicyAuditError": "policylang.errors",
@@ -45,8 +46,8 @@ def report(subject: Any) -> Report:
     """What was decided on a graph or a compiled model, by which line, and what came of it.
 
     ``subject`` is a graph that a policy was applied to or that a policy partitioned (either half of it, too), a model
-    that was compiled under one, what ``torch.compile`` returned for it, or the backend that ``policylang.backend``
-    returned. A compiled model has a report once it has run.
+    that was compiled under one, what ``torch.compile`` returned for it, or what ``policylang.backend`` or
+    ``policylang.partitioner`` returned. A compiled model has a report once it has run.
 
     Raises ``PolicyGraphError`` for anything else, and where no policy has acted yet.
     """

@@ -387,6 +387,28 @@ def is_recompilation() -> bool:
     return bool(getattr(number, "frame_compile_id", 0))
 
 
+def dynamo_graphs() -> list[fx.Graph]:
+    """The graph that Dynamo is handing to its backend and those nested in it; empty outside of that.
+
+    Private because a partitioner is handed the joint graph alone, and torch's caches ask for its key before there is
+    one.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:
+        return []
+    nested = [
+        part
+        for module in output.nn_modules.values()
+        if isinstance(module, torch.nn.Module)
+        for part in module.modules()
+        if isinstance(part, fx.GraphModule)
+    ]
+    return [output.graph, *(module.graph for module in nested)]
+
+
 def cache_hits() -> int:
     """How often AOTAutograd took a compiled graph from its cache: then no partitioner was called."""
     from torch._dynamo.utils import counters

@@ -53,7 +53,12 @@ def code_digest() -> str:
 
 def context_of(graph: fx.GraphModule) -> str:
     """Over what a policy may read of Dynamo's graph that the graph's code does not say."""
-    return _digest(word for module in _modules(graph) for node in module.graph.nodes for word in _unwritten(node))
+    return context_of_graphs(module.graph for module in _modules(graph))
+
+
+def context_of_graphs(graphs: Iterable[fx.Graph]) -> str:
+    """The same of a graph that has no module yet, and of those nested in it."""
+    return _digest(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
 
 
 def groups_key(policy: Policy) -> str:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from policylang.backends.cse import Merged
 from policylang.backends.tags import UNSAFE
-from policylang.graph.facts import Facts, Flag, InputKind, Phase, users_of
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, users_of
 from policylang.language.syntax import Action
 from policylang.planning.offloading import offload_diagnostics, offloads, settle_offloads
 from policylang.planning.outcome import backward_needs
@@ -26,6 +26,8 @@ from policylang.planning.storage import storage_roots
 _AUTO_SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "PyTorch's min-cut saves it")
 _AUTO_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "PyTorch's min-cut recomputes it")
 _SIZE = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
+_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
+_GRADIENT = int(Flag.GRADIENT)
 _EFFECTS = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
 
 
@@ -58,12 +60,12 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
     nothing of it is moved to the forward and saved where min-cut says so, unless it looks into memory that is
     offloaded: the backward makes such a view of what came back. Symbolic sizes that the backward takes of a
     forward tensor are taken in the forward, so that the tensor need not be kept for them. Backward nodes that lead to
-    nothing read nothing.
+    nothing read nothing. What a moved or a dead node read no longer feeds the backward for its sake.
     """
     facts = plan.facts
     phases, inputs, flags, decisions = list(facts.phases), list(facts.inputs), list(facts.flags), list(plan.decisions)
     for row in gradients:
-        flags[row] |= Flag.FEEDS_BACKWARD
+        flags[row] |= _GRADIENT
     if chosen is not None:
         wanted = frozenset(chosen)
         for row in facts.forward:
@@ -87,6 +89,9 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
             inputs[row] = ()
         for source in inputs[row]:
             live[source] = 1
+    flags = [flag & ~_FEEDS_BACKWARD for flag in flags]
+    for row in read_by_backward(phases, inputs, facts.owners):
+        flags[row] |= _FEEDS_BACKWARD
     return evolve(plan, facts=evolve(facts, phases=phases, inputs=inputs, flags=flags), decisions=decisions)
 
 

@@ -13,6 +13,8 @@ from policylang.graph.facts import Facts, Flag, Phase
 from policylang.planning.outcome import Needs
 from policylang.planning.plan import Plan
 
+_IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
+
 
 def split(
     joint: fx.GraphModule, plan: Plan, needs: Needs, *, num_fwd_outputs: int, static_inputs: Sequence[int]
@@ -55,7 +57,7 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     written = {_torch_graph.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
         desc = node.meta.get("desc")
-        if desc is None or desc not in written or facts.has(facts.index[node.name], Flag.FEEDS_BACKWARD):
+        if desc is None or desc not in written or facts.has(facts.index[node.name], _IN_BACKWARD):
             continue
         node.meta["saved_tensor_with_no_vc_check"] = True
 

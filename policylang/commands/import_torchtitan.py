@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _name(text: str) -> str:
-    from policylang.language.parser import word_kind
+    from policylang.language.parser import is_policy_name
 
-    if word_kind(text) != "NAME":
+    if not is_policy_name(text):
         raise argparse.ArgumentTypeError(f"`{text}` cannot be the name of a policy")
     return text

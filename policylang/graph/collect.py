@@ -13,7 +13,7 @@ from torch import fx
 from policylang._torch_graph import has_data_symbol, is_backward_output, is_saved_output, own_rank
 from policylang.graph.arguments import argument_column
 from policylang.graph.collectives import group_columns
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase, users_of
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase, read_by_backward, users_of
 from policylang.graph.flat_phases import said_phase
 from policylang.graph.flops import count, formula_for
 from policylang.graph.inputs import Source, input_columns
@@ -37,6 +37,7 @@ _RECORDED_SAVED = int(Flag.RECORDED_SAVED)
 _BACKWARD_HOOK = int(Flag.BACKWARD_HOOK)
 _FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
 _FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_GRADIENT = int(Flag.GRADIENT)
 _WRITES = int(Flag.WRITES)
 _READS_MUTATED = int(Flag.READS_MUTATED)
 _SYMBOLIC = int(Flag.SYMBOLIC)
@@ -118,7 +119,8 @@ class _Collector:
         self._flag_data_dependent(flags)
         names = [node.name for node in nodes]
         lost = self._flag_recorded(flags, Columns(names, targets, phases, inputs, users, owners))
-        self._flag_readers(flags, phases, users, owners)
+        for row in read_by_backward(phases, inputs, owners):
+            flags[row] |= _FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
         if kind is GraphKind.FLAT:
             self._flag_memory(flags, phases, owners)
@@ -266,21 +268,15 @@ class _Collector:
             if flags[row] & _COLLECTIVE and any(has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes):
                 flags[row] |= Flag.DATA_DEPENDENT
 
-    def _flag_readers(
-        self, flags: array[int], phases: bytearray, users: Sequence[tuple[int, ...]], owners: array[int]
-    ) -> None:
-        for row, readers in enumerate(users):
-            if phases[row] != Phase.BACKWARD and any(phases[reader] == Phase.BACKWARD for reader in readers):
-                flags[row] |= _FEEDS_BACKWARD
-                flags[owners[row]] |= _FEEDS_BACKWARD
-
     def _flag_outputs(
         self, flags: array[int], phases: bytearray, rows: Sequence[int | None], descs: Sequence[Any]
     ) -> None:
         for row, desc in zip(rows, descs, strict=True):
-            if row is None or phases[row] != Phase.FORWARD:
+            if row is None or phases[row] not in (Phase.FORWARD, Phase.INPUT):
                 continue
-            if desc is None or not (is_backward_output(desc) or is_saved_output(desc)):
+            if desc is not None and is_backward_output(desc):
+                flags[row] |= _GRADIENT
+            elif phases[row] == Phase.FORWARD and (desc is None or not is_saved_output(desc)):
                 flags[row] |= _FORWARD_OUTPUT
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:

@@ -7,7 +7,7 @@ graph of a million nodes has to fit beside the graph itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum, IntEnum, IntFlag
 from functools import cached_property
 from typing import Any
@@ -76,6 +76,10 @@ class Flag(IntFlag):
     is run again with it, or running statistics that a second run leaves out."""
     BACKWARD_HOOK = 16384
     """The user's code waits for its gradient (``has_backward_hook``)."""
+    GRADIENT = 32768
+    """Of a forward value or an input of a joint graph: the backward returns it, as a gradient or as part of one."""
+    SEED = 65536
+    """It draws the seeds from which Inductor's random operators make all their numbers."""
 
 
 @frozen
@@ -213,6 +217,16 @@ class Facts:
 
     def has(self, row: int, flag: Flag) -> bool:
         return bool(self.flags[row] & flag)
+
+
+def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> Iterator[int]:
+    """The rows that are :attr:`Flag.FEEDS_BACKWARD`, some of them twice."""
+    for row, reads in enumerate(inputs):
+        if phases[row] == Phase.BACKWARD:
+            for read in reads:
+                if phases[read] != Phase.BACKWARD:
+                    yield read
+                    yield owners[read]
 
 
 def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

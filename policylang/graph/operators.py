@@ -33,6 +33,7 @@ _ASSERTIONS = (
 _EFFECTFUL_HIGHER_ORDER = frozenset({"with_effects", "print", "call_torchbind", "inductor_compiled_code"})
 _WRITING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
 _RANDOM_HIGHER_ORDER = frozenset({"run_and_save_rng_state", "graphsafe_run_with_rng_state"})
+_SEEDS = ("prims.inductor_seed.", "prims.inductor_seeds.", "prims.inductor_rand_eager_offset")
 
 Place = tuple[int, str]
 """Where a call has an argument: its position and its keyword; the position is -1 for keyword-only arguments."""
@@ -141,6 +142,8 @@ def _describe_overload(target: OpOverload) -> Operator:
         flags |= Flag.VIEW
     if torch.Tag.nondeterministic_seeded in target.tags:
         flags |= Flag.RANDOM
+    if name.startswith(_SEEDS):
+        flags |= Flag.SEED
     if len(schema.returns) > 1 or any(str(value.type).startswith("List[") for value in schema.returns):
         flags |= Flag.MULTI_OUTPUT
     if group and name not in WAITS:

@@ -85,7 +85,9 @@ def phases_of(
     What depends on a tangent is backward, whatever it is tagged. Of a joint graph's other nodes the tag decides, except
     that a value which the forward needs is forward: autograd interleaves, and tags by the thread that ran a node rather
     than by who reads it. What has no tag and stands behind the last node tagged forward is backward, as PyTorch's
-    default partitioner has it: Dynamo traces the backward of an ``autograd.Function`` without tags.
+    default partitioner has it: Dynamo traces the backward of an ``autograd.Function`` without tags. What autograd's
+    hooks saw in a backward and is tagged forward is a copy: an earlier partition's backward, traced again with the
+    metadata of its nodes, computes it anew.
     """
     if kind is GraphKind.FLAT:
         return flat_phases(ops, inputs, marks.said, marks.hooked, marks.seeds)
@@ -95,7 +97,8 @@ def phases_of(
     for row in marks.tangents:
         late[row] = 1
     has_backward = kind is not GraphKind.FORWARD
-    forward_ends = _last_tagged_forward(marks.tags, ops) if kind is GraphKind.JOINT else length
+    copies = _copies(marks) if kind is GraphKind.JOINT else bytes(length)
+    forward_ends = _last_tagged_forward(marks.tags, ops, copies) if kind is GraphKind.JOINT else length
     for row in range(length):
         op = ops[row]
         if op == "placeholder" or op == "get_attr":
@@ -111,17 +114,27 @@ def phases_of(
             if late[read]:
                 late[row] = 1
                 break
-        if late[row] or marks.tags[row] in _BACKWARD_TAGS or (row > forward_ends and marks.tags[row] is None):
+        untagged = row > forward_ends and marks.tags[row] is None
+        if late[row] or copies[row] or untagged or marks.tags[row] in _BACKWARD_TAGS:
             phases[row] = Phase.BACKWARD
     if kind is GraphKind.JOINT:
         _claim_for_forward(phases, late, marks, inputs, output_rows)
     return phases
 
 
-def _last_tagged_forward(tags: Sequence[str | None], ops: Sequence[str]) -> int:
+def _copies(marks: Marks) -> Sequence[int]:
+    """Which rows an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
+    backward inside it; torch before 2.12 does not mark them."""
+    if all(desc is None for desc in marks.output_descs):
+        return bytes(len(marks.tags))
+    tags = marks.tags
+    return bytearray(hooked and tags[row] in _FORWARD_TAGS for row, hooked in enumerate(marks.hooked))
+
+
+def _last_tagged_forward(tags: Sequence[str | None], ops: Sequence[str], copies: Sequence[int]) -> int:
     """The last operator that is tagged forward; the end of the graph where none is."""
     for row in range(len(tags) - 1, -1, -1):
-        if tags[row] in _FORWARD_TAGS and ops[row] == "call_function":
+        if tags[row] in _FORWARD_TAGS and ops[row] == "call_function" and not copies[row]:
             return row
     return len(tags)
 
@@ -133,7 +146,7 @@ def _claim_for_forward(
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
 ) -> None:
-    """Make forward what is tagged backward, depends on no tangent and is read by the forward or returned by it."""
+    """Make forward what would be backward, depends on no tangent and is read by the forward or returned by it."""
     needed = bytearray(len(phases))
     for row, desc in zip(output_rows, marks.output_descs, strict=False):
         if row is not None and desc is not None and not is_backward_output(desc):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
+from policylang.language.parser import is_policy_name
 from policylang.language.predicate_format import format_glob, format_predicate
 from policylang.language.syntax import (
     Action,
@@ -94,7 +95,7 @@ def format_rule(rule: Rule) -> str:
 
 def format_policy(policy: Policy) -> str:
     """The canonical text of a resolved policy: names that are used, includes in place, no comments."""
-    lines = [f"policy {policy.name}"] if policy.name.isidentifier() else []
+    lines = [f"policy {policy.name}"] if is_policy_name(policy.name) else []
     if policy.blocks is not None:
         lines.append(f"blocks {format_glob(policy.blocks.glob)}")
     if policy.undecided is not None:

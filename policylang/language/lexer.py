@@ -105,7 +105,7 @@ class Lexer:
             if kind != "blank":
                 word = match.group()
                 if kind == "run":
-                    name = self._classify(word)
+                    name = "NAME" if word.isidentifier() and _is_given(lexemes) else self._classify(word)
                 elif kind == "mark":
                     name = _MARKS[word]
                 else:
@@ -126,6 +126,19 @@ class Lexer:
             if pattern.fullmatch(word):
                 return name
         return "PATH"
+
+
+def _is_given(before: Sequence[Lexeme]) -> bool:
+    """Whether the next word is a name whatever it is elsewhere: a policy's, or a dimension's of the user's mesh."""
+    if not before or before[0].type == "POLICY":
+        return len(before) == 1
+    if before[-1].type == "COMMA":  # of `over dp, tp`; no other comma follows an `over`
+        return len(before) > 1 and before[-2].type == "NAME" and _opens_fuse(before)
+    return before[-1].type == "OVER"
+
+
+def _opens_fuse(words: Sequence[Lexeme]) -> bool:
+    return any(word.type == "FUSE" for word in words[:2])
 
 
 def _pair(first: Lexeme, second: Lexeme) -> str | None:

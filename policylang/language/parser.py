@@ -33,7 +33,7 @@ def _machine() -> _Machine:
 
 
 def keywords() -> frozenset[str]:
-    """The words that cannot be names."""
+    """The words that cannot be names of selectors, operators or modules."""
     return frozenset(_machine().lexer.keywords)
 
 
@@ -41,6 +41,12 @@ def word_kind(text: str) -> str | None:
     """The terminal that a text is as one word; None where it is several or none."""
     words, origin = _machine().lexer.lex(Source("", text), 0, len(text))
     return words[0].type if len(words) == 1 and len(words[0]) == len(text) and not origin.problems else None
+
+
+def is_policy_name(text: str) -> bool:
+    """Whether `policy` can be followed by a text as one plain name, a keyword or not."""
+    words, origin = _machine().lexer.lex(Source("", f"policy {text}"), 0, len(text) + len("policy "))
+    return [word.type for word in words] == ["POLICY", "NAME"] and words[1] == text and not origin.problems
 
 
 def words_of(source: Source, start: int, end: int) -> list[Lexeme]:

@@ -109,7 +109,7 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
     origin, last = word.origin, before[-1]
     spelt = str(word).isidentifier()
     reserved = spelt and str(word) in keywords
-    if reserved and last.type in ("LET", "POLICY"):
+    if reserved and last.type == "LET":
         message = f"`{word}` is a word of the language and cannot be a name"
         origin.report("APL015", message, word.span, help="choose another name")
         return

@@ -18,7 +18,9 @@ from policylang.planning.rowsets import mask_of, members
 from policylang.planning.selectors import Selections
 
 NO_RULE = -1
-_SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
+# Plain integers: the enumeration's own operators cost ten times as much.
+_SYMBOLIC = int(Flag.SYMBOLIC)
+_SEED = int(Flag.SEED)
 
 
 @frozen(eq=False)
@@ -40,7 +42,7 @@ def owners_of(facts: Facts, rows: list[int]) -> list[int]:
 
 
 def judge(policy: Policy, facts: Facts, selections: Selections, user_decisions: dict[int, Decision]) -> Verdict:
-    """Evaluate every rule. A symbolic value and, without ``override``, a value the user tagged keep what they have."""
+    """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have."""
     winner = array("i", [NO_RULE]) * len(facts)
     flags = facts.flags
     matched: list[tuple[int, ...]] = []
@@ -48,7 +50,7 @@ def judge(policy: Policy, facts: Facts, selections: Selections, user_decisions: 
         denoted = owners_of(facts, selections.rows(rule.selector))
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & _SYMBOLIC or (not rule.override and row in user_decisions):
+            if flags[row] & (_SYMBOLIC | _SEED) or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -67,6 +69,7 @@ def first_decisions(
     """What becomes of every forward row if all is safe; None for the rows no rule ranges over."""
     by_rule = [_by_rule(rule, index, leave_saves, leave_recomputes) for index, rule in enumerate(policy.rules)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
+    seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
     rest = _undecided(undecided)
     decisions: list[Decision | None] = [None] * len(facts)
     owners, flags, winner = facts.owners, facts.flags, verdict.winner
@@ -74,6 +77,8 @@ def first_decisions(
         owner = owners[row]
         if (flags[row] | flags[owner]) & _SYMBOLIC:
             decisions[row] = symbolic
+        elif flags[owner] & _SEED:
+            decisions[row] = seed
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]
         else:

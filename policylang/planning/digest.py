@@ -47,13 +47,16 @@ def common_names(facts: Facts) -> list[str]:
     """The names of all nodes as every rank has them.
 
     Where a rank takes its own piece of a split and nobody another one, the piece is another ``getitem`` on every rank.
+    Pieces that nobody reads may stand beside it.
     """
-    names, users = list(facts.names), facts.users
-    for row, target in enumerate(facts.targets):
-        if target == GETITEM and facts.inputs[row]:
-            (source,) = facts.inputs[row]
-            if facts.flags[source] & _VIEW and len(users[source]) == 1:
-                names[row] = f"a piece of {names[source]}"
+    names, users, targets = list(facts.names), facts.users, facts.targets
+    for row, readers in enumerate(users):
+        if not facts.flags[row] & _VIEW:
+            continue
+        pieces = [user for user in readers if targets[user] == GETITEM]
+        if len(readers) - sum(not users[piece] for piece in pieces) <= 1:
+            for piece in pieces:
+                names[piece] = f"a piece of {names[row]}"
     return names
 
 

@@ -21,6 +21,8 @@ CERTAINLY = 2
 # Plain integers: the enumeration's own operators cost ten times as much.
 _SYMBOLIC = int(Flag.SYMBOLIC)
 _VIEW = int(Flag.VIEW)
+_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_GRADIENT = int(Flag.GRADIENT)
 
 
 @frozen(eq=False)
@@ -133,20 +135,18 @@ def _read_by_backward(facts: Facts) -> bytearray:
                     need[source] = CERTAINLY
         elif phases[row] == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
             for source in facts.inputs[row]:
-                if _is_backward_output(facts, source):
+                if is_gradient(facts, source):
                     need[source] = CERTAINLY
     return need
 
 
-def _is_backward_output(facts: Facts, row: int) -> bool:
-    """A returned forward value is a gradient, unless the forward returns it and nothing says that it is both.
-
-    A graph input is one where that is known: the device mesh of a gradient that is a DTensor is an input.
-    """
-    feeds_backward = bool(facts.flags[row] & Flag.FEEDS_BACKWARD) and row not in facts.followers  # it may be theirs
+def is_gradient(facts: Facts, row: int) -> bool:
+    """Whether the backward returns what the graph returns of the forward: an output of the forward only where that is
+    said of it as well, and an input, such as the device mesh of a gradient that is a DTensor, too."""
     if facts.phases[row] == Phase.INPUT:
-        return feeds_backward and facts.input_kinds[row] != InputKind.TANGENT
-    return facts.phases[row] == Phase.FORWARD and (feeds_backward or not facts.flags[row] & Flag.FORWARD_OUTPUT)
+        return bool(facts.flags[row] & _GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
+    is_both = facts.flags[row] & (_GRADIENT | _FORWARD_OUTPUT) != _FORWARD_OUTPUT
+    return facts.phases[row] == Phase.FORWARD and is_both
 
 
 def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> Outcome:

@@ -46,7 +46,7 @@ class Why(Enum):
     USER = "user"
     """The user's own ``checkpoint``."""
     ALWAYS = "always"
-    """One of the things that always hold: a symbolic size is saved."""
+    """One of the things that always hold: a symbolic size or a seed is saved."""
     UNSAFE = "unsafe"
     """An ``optional`` rule asked for a recomputation that would be wrong: saved."""
     ROUTING = "routing"

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
+from policylang.planning.outcome import is_gradient
 from policylang.planning.storage import GETITEM, IN_FLIGHT, storage_roots
 
 # Plain integers: the enumeration's own operators cost ten times as much.
@@ -25,7 +26,6 @@ _HAS_EFFECT = int(Flag.RANDOM | Flag.EFFECTFUL)
 _RANDOM = int(Flag.RANDOM)
 _WRITES_OUTSIDE = int(Flag.WRITES)
 _WRITES_WITHIN = int(Flag.WRITES | Flag.REPEATABLE)
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
 _FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 
 _STATE_ON_CPU, _STATE_ELSEWHERE = 5056, 16
@@ -123,8 +123,7 @@ class _Simulation:
     def _is_gradient(self, row: int, source: int) -> bool:
         """Whether the graph returns a forward value as the gradient it happens to be."""
         facts = self.facts
-        joint = facts.kind is GraphKind.JOINT and facts.phases[row] == Phase.OUTPUT
-        return joint and not facts.flags[source] & _FORWARD_OUTPUT
+        return facts.kind is GraphKind.JOINT and facts.phases[row] == Phase.OUTPUT and is_gradient(facts, source)
 
     def _held_by_forward(self) -> dict[int, int]:
         """Of a flat graph, by storage: the last forward row that reads it, beside what is run again."""

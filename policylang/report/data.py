@@ -143,6 +143,11 @@ class Report:
     from_cache: bool = False
     """Served from a compile cache: what is said here was found when the graph was compiled, under the same policy."""
     graphs: tuple[Report, ...] = ()
+    half: str = ""
+    """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
+    nothing is decided about values."""
+    operators: int = 0
+    """Of a half: how many it runs, counted like decisions."""
 
     def __str__(self) -> str:
         from policylang.report.text import report_text

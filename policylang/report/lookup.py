@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from policylang.backends import refusals
+from policylang.backends.custom_partitioner import PolicyPartitioner, reports_of
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.session import Session
 from policylang.backends.inductor import graphs_of
@@ -21,6 +22,8 @@ def reports_for(subject: Any) -> list[Report]:
     """One report a graph, in order of compilation. Raises as :func:`policylang.report` does."""
     if isinstance(subject, fx.GraphModule):
         return [_of_graph(subject)]
+    if isinstance(subject, PolicyPartitioner):
+        return _some(reports_of(subject))
     sessions = sessions_of(subject)
     if sessions:
         found = [*_of_checkpoints(sessions), *_of_compiled_code(subject, sessions)]
@@ -29,9 +32,13 @@ def reports_for(subject: Any) -> list[Report]:
         if graphs is None:
             raise PolicyGraphError([refusals.nothing_to_report(subject)])
         found = [report for graph in graphs for report in graph.reports]
+    return _some(found)
+
+
+def _some(found: Sequence[Report]) -> list[Report]:
     if not found:
         raise PolicyGraphError([refusals.nothing_decided()])
-    return found
+    return list(found)
 
 
 def _of_checkpoints(sessions: Sequence[Session]) -> list[Report]:

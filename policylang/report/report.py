@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from policylang.graph.facts import GraphKind
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action
 from policylang.planning.plan import Decision as Planned
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "partition_report", "plan_report", "report_from_dict", "report_on"]
 
+_HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
+
 
 def report_on(subject: Any) -> Report:
     """See :func:`policylang.report`."""
@@ -39,8 +42,14 @@ def report_on(subject: Any) -> Report:
 
 
 def plan_report(plan: Plan) -> Report:
-    """Of a graph that is planned and not partitioned: decisions and rules, no bytes."""
-    return _report(plan, None)
+    """Of a graph that is planned and not partitioned: decisions and rules, no bytes. Of a half: its rewrites."""
+    report = _report(plan, None)
+    if plan.facts.kind not in _HALVES:
+        return report
+    operators = sum(op == "call_function" and plan.facts.owners[row] == row for row, op in enumerate(plan.facts.ops))
+    return evolve(
+        report, half=plan.facts.kind.value, operators=operators, forward_nodes=0, blocks=0, decisions={}, undecided=0
+    )
 
 
 def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Rewrites] | None = None) -> Report:

@@ -21,7 +21,7 @@ def report_text(report: Report) -> str:
 
 
 def _heading(report: Report) -> str:
-    facts = []
+    facts = [f"{report.half} half of a partition, {_count(report.operators, 'operator')}"] if report.half else []
     if report.forward_nodes:
         facts.append(_count(report.forward_nodes, "forward value"))
     if report.blocks:

@@ -62,6 +62,6 @@ def test_a_wrong_string_is_underlined(policylang):
 
 def test_usage_and_files(policylang, tmp_path):
     good = "layers.*.wo::aten.mm.default"
-    assert policylang("import-torchtitan", good, "--name", "block").code == 2
+    assert policylang("import-torchtitan", good, "--name", "two words").code == 2
     assert policylang("import-torchtitan", good, "--graph", str(tmp_path / "no.graph")).code == 2
     assert policylang("import-torchtitan", good, "-o", str(tmp_path / "no" / "mine.apl")).code == 2

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 import policylang
+from policylang.language.formatter import format_policy
+from policylang.language.layout import format_source
+from policylang.language.loader import load_policy
+from policylang.language.parser import keywords
+from policylang.language.source import Source
+from policylang.language.statement_tree import ACTIONS
 from policylang.language.syntax import (
     Action,
     And,
@@ -335,6 +342,25 @@ def test_undecided(fate: str) -> None:
 )
 def test_rewrites(text: str, tree: Rewriting) -> None:
     assert policy(text).rewrites == (tree,)
+
+
+@pytest.mark.parametrize("word", sorted({*filter(str.isidentifier, keywords()), *ACTIONS, "up", "to", "rank"}))
+def test_a_policy_and_a_mesh_dimension_may_be_called_like_a_word_of_the_language(word: str) -> None:
+    found = policy(f"policy {word}\nsave mm\nfuse all_gather chains over {word}, dp, {word}")
+    assert found.name == word
+    assert found.rewrites == (Fuse("all_gather", (word, "dp", word)),)
+    assert policy(format_policy(found)) == found
+    assert format_source(Source("", f"policy   {word};save mm")).text == f"policy {word}\nsave mm\n"
+
+
+def test_a_policy_in_a_file_that_is_called_like_a_word_of_the_language_is_written_back(tmp_path: Path) -> None:
+    (tmp_path / "fuse.apl").write_text("save mm", encoding="utf-8")
+    (tmp_path / "all.apl").write_text('policy save\ninclude "fuse.apl"', encoding="utf-8")
+    for name, wanted in (("fuse", "fuse"), ("all", "save")):
+        found = load_policy(tmp_path / f"{name}.apl").policy
+        assert found is not None
+        assert found.name == wanted
+        assert policy(found.canonical).name == wanted
 
 
 def test_requires_an_older_language_is_met() -> None:

@@ -497,7 +497,7 @@ class Reference:
                 if owner in sets[index] and (rule.override or owner not in user):
                     action = None if rule.action is Action.LEAVE else rule.action
                     decided[row] = (action, index, "rule")
-            if self.facts.flags[row] & Flag.SYMBOLIC:
+            if self.facts.flags[row] & (Flag.SYMBOLIC | Flag.SEED):
                 decided[row] = (Action.SAVE, None, "always")
         for owner in self.routing():
             action, index, why = decided[owner]

@@ -28,6 +28,7 @@ PLAIN = (
     ("aten.copy_.default", Flag.WRITES),
     ("aten.bernoulli_.float", Flag.WRITES | Flag.REPEATABLE),
     ("aten.sym_size.int", Flag.SYMBOLIC),
+    ("prims.inductor_seeds.default", Flag.SEED | Flag.RANDOM),
     ("aten._print.default", Flag.EFFECTFUL),
 )
 STEERING = ("aten.index.Tensor", "aten.gather.default", "aten.where.self")

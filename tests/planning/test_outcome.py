@@ -131,7 +131,7 @@ def test_what_the_partitioner_is_left_with_is_marked_and_so_is_what_hangs_on_it(
 def test_a_forward_value_that_is_itself_a_gradient_is_needed():
     text = """
         %x = input
-        %sin = aten.sin.default(%x) bytes=8 feeds_backward
+        %sin = aten.sin.default(%x) bytes=8 gradient
         ---
         %t = tangent
         %b = aten.mul.Tensor(%t)
@@ -139,6 +139,8 @@ def test_a_forward_value_that_is_itself_a_gradient_is_needed():
     """
     facts, outcome = outcome_of(text, save(everything))
     assert names(facts, outcome.saved) == ["sin"]
+    facts, outcome = outcome_of(text.replace("gradient", "feeds_backward"), save(everything))  # a reader moved away
+    assert not outcome.saved
 
 
 def test_backward_nodes_among_the_forward_ones_are_read_as_backward():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import sys
 
@@ -54,6 +55,20 @@ def test_a_planned_graph(joint, policy):
     ground = report.rules[0]
     assert ground.overridden == report.rules[1].matched + 2, "the matmuls, and what crosses"
     assert report.forward_nodes >= sum(rule.decided for rule in report.rules) + report.undecided
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_a_half_is_called_a_half_and_nothing_is_decided_on_it(joint, policy, kind):
+    halves = policylang.partition(
+        copy_of(joint.gm), joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
+    )
+    half = copy_of(halves[kind == "backward"])
+    report = policylang.report(policylang.apply(half, policylang.parse("save mm; optional fuse all_gather chains")))
+    calls = [node for node in half.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+    assert str(report).startswith(f"policy policy: {kind} half of a partition, {len(calls)} operators\n")
+    assert "forward value" not in str(report)
+    assert "undecided" not in str(report)
+    assert not report.decisions
 
 
 def test_a_partitioned_graph_and_either_half_of_it(joint, policy):

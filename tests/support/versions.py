@@ -13,6 +13,9 @@ needs_groups_in_any_order = pytest.mark.skipif(
 needs_traced_meshes = pytest.mark.skipif(
     VERSION < (2, 12), reason="before torch 2.12, a part of a device mesh cannot be taken while a graph is traced"
 )
+needs_marked_backwards = pytest.mark.skipif(
+    VERSION < (2, 12), reason="before torch 2.12, autograd does not mark what runs in a backward"
+)
 needs_cached_collectives = pytest.mark.skipif(
     VERSION < (2, 12), reason="on torch 2.11, a graph with collectives is not found in Inductor's caches again"
 )

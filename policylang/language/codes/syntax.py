@@ -94,8 +94,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "APL015",
         "reserved word",
-        "The word is part of the language and cannot be a name. An operator of that name is reached with its "
-        "namespace (`aten.where`), a module of that name in quotes.",
+        "The word is part of the language and cannot name a selector. An operator of that name is reached with its "
+        "namespace (`aten.where`), a module of that name in quotes; a policy and a mesh dimension may be called so.",
         wrong="let block = mm\nsave mm",
         mended="let matrices = mm\nsave matrices",
     ),

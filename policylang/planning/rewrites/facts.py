@@ -35,7 +35,7 @@ _FLAGS = {
 _FOLLOWERS = ("_c10d_functional.wait_tensor.default", "builtin.getitem")
 _KEPT = int(Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
 """What a new node takes over from the one it is like, with that one's metadata."""
-_HANDED_ON = int(Flag.FORWARD_OUTPUT)
+_HANDED_ON = int(Flag.FORWARD_OUTPUT | Flag.GRADIENT)
 """What the replacement of a value takes over from it."""
 
 

@@ -19,6 +19,7 @@ from policylang.planning.rewrites.proof import Prover
 from policylang.planning.rewrites.round_trips import RoundTrips
 from policylang.planning.rewrites.scatters import Scatters
 from policylang.planning.rewrites.setting import Setting
+from policylang.planning.rewrites.unread import unread_pieces, with_pieces, without_pieces
 
 _FUSING: Mapping[str, type[Fusing]] = {kind.kind: kind for kind in (Gathers, Scatters)}
 
@@ -37,9 +38,11 @@ def plan_rewrites(policy: Policy, facts: Facts, capabilities: Capabilities) -> t
     prover = Prover()
     known = facts.groups
     for number, statement in enumerate(policy.rewrites):
-        setting = Setting(facts, number, capabilities, Names(facts.index), prover, known)
+        unread = unread_pieces(facts)
+        setting = Setting(without_pieces(facts, unread), number, capabilities, Names(facts.index), prover, known)
         outcomes = _outcomes(statement, setting)
-        mine = _in_order([each for each in outcomes if isinstance(each, Rewrite)], facts)
+        found = [with_pieces(each, facts, unread) for each in outcomes if isinstance(each, Rewrite)]
+        mine = _in_order(found, facts)
         refused.extend(each for each in outcomes if isinstance(each, Refused))
         facts = rewritten(facts, mine)
         done.extend(mine)

@@ -42,9 +42,10 @@ class Ranks:
         mesh: DeviceMesh = self.mesh[name]
         return functional.wait_tensor(functional.all_gather_tensor(value, dim, mesh))
 
-    def planned(self, function: Callable[[Tensor], Tensor]) -> Plan:
+    def planned(self, function: Callable[[Tensor], Tensor], *, as_traced: bool = False) -> Plan:
         gm = make_fx(function)(torch.ones(ROWS, COLUMNS))
-        gm.graph.eliminate_dead_code()
+        if not as_traced:
+            gm.graph.eliminate_dead_code()
         gm.recompile()
         policylang.apply(gm, policylang.parse("optional collapse round_trips"))
         made = plan_of(gm)
@@ -70,8 +71,32 @@ def own_piece(ranks: Ranks, dim: int, value: Tensor) -> Tensor:
     return ranks.gathered(value, dim, "tp").chunk(4, dim)[ranks.place["tp"]].sin()
 
 
+def half_of(place: int, value: Tensor) -> Tensor:
+    return value.chunk(2)[place].sin()
+
+
 def first_rows(ranks: Ranks, value: Tensor) -> Tensor:
     return ranks.gathered(value, 0, "tp")[:ROWS].sin()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_that_are_traced_and_read_by_nobody_go_with_the_rest(at_rank, dim: int) -> None:
+    digests = set()
+    for rank in range(8):
+        ranks = at_rank(rank)
+        made = ranks.planned(partial(own_piece, ranks, dim), as_traced=True)
+        assert list(made.facts.names) == ["arg0_1", "sin", "output"]
+        assert not made.rewrites.refused
+        digests.add(made.digest)
+    assert len(digests) == 1
+
+
+def test_parts_that_are_read_by_nobody_leave_ranks_alike_where_nothing_is_rewritten(at_rank) -> None:
+    digests = set()
+    for rank in range(8):
+        ranks = at_rank(rank)
+        digests.add(ranks.planned(partial(half_of, ranks.place["tp"] % 2), as_traced=True).digest)
+    assert len(digests) == 1
 
 
 def reasons(made: Plan) -> list[str]:
