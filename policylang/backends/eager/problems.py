@@ -34,7 +34,7 @@ def block(module: nn.Module, root: str) -> str:
 
 
 def drifted(name: str, position: int, expected: Any, came: Any) -> Diagnostic:
-    """In the forward: another operator than the recording has at a position, counted from 0."""
+    """In the forward: another operator than the first call ran at a position, counted from 0."""
     return diagnose(
         DRIFTED,
         f"{name} runs `{came}` as operator {position + 1}, where {_expected(expected)} was recorded",
