@@ -25,7 +25,12 @@ def without_pieces(facts: Facts, unread: Collection[int]) -> Facts:
     """The facts as rewrites are to be planned on: the pieces read nothing and are nothing."""
     if not unread:
         return facts
-    targets, inputs, users, arguments = map(list, (facts.targets, facts.inputs, facts.users, facts.arguments))
+    targets, inputs, users, arguments = (
+        list(facts.targets),
+        list(facts.inputs),
+        list(facts.users),
+        list(facts.arguments),
+    )
     for row in unread:
         for source in facts.inputs[row]:
             users[source] = tuple(user for user in users[source] if user not in unread)
