@@ -16,11 +16,13 @@ policy llama3_sac
 
 blocks {layers,layer,h,block,blocks}.*
 
-# A sum of two hidden states. Not the epsilon of a norm (one input), not the rotary embedding (four dimensions).
-let residual = add where inputs == 2 and ndim == 3
+# A sum of two hidden states, flat (tokens × width) or by batch. Most blocks make it themselves. Where a module of
+# theirs does, it is told from the rotary embedding's by what it adds: no products.
+let added = add where inputs == 2
+let residual = added where module == {layers,layer,h,block,blocks}.*, (added where ndim == 3) except added fed by mul
 
-# A product with a weight, whoever wrote it: an einsum is traced as a bmm of one matrix, attention's are of many.
-let projection = mm, addmm, bmm where shape[0] == 1
+# A product with a weight, however it was traced: an einsum may become a bmm of one matrix. Attention's have many.
+let projection = mm, addmm, aten.linear, bmm where shape[0] == 1, aten.einsum where ndim <= 3
 
 recompute everything in block                            # the ground rule
 optional save attention in block                         # attention written out in matmuls has no such operator

@@ -8,9 +8,10 @@
 
 # --- the work -----------------------------------------------------------------------------------------------------
 
-# Products of matrices, grouped and scaled ones (MoE experts, float8 linears) included.
+# Products of matrices, grouped and scaled ones (MoE experts, float8 linears) included; `matmul`, `linear` and `einsum`
+# are seen where a tracer has not taken them apart.
 let matmul = (
-    aten.{mm,addmm,bmm,baddbmm,addbmm,matmul,linear,dot,vdot,mv,addmv},
+    aten.{mm,addmm,bmm,baddbmm,addbmm,matmul,linear,einsum,dot,vdot,mv,addmv},
     aten.{_scaled_mm,_scaled_mm_v2,_grouped_mm,_scaled_grouped_mm,_scaled_grouped_mm_v2,_int_mm}
 )
 

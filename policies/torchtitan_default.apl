@@ -1,14 +1,14 @@
 # TorchTitan's graph memory policy `default`: selective checkpointing that keeps every matmul.
 #
 # What it does    Keeps matmuls, attention, collectives and routing, and what one layer hands to the next; recomputes
-#                 the rest, outside the layers too. `lm_head` and the loss stay as they are.
+#                 the rest. The last norm, `lm_head` and the loss stay as they are.
 # Where from      `--compile.memory_policy default` of TorchTitan 0.3.0's graph trainer, which tags the graph of a whole
 #                 step. Gathered weights are recomputed, that is gathered again. Where TorchTitan is told
 #                 `fsdp_reshard_after_forward=never`, add `include <fsdp_reshard_never>` as the last line.
 # What it costs   Pointwise work, which is bound by memory bandwidth; no matmul runs twice. torchtitan_eager keeps half
 #                 as many.
-# How faithful    The same tag on every node of graphs that TorchTitan's tracer made, 2 to 32 layers, but for attention
-#                 kernels that its list lacks: docs/torchtitan.md.
+# How faithful    The same nodes run again, and the same weights are gathered again, in its real trainer. The tags differ
+#                 in four places, the last norm among them: docs/torchtitan.md.
 # Use it for      models of TorchTitan's: their blocks are `layers`, their head is `lm_head`.
 # Not for         other models, whose head has another name: it would be recomputed.
 
@@ -16,17 +16,16 @@ policy torchtitan_default
 
 blocks /layers.*
 
-recompute everything outside /{lm_head,loss}*
-optional save compute outside /{lm_head,loss}*
-optional save attention outside /{lm_head,loss}*
-optional save aten.linear outside /{lm_head,loss}*
-optional save (reduce_scatter or all_to_all) outside /{lm_head,loss}*
-optional save topk outside /{lm_head,loss}*                # recomputed routing may route differently
-optional save aten.max.default outside /{lm_head,loss}*    # the scales of low-precision matmuls
+recompute everything outside /{norm,lm_head,loss}*
+optional save compute outside /{norm,lm_head,loss}*
+optional save attention outside /{norm,lm_head,loss}*
+optional save (aten.linear or aten.einsum) outside /{norm,lm_head,loss}*
+optional save (reduce_scatter or all_to_all) outside /{norm,lm_head,loss}*
+optional save topk outside /{norm,lm_head,loss}*                # recomputed routing may route differently
+optional save aten.max.default outside /{norm,lm_head,loss}*    # the scales of low-precision matmuls
 
-# The last layer hands its output to the norm, which is not a layer: recomputed, with all of that layer.
-save (everything in block except everything in last block) where crosses block
+save everything in block where crosses block
 save everything outside block feeding (everything in block)
 
 # Counters and running statistics, which TorchTitan recomputes: they would be updated twice, or read after their update.
-optional save everything outside /{lm_head,loss}* where is mutated
+optional save everything outside /{norm,lm_head,loss}* where is mutated

@@ -1,13 +1,13 @@
 # TorchTitan's graph memory policy `full`: every layer is recomputed, from what the layer before it handed on.
 #
 # What it does    Keeps what one layer hands to the next and what draws random numbers; recomputes everything else,
-#                 outside the layers too. `lm_head` and the loss stay as they were traced.
+#                 of the embedding too. The last norm, `lm_head` and the loss stay as they were traced.
 # Where from      `--compile.memory_policy full` of TorchTitan 0.3.0's graph trainer, which tags the graph of a whole
 #                 step. torchtitan_full has the decisions of its eager trainer's full checkpointing instead.
 # What it costs   Nearly one more forward pass of the layers in every step.
-# How faithful    The same tag on every node of graphs that TorchTitan's tracer made, 2 to 32 layers. It saves attention
-#                 kernels with the random operators, as torch tags them random even without dropout, although it says
-#                 that it recomputes them: docs/torchtitan.md.
+# How faithful    The same nodes run again, and the same weights are gathered again, in its real trainer, but for the
+#                 choice of a router, which is made once. It saves attention kernels with the random operators, as torch
+#                 tags them random even without dropout, although it says that it recomputes them: docs/torchtitan.md.
 # Use it for      models of TorchTitan's: their blocks are `layers`, their head is `lm_head`.
 # Not for         other models, whose head has another name: it would be recomputed.
 
@@ -15,12 +15,11 @@ policy torchtitan_graph_full
 
 blocks /layers.*
 
-# The last layer hands its output to the norm, which is not a layer: recomputed, with all of that layer.
-let handed_on = (everything in block except everything in last block) where crosses block
+let handed_on = everything in block where crosses block
 let embedded = everything outside block feeding (everything in block)
 
 # Counters and running statistics, which TorchTitan recomputes: they would be updated twice, or read after their update.
 let kept = handed_on, embedded, random, aten.*scaled_dot_product*, everything where is mutated
 
-must_recompute everything outside /{lm_head,loss}* except (kept, builtin.getitem fed by kept)
-save kept outside /{lm_head,loss}*
+must_recompute everything outside /{norm,lm_head,loss}* except (kept, builtin.getitem fed by kept)
+save kept outside /{norm,lm_head,loss}*

@@ -18,19 +18,23 @@ policy torchtitan_op_sac
 
 blocks {layers,layer,h,block,blocks,stages}.*
 
-# TorchTitan counts these two. It leaves the MoE router's matmul out of the count and always recomputes it; it knows the
-# router by the shape of its weight, this policy by its name.
-let counted = (mm or aten.linear) outside moe.router.gate
+# TorchTitan counts mm and linear: its products with a weight. The same product is a bmm of one matrix in a graph where
+# an einsum was taken apart, and an einsum where it was not.
+let product = mm, aten.linear, bmm where shape[0] == 1, aten.einsum where ndim <= 3
+
+# TorchTitan leaves the MoE router's matmul out of the count and always recomputes it; it knows the router by the shape
+# of its weight, this policy by its name.
+let counted = product outside moe.router.gate
 
 recompute everything in block
 optional save compute in block
 optional save attention in block
-optional save aten.linear in block
+optional save (aten.linear or aten.einsum) in block
 optional save (reduce_scatter or all_to_all) in block
 optional save topk in block                              # recomputed routing may route differently
 optional save aten.max.default in block                  # the scales of low-precision matmuls
 optional recompute every 2nd counted per block
-optional recompute mm in moe.router.gate
+optional recompute product in moe.router.gate
 
 # A copy from the GPU to the host stalls the device: never twice. (MoE reads its all-to-all sizes this way.)
 optional save (cast where device == cpu) fed by (everything where device == cuda*)

@@ -376,6 +376,16 @@ def recompile_limit() -> int:
     return int(config.recompile_limit)
 
 
+def code_being_compiled() -> int:
+    """A number for the piece of code that Dynamo compiles, the same each time it does; -1 outside of a compilation.
+
+    Private for the same reason as :func:`is_recompilation`.
+    """
+    from torch._guards import CompileContext
+
+    return int(getattr(CompileContext.current_compile_id(), "frame_id", -1))
+
+
 def is_recompilation() -> bool:
     """Whether Dynamo compiles a piece of code that it has compiled before, for other shapes or values.
 

@@ -6,7 +6,8 @@ are told apart by class name, so that a version that adds one, or lacks one, nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -16,9 +17,6 @@ import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
-
-# The test for a tensor made of tensors has no public name.
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
@@ -95,51 +93,35 @@ def side_effect_functions() -> frozenset[Any]:
     return frozenset(getattr(node, "_side_effectful_functions", ()))
 
 
-def dynamo_input_names() -> list[tuple[str, bool]]:
-    """Of each tensor that the running Dynamo compilation takes, in order: its source expression, and whether it is a
-    ``Parameter``. Empty outside a compilation.
+def running_dynamo_inputs() -> list[torch.fx.Node]:
+    """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling.
 
-    AOTAutograd tells a partitioner only the position of an input that Dynamo lifted; the names are in the tracing
-    context alone.
+    AOTAutograd tells a partitioner only the position of an input that Dynamo lifted. The tracing context lists every
+    tensor that Dynamo has looked at, those that the graph does not take included; what it takes is known to the
+    running translator alone. Not imported for that: where nobody has, nothing is being compiled.
     """
-    return [
-        (_source_name(tracked.source), isinstance(tracked.fake, torch.nn.Parameter)) for tracked in _tracked_tensors()
-    ]
+    translating = sys.modules.get("torch._dynamo.symbolic_convert")
+    if translating is None:
+        return []
+    try:
+        return list(translating.InstructionTranslator.current_tx().output.placeholders)
+    except AttributeError:  # none is running in this thread
+        return []
 
 
-def _tracked_tensors() -> list[Any]:
-    """The tensors that the running Dynamo compilation takes, in order, with their sources.
+def input_source(placeholder: torch.fx.Node) -> tuple[str, bool]:
+    """Of an input of a graph from Dynamo: its source expression, and whether it is a ``Parameter``.
 
-    Private because only the environment of symbolic shapes lists them. It also lists the tensors that a tensor
-    subclass is made of (a DTensor's shard), which are no inputs of their own.
+    Private because Dynamo hangs the source on the node itself. Empty for an input without one, or that is no tensor.
     """
-    context = torch._guards.TracingContext.try_get()
-    shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-    tracked = [
-        found for found in getattr(shape_env, "tracked_fakes", None) or () if isinstance(found.fake, torch.Tensor)
-    ]
-    wholes = {found.source for found in tracked if is_traceable_wrapper_subclass(found.fake)}
-    return [found for found in tracked if getattr(found.source, "base", None) not in wholes]
+    source, value = getattr(placeholder, "_dynamo_source", None), input_value(placeholder)
+    name = _source_name(source) if source is not None and isinstance(value, torch.Tensor) else ""
+    return name, isinstance(value, torch.nn.Parameter)
 
 
-def placeholder_sources(dynamo: torch.fx.GraphModule) -> list[tuple[str, bool]]:
-    """Of each input of a graph from Dynamo, in order: its source expression, and whether it is a ``Parameter``.
-
-    Private because Dynamo hangs the source on the node itself. Empty for inputs without one.
-    """
-    found = []
-    for node in dynamo.graph.find_nodes(op="placeholder"):
-        source = getattr(node, "_dynamo_source", None)
-        value = node.meta.get("example_value")
-        name = _source_name(source) if source is not None and isinstance(value, torch.Tensor) else ""
-        found.append((name, isinstance(value, torch.nn.Parameter)))
-    return found
-
-
-def dynamo_input_shapes() -> Iterator[torch.Size]:
-    """The shapes that belong to :func:`dynamo_input_names`: what the names are checked against."""
-    for tracked in _tracked_tensors():
-        yield tracked.fake.shape
+def input_value(placeholder: torch.fx.Node) -> Any:
+    """What Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
+    return placeholder.meta.get("example_value")
 
 
 def has_data_symbol(value: Any) -> bool:
@@ -157,6 +139,18 @@ def own_rank() -> int | None:
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     return int(torch.distributed.get_rank())
+
+
+def outside_of_modes() -> AbstractContextManager[Any]:
+    """Within, no mode of a trace is active; fake tensors still act under their own.
+
+    Private because torch has no public way out of the modes around a call: a graph may be changed while the
+    ``FakeTensorMode`` of another trace is on, and torch mixes no two.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    found: AbstractContextManager[Any] = _disable_current_modes()
+    return found
 
 
 def group_ranks(name: str) -> tuple[int, ...]:

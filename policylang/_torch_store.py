@@ -52,5 +52,12 @@ def place_among_ranks() -> str:
 
 
 def mesh_ranks(mesh: Any) -> tuple[int, ...]:
-    """The global ranks of a ``DeviceMesh``, sorted."""
-    return tuple(sorted(int(rank) for rank in mesh.mesh.flatten().tolist()))
+    """The global ranks of a ``DeviceMesh``, sorted.
+
+    Private because a mesh makes its tensor of ranks anew for whoever asks, under whatever modes are active then: a
+    ``FakeTensorMode`` around a trace would leave no numbers in it.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return tuple(sorted(int(rank) for rank in mesh.mesh.flatten().tolist()))

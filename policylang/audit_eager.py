@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from policylang._torch_eager import storage_address
 from policylang.audit import NOT_SAVED, SAVED_UNPLANNED, Audit
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.language.codes import diagnose
@@ -34,7 +35,8 @@ def held_bytes(held: Iterable[Tensor], outside: Iterable[Tensor] = ()) -> int:
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())
+    address = storage_address(tensor)
+    return id(tensor) if address is None else address
 
 
 def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]) -> Audit:

@@ -1,6 +1,7 @@
 """The command line: ``policylang COMMAND …``.
 
-Exit codes: 0 clean, 1 diagnostics at or above the level that fails, 2 usage or input/output, 101 a bug in policylang.
+Exit codes: 0 clean, 1 diagnostics at or above the level that fails, an error of the user's own code, or memory that ran
+out, 2 usage or input/output, 101 a bug in policylang.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return Exit.USAGE
     except KeyboardInterrupt:
         return 130
-    except Exception:
+    except Exception as error:
+        if _is_lack_of_memory(error):
+            print(_NO_MEMORY, file=sys.stderr)
+            return Exit.DIAGNOSTICS
         traceback.print_exc()
         print(_BUG, file=sys.stderr)
         return Exit.BUG
@@ -56,6 +60,16 @@ _BUG = (
     "policylang: this is a bug in policylang, not in what you gave it\n"
     "help: please report it with the traceback above and, if you can, the file that caused it"
 )
+
+
+_NO_MEMORY = "policylang: memory ran out\nhelp: free some, or use a smaller graph or model"
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Python's, a device's, or that of torch's allocator on the CPU, which has no class of its own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _show_what_the_terminal_cannot() -> None:

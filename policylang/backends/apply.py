@@ -10,7 +10,7 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends import outcomes, refusals, tags
-from policylang.backends.agreement import comparing
+from policylang.backends.agreement import comparing, stop_others
 from policylang.backends.collectives import carry_out
 from policylang.backends.eager.problems import refuse_another
 from policylang.backends.flat import apply_flat
@@ -19,7 +19,7 @@ from policylang.backends.halves import note_on_rules, plan_half
 from policylang.backends.partitioner import partition_planned, plan_facts, plan_joint
 from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
-from policylang.graph.facts import GraphKind
+from policylang.graph.facts import Facts, GraphKind
 from policylang.language.syntax import Policy
 from policylang.loading import load
 from policylang.planning.plan import Plan
@@ -54,7 +54,7 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
     _check_checkpoints(gm, wanted)
     facts = collect(gm, mesh=mesh)
     if facts.kind is GraphKind.FLAT:
-        outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
+        _carry_out_flat(gm, wanted, facts)
     elif facts.kind is GraphKind.JOINT:
         plan = plan_facts(facts, wanted)
         carry_out(gm, plan)
@@ -65,8 +65,24 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
         carry_out(gm, plan)
         outcomes.remember_plan(gm, evolve(plan, diagnostics=plan.diagnostics + note_on_rules(wanted, facts.kind)))
     else:
-        raise PolicyGraphError([refusals.no_path(facts.kind)])
+        problem = refusals.no_path(facts.kind)
+        stop_others(facts, problem)
+        raise PolicyGraphError([problem])
     return gm
+
+
+def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = None) -> None:
+    """What ``apply`` does on a flat graph, where the caller knows more of the graph than its nodes say: as ``facts``.
+
+    Raises as ``apply`` does.
+    """
+    with comparing(True, mesh):
+        _check_checkpoints(gm, policy)
+        _carry_out_flat(gm, policy, facts)
+
+
+def _carry_out_flat(gm: fx.GraphModule, wanted: Policy, facts: Facts) -> None:
+    outcomes.record_flat(gm, apply_flat(gm, wanted, facts))
 
 
 def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
@@ -98,21 +114,24 @@ def partition(
     plan = outcomes.plan_of(gm)
     if policy is None and plan is None:
         raise PolicyGraphError([refusals.no_policy()])
-    groups: tuple[RankOrder, ...] = ()
-    if policy is not None or plan is None or not _still_fits(gm, plan):
-        wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
-        try:
-            with comparing(agree):
-                plan = plan_joint(gm, wanted, static_lifetime_input_indices, num_fwd_outputs=num_fwd_outputs)
+    static = static_lifetime_input_indices
+    with comparing(agree):
+        groups: tuple[RankOrder, ...] = ()
+        if policy is not None or plan is None or not _still_fits(gm, plan):
+            wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
+            plan = _planned_joint(gm, wanted, static, num_fwd_outputs)
             groups = carry_out(gm, plan)
-        except PolicyGraphError as error:
-            if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
-                raise
-            raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
-    result = partition_planned(
-        gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static_lifetime_input_indices or (), groups=groups
-    )
+        result = partition_planned(gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static or (), groups=groups)
     return result.forward, result.backward
+
+
+def _planned_joint(gm: fx.GraphModule, policy: Policy, static: Sequence[int] | None, num_fwd_outputs: int) -> Plan:
+    try:
+        return plan_joint(gm, policy, static, num_fwd_outputs=num_fwd_outputs)
+    except PolicyGraphError as error:
+        if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
+            raise
+        raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
 
 
 def _check_graph(gm: object, wanted: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from policylang._torch_graph import OpOverload, schema_of
+from policylang._torch_graph import OpOverload, outside_of_modes, schema_of
 from policylang.backends import groups
 from policylang.backends.groups import RankOrder
 from policylang.errors import PolicyAuditError
@@ -173,7 +173,7 @@ def _value(node: fx.Node) -> Any:
     """What the call returns for the values that its arguments stand for: fake tensors, which share memory as real ones
     would."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-    with torch.no_grad():
+    with torch.no_grad(), outside_of_modes():
         return node.target(*args, **kwargs)
 
 

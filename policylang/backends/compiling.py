@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import fx
 
 from policylang import _torch
@@ -16,7 +16,7 @@ from policylang.backends.caching import CachedPartitioner, ReportingPartitioner,
 from policylang.backends.findings import Findings, from_json, of_partition, to_json
 from policylang.backends.groups import RankOrder
 from policylang.backends.partitioner import JointPartitioner, Partition
-from policylang.backends.posts import Account
+from policylang.backends.posts import Account, Round
 from policylang.language.syntax import Policy
 
 log = logging.getLogger(__name__)
@@ -34,16 +34,26 @@ class Outcome:
     findings: tuple[Findings, ...]
     """Empty where there was nothing to decide."""
     from_cache: bool = False
+    settled: tuple[Round, ...] = ()
+    """What the ranks settled about rewrites; empty where nobody was asked."""
 
 
-def with_aot_eager(partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any], *, agree: bool) -> Outcome:
+def with_aot_eager(
+    partitioner: JointPartitioner,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    agree: bool,
+    settled: Sequence[Round] | None = None,
+) -> Outcome:
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed.
 
-    ``agree``: the plan is compared with those of the other ranks that share the graph.
+    ``agree``: the plan is compared with those of the other ranks that share the graph. ``settled``: as in
+    :func:`policylang.backends.agreement.comparing`.
     """
-    with agreement.comparing(agree), partitions() as done:
+    with agreement.comparing(agree, settled=settled) as accounts, partitions() as done:
         run = _torch.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
-    return Outcome(run, _findings(done))
+    return Outcome(run, _findings(done), settled=_settled(accounts))
 
 
 def with_inductor(
@@ -54,6 +64,7 @@ def with_inductor(
     settings: Mapping[str, Any],
     *,
     agree: bool,
+    settled: Sequence[Round] | None = None,
 ) -> Outcome:
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
@@ -63,8 +74,9 @@ def with_inductor(
     """
     if partitioner.policy.offloads:
         settings = {**_IN_ORDER, **settings}
-    with agreement.comparing(agree) as accounts:
-        return _with_inductor(partitioner, key, gm, inputs, settings, accounts)
+    with agreement.comparing(agree, settled=settled) as accounts:
+        outcome = _with_inductor(partitioner, key, gm, inputs, settings, accounts)
+    return evolve(outcome, settled=_settled(accounts))
 
 
 def _with_inductor(
@@ -105,6 +117,10 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether AOTAutograd will look for a backward."""
     tensors = [*gm.parameters(), *(value for value in inputs if isinstance(value, torch.Tensor))]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _settled(accounts: Sequence[Account]) -> tuple[Round, ...]:
+    return tuple(each for account in accounts for each in account.rounds)
 
 
 def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:

@@ -25,6 +25,7 @@ MISSING = "APL604"
 STOPPED = "APL605"
 MESH = "APL606"
 WAITING = "APL607"
+SETTLED = "APL608"
 
 _SWITCH = "`agree=False`, or `POLICYLANG_AGREE=0` for the whole program, leaves the ranks uncompared"
 
@@ -96,6 +97,13 @@ def not_shared(entry: Entry, key: Key, other: Entry) -> PolicyDivergenceError:
     details = (_scope(other), _scope(entry))
     help = f"pass the same mesh on every rank, and trace the same graphs in the same order; {_SWITCH}"
     return _error(diagnose(GRAPHS, message, help=help, details=details))
+
+
+def settled_before(rank: int, offer: str, why: str) -> PolicyDivergenceError:
+    """``rank`` has the graph from a cache, with a rewrite that not all ranks would make now."""
+    message = f"rank {rank} took this graph from a cache with a rewrite that not all ranks make now: {why}"
+    help = "clear the compile caches of all ranks, or give every rank the cache of the same run"
+    return _error(diagnose(SETTLED, message, help=help, details=(f"the rewrite is `{offer}`",)))
 
 
 def waiting(mine: Entry, key: Key, rank: int, label: str) -> PolicyDivergenceError:

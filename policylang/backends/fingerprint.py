@@ -11,29 +11,16 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 
 import torch
 from torch import fx
 
 from policylang import _torch, _torch_store
-from policylang.backends import groups
+from policylang.backends import groups, sources
 from policylang.graph import marks
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
-
-_ACTING = (
-    "_torch.py",
-    "_torch_graph.py",
-    "_torch_groups.py",
-    "_torch_store.py",
-    "audit.py",
-    "language",
-    "graph",
-    "planning",
-    "backends",
-)
 
 
 def policy_key(policy: Policy, *, root: str) -> str:
@@ -44,11 +31,7 @@ def policy_key(policy: Policy, *, root: str) -> str:
 @cache
 def code_digest() -> str:
     """Over the source files that decide what a policy does to a graph; the version of the language is in them."""
-    digest: list[str | bytes] = []
-    for name in _ACTING:
-        for path, entry in _sources(name, files("policylang") / name):
-            digest += (path, entry.read_bytes())
-    return _digest(digest)
+    return _digest(word for file in sources.acting(files("policylang")).items() for word in file)
 
 
 def context_of(graph: fx.GraphModule) -> str:
@@ -113,14 +96,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (str, bool, int, float))
-
-
-def _sources(path: str, entry: Traversable) -> Iterator[tuple[str, Traversable]]:
-    if entry.is_dir():
-        for child in sorted(entry.iterdir(), key=lambda child: child.name):
-            yield from _sources(f"{path}/{child.name}", child)
-    elif path.endswith(".py") and entry.is_file():
-        yield path, entry
 
 
 def _digest(words: Iterable[str | bytes]) -> str:

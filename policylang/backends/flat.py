@@ -7,7 +7,7 @@ from torch import fx
 
 from policylang.audit import Audit
 from policylang.audit_flat import audit_flat
-from policylang.backends.agreement import agree_on_plan
+from policylang.backends.agreement import agree_on_plan, ranks_of
 from policylang.backends.collectives import carry_out
 from policylang.backends.remat import Rematerialised, rematerialise
 from policylang.backends.stages import timed
@@ -39,7 +39,7 @@ class FlatOutcome:
 def plan_flat(facts: Facts, policy: Policy) -> Plan:
     """Plan a flat graph. Raises ``PolicyMatchError`` with every error between the policy and the graph, and
     ``PolicyDivergenceError`` where other ranks have another plan."""
-    made = make_plan(policy, facts, FLAT)
+    made = make_plan(policy, facts, FLAT, ranks=ranks_of(facts, policy, facts.kind.value))
     errors = [found for found in made.diagnostics if found.severity is Severity.ERROR]
     agree_on_plan(made, facts, errors)
     if errors:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 from torch import fx
 
-from policylang.backends.agreement import agree_on_plan
+from policylang.backends.agreement import agree_on_plan, ranks_of
 from policylang.backends.collectives import carry_out
 from policylang.backends.groups import RankOrder
 from policylang.errors import PolicyMatchError
@@ -20,6 +20,7 @@ from policylang.planning.paths import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import REWRITES_REFUSED
+from policylang.planning.rewrites.offers import Ranks
 
 ONLY_REWRITES = "APL329"
 
@@ -34,29 +35,43 @@ class Half:
     """The process groups that were found or made for it."""
 
 
-def rewrite_half(gm: fx.GraphModule, policy: Policy, kind: GraphKind, *, root: str = "") -> Half:
-    """Carry out the ``fuse`` and ``collapse`` lines of a policy on one half, in place.
+def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> Half:
+    """Carry out the ``fuse`` and ``collapse`` lines of a joint graph's plan on one half, in place.
 
-    Raises ``PolicyMatchError`` where they and the graph do not fit; the graph is then as it was.
+    The ranks that share the joint graph settle the rewrites of its halves too. Raises ``PolicyMatchError`` where lines
+    and graph do not fit; the graph is then as it was.
     """
+    policy = joint.policy
     # the halves follow from the joint graph: there the ranks have agreed, and the lines were held to account
     lenient = evolve(policy, rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites))
-    made = plan_half(collect(gm, kind=kind, root=root), lenient, compare=False)
+    made = _planned(collect(gm, kind=kind, root=root), lenient, ranks_of(joint.before, policy, kind.value))
+    _raise_errors(made)
     return Half(kind, made, carry_out(gm, made))
 
 
-def plan_half(facts: Facts, policy: Policy, *, compare: bool = True) -> Plan:
-    """Plan the rewrites of a policy on one half, and ``compare`` the plan between ranks.
+def plan_half(facts: Facts, policy: Policy) -> Plan:
+    """Plan the rewrites of a policy on one half that a user hands over, and compare the plan between ranks.
 
     Raises ``PolicyMatchError`` with what is wrong with them.
     """
-    made = make_plan(only_rewrites(policy), facts, HALF)
-    errors = [found for found in made.diagnostics if is_error(found)]
-    if compare:
-        agree_on_plan(made, facts, errors)
+    made = _planned(facts, policy, ranks_of(facts, policy, facts.kind.value))
+    agree_on_plan(made, facts, _errors(made))
+    _raise_errors(made)
+    return made
+
+
+def _planned(facts: Facts, policy: Policy, ranks: Ranks | None) -> Plan:
+    return make_plan(only_rewrites(policy), facts, HALF, ranks=ranks)
+
+
+def _errors(plan: Plan) -> list[Diagnostic]:
+    return [found for found in plan.diagnostics if is_error(found)]
+
+
+def _raise_errors(plan: Plan) -> None:
+    errors = _errors(plan)
     if errors:
         raise PolicyMatchError(errors)
-    return made
 
 
 def only_rewrites(policy: Policy) -> Policy:

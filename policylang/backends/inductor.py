@@ -25,6 +25,7 @@ from policylang.backends.eager.session import Session, innermost
 from policylang.backends.graphs import CompiledGraph, described, of_model
 from policylang.backends.options import Inner
 from policylang.backends.partitioner import JointPartitioner
+from policylang.backends.posts import Round
 from policylang.backends.waiting import watched
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic
@@ -77,6 +78,8 @@ class PolicyBackend:
         self._key = fingerprint.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._settled = True
+        self._rounds: dict[int, tuple[Round, ...]] = {}
+        """By code, what ranks settled about rewrites when it was first compiled."""
         self._born = next(_births)
         _live.add(self)
 
@@ -118,6 +121,7 @@ class PolicyBackend:
     def reset(self) -> None:
         """Forget the graphs compiled so far; ``torch._dynamo.reset()`` calls it."""
         self._graphs.clear()
+        self._rounds.clear()
         self._settled = True
 
     def _compile(
@@ -129,11 +133,17 @@ class PolicyBackend:
             partitioner, key, root = self._for_block(block)
         graph = described(gm, number=len(self._graphs), root=root)
         # A rank recompiles for shapes that the others may never see, and then nobody else comes to compare.
-        agree = self.agree and not _torch.is_recompilation()
+        # What is rewritten there is then what all of them settled when they compiled the code for the first time.
+        again, code = _torch.is_recompilation(), _torch.code_being_compiled()
+        agree, settled = self.agree and not again, self._rounds.get(code) if again else None
         if self.inner == "inductor":
-            outcome = compiling.with_inductor(partitioner, key, gm, example_inputs, settings, agree=agree)
+            outcome = compiling.with_inductor(
+                partitioner, key, gm, example_inputs, settings, agree=agree, settled=settled
+            )
         else:
-            outcome = compiling.with_aot_eager(partitioner, gm, example_inputs, agree=agree)
+            outcome = compiling.with_aot_eager(partitioner, gm, example_inputs, agree=agree, settled=settled)
+        if outcome.settled and not again:
+            self._rounds[code] = outcome.settled
         graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
         self._graphs.append(graph)
         for session in sessions:

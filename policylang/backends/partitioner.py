@@ -17,7 +17,7 @@ from policylang import _torch
 from policylang.audit import Audit, audit
 from policylang.audit_halves import places, wrongly_moved
 from policylang.backends import cse, refusals, settle, tags
-from policylang.backends.agreement import agree_on_plan
+from policylang.backends.agreement import agree_on_plan, ranks_of
 from policylang.backends.collectives import carry_out
 from policylang.backends.garbage import collector_paused
 from policylang.backends.groups import RankOrder
@@ -148,7 +148,7 @@ def plan_joint(
 def plan_facts(facts: Facts, policy: Policy, *, deferred: Sequence[str] = ()) -> Plan:
     """Plan for this path. Raises ``PolicyMatchError`` with every error whose code is not deferred, and
     ``PolicyDivergenceError`` where other ranks have another plan."""
-    made = make_plan(policy, facts, JOINT)
+    made = make_plan(policy, facts, JOINT, ranks=ranks_of(facts, policy, facts.kind.value))
     errors = _errors((*made.diagnostics, *refusals.unsaveable(made)), deferred)
     agree_on_plan(made, facts, errors)
     _raise_errors(errors)
@@ -196,7 +196,7 @@ def partition_planned(
     if plan.policy.rewrites:
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-            halves = tuple(rewrite_half(half, plan.policy, kind, root=root) for half, kind in kinds)
+            halves = tuple(rewrite_half(half, plan, kind, root=root) for half, kind in kinds)
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
     with timed(seconds, "move"):
         move_across(settled.facts, crossing, forward.graph, backward.graph)

@@ -12,10 +12,16 @@ from typing import Any
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.planning.digest import common_names, policy_text, rewrite_words
+from policylang.planning.digest import policy_text
 from policylang.planning.plan import Decision, Plan, Why
+from policylang.planning.rewrites.alike import common_names, words_of
+from policylang.planning.rewrites.offers import Offer
 
 _DONE = {"save": "saves it", "recompute": "recomputes it", "offload": "offloads it"}
+
+
+PLAN = 0
+"""The stage in which plans are compared; those before it settle rewrites, and count from 1."""
 
 
 @frozen
@@ -26,8 +32,9 @@ class Key:
     """Global ranks, sorted."""
     number: int
 
-    def post(self, rank: int) -> str:
-        return f"graph/{spell(self.ranks)}/{self.number}/{rank}"
+    def post(self, rank: int, stage: int = PLAN) -> str:
+        """Where a rank posts its plan, or what it offers in a round of settling, counted from 1."""
+        return f"graph/{spell(self.ranks)}/{self.number}{f'.{stage}' if stage else ''}/{rank}"
 
 
 @frozen
@@ -41,15 +48,46 @@ class Entry:
     """For people: what is compared, ``a joint graph of 812 nodes``."""
     error: str = ""
     """Why the rank goes no further with this graph, where it does not."""
+    rounds: int = 0
+    """Of a rank that settles nothing with the others: how many rounds it posts in all."""
+    closed: bool = False
+    """Of a round of such a rank: whether what it offers there was settled, and is what it has done."""
 
     def to_json(self) -> str:
         keys = [(spell(key.ranks), key.number) for key in self.keys]
-        return json.dumps([self.rank, self.digest, keys, self.label, self.error])
+        return json.dumps([self.rank, self.digest, keys, self.label, self.error, self.rounds, self.closed])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Entry:
-        rank, digest, keys, label, error = json.loads(text)
-        return cls(rank, digest, tuple(Key(unspell(ranks), number) for ranks, number in keys), label, error)
+        rank, digest, keys, label, error, count, closed = json.loads(text)
+        return cls(
+            rank, digest, tuple(Key(unspell(ranks), number) for ranks, number in keys), label, error, count, closed
+        )
+
+
+@frozen
+class Round:
+    """What a rank offers to rewrite in one round of settling."""
+
+    session: str
+    """Which of the graphs that are made of one: the joint graph itself, then its halves."""
+    offers: tuple[Offer, ...]
+
+    def to_json(self) -> list[Any]:
+        return [self.session, [[offer.name, offer.terms, list(offer.among)] for offer in self.offers]]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Round:
+        """Raises ``TypeError`` or ``ValueError`` for data that is not what :meth:`to_json` writes."""
+        session, offers = data
+        return cls(str(session), tuple(Offer(str(name), str(terms), tuple(among)) for name, terms, among in offers))
+
+    def pack(self) -> bytes:
+        return json.dumps(self.to_json(), separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Round:
+        return cls.from_json(json.loads(content))
 
 
 @frozen
@@ -62,12 +100,15 @@ class Account:
     label: str
     pack: Callable[[], bytes] = field(repr=False, eq=False)
     """Made when it is asked for: ranks that agree never do."""
+    rounds: list[Round] = field(factory=list, eq=False)
+    """How its rewrites were settled; what is settled later for the halves of the graph is added."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "digest": self.digest,
             "groups": list(self.groups),
             "label": self.label,
+            "rounds": [each.to_json() for each in self.rounds],
             "packed": base64.b64encode(self.pack()).decode(),
         }
 
@@ -75,7 +116,8 @@ class Account:
     def from_json(cls, data: dict[str, Any]) -> Account:
         """Raises ``KeyError`` or ``ValueError`` for data that is not what :meth:`to_json` writes."""
         packed = base64.b64decode(data["packed"], validate=True)
-        return cls(data["digest"], tuple(data["groups"]), data["label"], lambda: packed)
+        rounds = [Round.from_json(each) for each in data["rounds"]]
+        return cls(data["digest"], tuple(data["groups"]), data["label"], lambda: packed, rounds)
 
 
 @frozen
@@ -91,10 +133,13 @@ class Taken:
     rule: int | None
 
 
-def account_of(plan: Plan, facts: Facts) -> Account:
+def label_of(facts: Facts) -> str:
+    return f"a {facts.kind.value} graph of {len(facts)} nodes"
+
+
+def account_of(plan: Plan, facts: Facts, rounds: list[Round]) -> Account:
     """``facts``: of the graph as it was collected, whose groups exist; a rewrite may name others."""
-    label = f"a {facts.kind.value} graph of {len(facts)} nodes"
-    return Account(plan.digest, tuple(facts.groups), label, partial(pack, plan))
+    return Account(plan.digest, tuple(facts.groups), label_of(facts), partial(pack, plan), rounds)
 
 
 def pack(plan: Plan) -> bytes:
@@ -104,7 +149,7 @@ def pack(plan: Plan) -> bytes:
     decisions, by_decision = _numbered([id(decision) for decision in plan.decisions])
     first = {id(decision): decision for decision in plan.decisions}
     spelled = [_spelled(plan, first[each]) for each in decisions]
-    rewrites = list(rewrite_words(plan.rewrites))
+    rewrites = list(words_of(plan.rewrites))
     content = [policy_text(plan.policy), rewrites, common_names(facts), operators, by_operator, spelled, by_decision]
     return zlib.compress(json.dumps(content, separators=(",", ":")).encode("utf-8", "surrogatepass"), 1)
 

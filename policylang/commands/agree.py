@@ -16,12 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policylang.commands import Exit
+
+if TYPE_CHECKING:
+    from policylang.language.syntax import Policy
+    from policylang.paths.data import Agreement
 
 NAME = "agree"
 SUMMARY = "run a model under a policy on every path, and compare"
@@ -48,23 +51,34 @@ def run(options: argparse.Namespace) -> Exit:
         policy = read_policy(options.policy)
     except PolicyError as error:
         return refuse(error.diagnostics)
+    from policylang.commands.users_code import UsersCodeError, show, torch_is_missing
+
+    if torch_is_missing(NAME):
+        return Exit.USAGE
+    try:
+        found = _agreement(policy, options)
+    except UsersCodeError as failed:
+        help = "the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar"
+        return show(failed, NAME, options.model, help)
+    if isinstance(found, Exit):
+        return found
+    print(json.dumps(found.to_dict(), indent=2) if options.output_format == "json" else found)
+    return Exit.CLEAN if found.agrees else Exit.DIAGNOSTICS
+
+
+def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement | Exit:
+    """Raises ``UsersCodeError`` for what the function or the plain model raises."""
+    from policylang.commands.users_code import users_code
+    from policylang.paths.agreement import compare_paths
+    from policylang.paths.running import Setup, batch_of
+
     function = _function(options.model)
     if isinstance(function, Exit):
         return function
-    from policylang.paths.agreement import agree
-
-    try:
+    with users_code():
         model, loss_fn, batch = function()
-        found = agree(_again(function, model), loss_fn, batch, policy, paths=options.path, progress=_tell)
-    except Exception:  # of the model, or of the function that makes it
-        traceback.print_exc()
-        print(f"policylang agree: `{options.model}` does not run", file=sys.stderr)
-        print(
-            "help: the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar", file=sys.stderr
-        )
-        return Exit.DIAGNOSTICS
-    print(json.dumps(found.to_dict(), indent=2) if options.output_format == "json" else found)
-    return Exit.CLEAN if found.agrees else Exit.DIAGNOSTICS
+    setup = Setup(_again(function, model), loss_fn, batch_of(batch), guard=users_code)
+    return compare_paths(setup, policy, options.path, _tell)
 
 
 def _again(function: Callable[[], Any], first: Any) -> Callable[[], Any]:
@@ -78,7 +92,7 @@ def _tell(stage: str) -> None:
 
 
 def _function(text: str) -> Callable[[], Any] | Exit:
-    from policylang.commands.inputs import named_function
+    from policylang.commands.users_code import named_function
 
     if text != _LLAMA:
         found = named_function(text)

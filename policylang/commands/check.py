@@ -85,7 +85,7 @@ def _torch_is_there() -> bool:
 
     try:
         import torch  # noqa: F401
-    except ImportError as error:
-        print(f"policylang check: `--torch` needs an installed torch: {error}", file=sys.stderr)
+    except Exception as error:  # not there, or broken in whatever way: libraries, extensions that it loads
+        print(f"policylang check: `--torch` needs a torch that can be imported: {error}", file=sys.stderr)
         return False
     return True

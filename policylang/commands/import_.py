@@ -8,8 +8,6 @@ exit codes: 0 written, 1 not a recorded graph, 2 a file that cannot be read or w
 from __future__ import annotations
 
 import argparse
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from policylang.commands import Exit
@@ -24,10 +22,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    if find_spec("torch") is None:
-        print("policylang import: `torch` is not installed here\nhelp: pip install torch", file=sys.stderr)
-        return Exit.USAGE
     from policylang.commands.inputs import refuse
+    from policylang.commands.users_code import torch_is_missing
+
+    if torch_is_missing(NAME):
+        return Exit.USAGE
     from policylang.errors import PolicyError
     from policylang.graph.recorded import recorded_facts
     from policylang.graph.snapshot import write

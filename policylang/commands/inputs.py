@@ -1,11 +1,11 @@
-"""What several commands take: a policy, a snapshot, a function; and how they say what is wrong with one."""
+"""What several commands take: a policy, a snapshot; and how they say what is wrong with one."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from policylang.commands import Exit
 
@@ -65,22 +65,3 @@ def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     found = tuple(diagnostics)
     print(render_text(found), file=sys.stderr)
     return Exit.USAGE if CheckResult((), found).unreadable else Exit.DIAGNOSTICS
-
-
-def named_function(text: str) -> Callable[[], Any] | str:
-    """The function that a text names, or what is wrong with the text."""
-    from importlib import import_module
-
-    module_name, mark, name = text.partition(":")
-    if not mark or not module_name or not name:
-        return f"`{text}` names no function"
-    sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # it is there, and needs something that is not
-        return f"there is no module `{error.name}`"
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if callable(found) else f"`{module_name}` has no function `{name}`"

@@ -4,7 +4,8 @@ MODULE:FUNCTION names a Python function without arguments, package.module:functi
 policylang.trace_step returned, or a model that was compiled under a policy and has run forward. The current folder is
 searched for it first, as `python -m` does.
 
-exit codes: 0 written, 1 the function failed or returned nothing that has a graph, 2 no such function
+exit codes: 0 written, 1 the function or its module failed, which is shown, or returned nothing that has a graph, 2 no
+such function
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.inputs import named_function, refuse
-
-    function = named_function(options.function)
-    if isinstance(function, str):
-        print(f"policylang snapshot: {function}", file=sys.stderr)
-        print("help: name a function as `package.module:function`", file=sys.stderr)
-        return Exit.USAGE
+    from policylang.commands.inputs import refuse
+    from policylang.commands.users_code import UsersCodeError, named_function, show, torch_is_missing, users_code
     from policylang.errors import PolicyError
+
+    if torch_is_missing(NAME):
+        return Exit.USAGE
+    try:
+        function = named_function(options.function)
+        if isinstance(function, str):
+            print(f"policylang snapshot: {function}", file=sys.stderr)
+            print("help: name a function as `package.module:function`", file=sys.stderr)
+            return Exit.USAGE
+        with users_code():
+            subject = function()
+    except UsersCodeError as failed:
+        return show(failed, NAME, options.function, "the function is called without arguments")
     from policylang.snapshots import load_snapshot, snapshot
 
     try:
-        paths = snapshot(function(), options.output)
+        paths = snapshot(subject, options.output)
     except PolicyError as error:
         return refuse(error.diagnostics)
     for path in paths:

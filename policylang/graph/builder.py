@@ -42,6 +42,7 @@ class Row(TypedDict):
     input_kind: int
     input_name: str
     group: str
+    annotations: tuple[str, ...]
 
 
 class GraphBuilder:
@@ -72,6 +73,7 @@ class GraphBuilder:
         tag: str | None = None,
         input_name: str = "",
         group: str = "",
+        annotations: tuple[str, ...] = (),
     ) -> int:
         """Add a node, and return its row. ``target`` is an operator in full, a word of :data:`INPUTS`, ``get_attr`` or
         ``output``; ``group`` ends in the number of its ranks, ``dp:4``."""
@@ -109,6 +111,7 @@ class GraphBuilder:
                 input_kind=int(input_kind),
                 input_name=input_name,
                 group=group,
+                annotations=annotations,
             )
         )
         self.index[name] = row
@@ -146,6 +149,7 @@ class GraphBuilder:
             arguments=[() for _ in rows],
             group_names=[node["group"] for node in rows],
             groups=self.groups,
+            annotations=[node["annotations"] for node in rows],
         )
 
     def _flag_readers(self, users: list[list[int]]) -> None:

@@ -61,27 +61,38 @@ class Chains:
         return bool(self.from_parameter_mask[row])
 
     @cached_property
-    def from_parameter_mask(self) -> bytearray:
-        """:meth:`from_parameter` for every row, one byte each. The line's fan-out counts as a single-input node."""
+    def origins(self) -> array[int]:
+        """Forward call to the graph input that is its only ancestor, through single-input nodes; -1 where there is no
+        such input. The line's fan-out counts as a single-input node."""
         facts = self.facts
         kinds, phases, joins = facts.input_kinds, facts.phases, self._joins
-        mask = bytearray(len(facts))
+        origins = array("i", [_NOWHERE]) * len(facts)
         for row, op in enumerate(facts.ops):
             if op != "call_function" or phases[row] != Phase.FORWARD:
                 continue
             source = joins[row] if row in joins else self._only_input(row)
             if source != _NOWHERE:
-                mask[row] = mask[source] or kinds[source] == InputKind.PARAMETER
-        return mask
+                origins[row] = source if kinds[source] != InputKind.NOT_AN_INPUT else origins[source]
+        return origins
+
+    @cached_property
+    def from_parameter_mask(self) -> bytearray:
+        """:meth:`from_parameter` for every row, one byte each."""
+        return self.made_of(InputKind.PARAMETER)
+
+    def made_of(self, kind: InputKind) -> bytearray:
+        """The rows whose origin is an input of this kind, one byte each."""
+        kinds = self.facts.input_kinds
+        return bytearray(origin != _NOWHERE and kinds[origin] == kind for origin in self.origins)
 
     @cached_property
     def gathered_mask(self) -> bytearray:
-        """Of the rows of :attr:`from_parameter_mask`, the all-gathers and what comes after one, across forks too."""
+        """Of the rows that have an origin, the all-gathers and what comes after one, across forks too."""
         facts = self.facts
-        made_of_one, joins, targets = self.from_parameter_mask, self._joins, facts.targets
+        origins, joins, targets = self.origins, self._joins, facts.targets
         mask = bytearray(len(facts))
         for row in facts.forward:
-            if made_of_one[row]:
+            if origins[row] != _NOWHERE:
                 source = joins[row] if row in joins else self._only_input(row)
                 mask[row] = mask[source] or _ALL_GATHER in targets[row]
         return mask

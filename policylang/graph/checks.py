@@ -39,6 +39,10 @@ def _is_text_or_none(value: Any) -> bool:
     return value is None or _is_text(value)
 
 
+def _is_names(value: Any) -> bool:
+    return type(value) is tuple and all(map(_is_text, value))
+
+
 def _is_number_of(known: frozenset[int]) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and value in known
 
@@ -61,6 +65,7 @@ COLUMNS: Mapping[str, Callable[[Any], bool]] = {
     "input_kinds": _is_number_of(_INPUT_KINDS),
     "input_names": _is_text,
     "group_names": _is_text,
+    "annotations": _is_names,
 }
 """What a value of each column may be; names and columns of rows are checked where they are read."""
 
@@ -70,6 +75,15 @@ def check_document(found: Mapping[str, Any]) -> None:
     for name, check in DOCUMENT.items():
         if not check(found[name]):
             raise DamagedError(f"what it says as `{name}` cannot be")
+
+
+def check_columns(facts: Facts) -> None:
+    """Facts that did not come from a snapshot, as one would be read. Raises :class:`DamagedError`."""
+    for name, check in COLUMNS.items():
+        if not all(map(check, set(getattr(facts, name)))):
+            raise DamagedError(f"its column `{name}` holds what cannot be there")
+    check_document({name: getattr(facts, name) for name in DOCUMENT} | {"kind": facts.kind.value})
+    check_facts(facts)
 
 
 def check_facts(facts: Facts) -> None:

@@ -17,7 +17,7 @@ from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Ph
 from policylang.graph.flat_phases import said_phase
 from policylang.graph.flops import count, formula_for
 from policylang.graph.inputs import Source, input_columns
-from policylang.graph.marks import SAVED, custom, recorded_saved, user_tag
+from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
 from policylang.graph.memory import memory_of
 from policylang.graph.meshes import meshes_of
 from policylang.graph.modules import ModulePaths, raw_path
@@ -161,6 +161,7 @@ class _Collector:
             rank=own_rank(),
             torch_version=str(torch.__version__),
             lost_records=lost,
+            annotations=[annotated(node.meta) for node in nodes],
         )
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:

@@ -174,6 +174,9 @@ class Facts:
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: str = ""
     lost_records: tuple[LostRecord, ...] = ()
+    annotations: Sequence[tuple[str, ...]] = ()
+    """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
+    own are left out. Empty where nobody knows: snapshots that were written before there was this column."""
 
     def __len__(self) -> int:
         return len(self.names)

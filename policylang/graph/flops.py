@@ -23,7 +23,7 @@ def formula_for(target: Any) -> Formula | None:
     formula: Formula | None = flop_registry.get(operator)
     if formula is None:
         name = getattr(operator, "__name__", "")
-        formula = _GROUPED.get(name) or flop_registry.get(getattr(torch.ops.aten, _LIKE.get(name, ""), None))
+        formula = _OWN.get(name) or flop_registry.get(getattr(torch.ops.aten, _LIKE.get(name, ""), None))
     return formula
 
 
@@ -34,9 +34,21 @@ def _grouped_product(left: Sequence[int], right: Sequence[int], *_: Any, out_sha
     return 2 * prod(left) * right[-1]
 
 
+def _einsum(equation: str, operands: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
+    """Two operations for each choice of all indices: a product of matrices in one step, as autograd writes them."""
+    indices = equation.replace(" ", "").partition("->")[0].split(",")
+    sizes = {
+        letter: size
+        for letters, shape in zip(indices, operands, strict=True)
+        for letter, size in zip(letters, shape, strict=True)
+    }
+    return 2 * prod(sizes.values()) if len(operands) == 2 else 0
+
+
 _GROUPED = dict.fromkeys(
     ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), shape_wrapper(_grouped_product)
 )
+_OWN = {**_GROUPED, "einsum": shape_wrapper(_einsum)}
 _SDPA = "_scaled_dot_product_flash_attention"
 _LIKE = {
     f"{_SDPA}_for_cpu": _SDPA,  # torch counts it from 2.15
@@ -45,8 +57,7 @@ _LIKE = {
     "_scaled_dot_product_fused_attention_overrideable_backward": f"{_SDPA}_backward",
     "flex_attention": _SDPA,  # torch counts it from 2.12
 }
-"""Attention that does the work of another operator, with query, key and value in the same places. ``einsum`` and
-``linear`` need no formula: autograd takes them apart before a graph is traced."""
+"""Attention that does the work of another operator, with query, key and value in the same places."""
 
 
 def count(formula: Formula, node: fx.Node) -> int:

@@ -19,9 +19,10 @@ from torch import fx
 from policylang._torch_graph import (
     described_input,
     differentiated_input,
-    dynamo_input_names,
-    dynamo_input_shapes,
-    placeholder_sources,
+    input_source,
+    input_value,
+    running_dynamo_inputs,
+    underlying_input,
 )
 from policylang.graph.facts import InputKind
 from policylang.graph.modules import ModulePaths
@@ -67,14 +68,14 @@ def input_columns(
     placeholders = [node for node in nodes if node.op == "placeholder"]
     if sources is None:
         sources = dynamo_sources(placeholders)
-    differentiated = {differentiated_input(desc) for desc in output_descs if desc is not None}
-    position = 0
+    gradients = (differentiated_input(desc) for desc in output_descs if desc is not None)
+    differentiated = {underlying_input(desc) for desc in gradients if desc is not None}
+    positions = _positions(placeholders)
     for row, node in enumerate(nodes):
         if node.op == "placeholder":
-            found = classify(node, position, sources, static, differentiated)
-            position += 1
+            found = classify(node, positions[node], sources, static, differentiated)
         elif node.op == "get_attr":
-            found = _attribute(module, str(node.target))
+            found = _attribute(module, node)
         else:
             continue
         kinds[row], names[row] = found.kind, paths.add(found.name)
@@ -91,10 +92,10 @@ def classify(
     """The kind and name of a graph input.
 
     Args:
-        position: its place among the graph's inputs.
+        position: its place among the inputs as they were before tensor subclasses were taken apart.
         sources: by position among the traced function's inputs; empty where Dynamo was not there.
         static: positions of inputs whose memory is the same in every step; None where nobody knows.
-        differentiated: descriptors of the inputs that the graph returns gradients of.
+        differentiated: descriptors of the whole inputs that the graph returns gradients of.
     """
     desc = placeholder.meta.get("desc")
     if desc is None:
@@ -107,41 +108,68 @@ def classify(
     if index is not None and index < len(sources) and sources[index].expression:
         return _by_source(sources[index])
     if static is not None and position in static:
-        return Input(InputKind.PARAMETER if desc in differentiated else InputKind.BUFFER)
+        return Input(InputKind.PARAMETER if underlying_input(desc) in differentiated else InputKind.BUFFER)
     return Input(InputKind.USER)
 
 
 def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[Source]:
     """The sources of a joint graph's inputs, by position; empty unless the running compilation's fit the graph.
 
-    They fit if there is one for each tensor that the descriptors number, with the same number of dimensions: a graph
-    that was kept from another compilation must not be given this one's names.
+    They fit if the graph takes what Dynamo hands over, input for input: a graph that was kept from another compilation
+    must not be given this one's names.
     """
-    described = [(placeholder, described_input(desc)) for placeholder in placeholders if (desc := _desc(placeholder))]
-    values = [(index, node.meta.get("val")) for node, (_, _, index) in described if index is not None]
-    tensors = {index: value for index, value in values if isinstance(value, torch.Tensor)}
-    names = dynamo_input_names()
-    if not names or len(names) != len(tensors):
+    handed_over = running_dynamo_inputs()
+    if not handed_over:
         return []
-    order = sorted(tensors)
-    if any(len(tensors[index].shape) != len(shape) for index, shape in zip(order, dynamo_input_shapes(), strict=True)):
-        return []
-    sources = [Source("")] * (order[-1] + 1)
-    for index, (expression, is_parameter) in zip(order, names, strict=True):
-        sources[index] = Source(expression, is_parameter)
-    return sources
+    numbered: set[int] = set()
+    for placeholder in placeholders:
+        if (desc := _desc(placeholder)) is None or (index := described_input(desc)[2]) is None:
+            continue
+        numbered.add(index)
+        whole = underlying_input(desc) is desc
+        if index >= len(handed_over) or (whole and not _alike(placeholder.meta.get("val"), handed_over[index])):
+            return []
+    return _sources(handed_over) if len(numbered) == len(handed_over) else []
+
+
+def _alike(value: Any, placeholder: fx.Node) -> bool:
+    """Whether a joint graph's input may be an input of Dynamo's graph. Sizes may be symbols, and are not compared."""
+    other = input_value(placeholder)
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return isinstance(value, torch.Tensor) == isinstance(other, torch.Tensor)
+    return bool(value.dtype == other.dtype and value.dim() == other.dim())
 
 
 def sources_of(dynamo: fx.GraphModule) -> list[Source]:
     """The sources of a graph as Dynamo hands it to a backend: for ``collect``, which sees it much changed."""
-    return [Source(*found) for found in placeholder_sources(dynamo)]
+    return _sources(dynamo.graph.find_nodes(op="placeholder"))
 
 
-def _attribute(module: fx.GraphModule | None, path: str) -> Input:
-    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input."""
+def _sources(handed_over: Sequence[fx.Node]) -> list[Source]:
+    return [Source(*input_source(placeholder)) for placeholder in handed_over]
+
+
+def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """Each input's place among the inputs of the traced function: the parts of a tensor subclass share one."""
+    places: dict[Any, int] = {}
+    return {
+        node: places.setdefault(node if (desc := _desc(node)) is None else underlying_input(desc), len(places))
+        for node in placeholders
+    }
+
+
+def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
+    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
+
+    Without a module, as in a recorded graph, the node's own value has to tell.
+    """
+    path = str(node.target)
     value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part, None)
+    if module is None:
+        value = node.meta.get("val")
+    else:
+        for part in path.split("."):
+            value = getattr(value, part, None)
     if isinstance(value, torch.nn.Parameter):
         return Input(InputKind.PARAMETER, path)
     return Input(InputKind.BUFFER, path) if isinstance(value, torch.Tensor) else Input(InputKind.OTHER)

@@ -68,6 +68,20 @@ def custom(meta: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def annotated(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of what others have set on a node, in order; one that is set to False or None is not set."""
+    found = custom(meta)
+    if not found:
+        return ()
+    return tuple(
+        sorted(
+            name
+            for name, value in found.items()
+            if isinstance(name, str) and not name.startswith(PROVENANCE) and value is not None and value is not False
+        )
+    )
+
+
 def is_ours(meta: Mapping[str, Any]) -> bool:
     """Whether the ``recompute`` tag of a node, if any, was written by policylang."""
     return PROVENANCE in custom(meta)

@@ -18,11 +18,26 @@ from policylang.graph.recorded import MalformedError
 
 _BUILTIN = "<built-in function "
 _COPIED = ("seq_nr", "ac_graph_id", "custom")
+_KINDS = ("placeholder", "get_attr", "call_function", "call_module", "call_method", "output")
+_SAID: Mapping[str, type] = {
+    "phase": str,
+    "module": str,
+    "fwd_module": str,
+    "seq_nr": int,
+    "ac_graph_id": int,
+    "recompute": str,
+    "custom": dict,
+    "desc": str,
+}
+"""What ``meta`` may hold, and of which type; each may be null."""
 _libraries: dict[str, torch.library.Library] = {}  # a library takes its operators with it when it goes
 
 
-def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.GraphModule:
-    """The graph of a recording's nodes. Raises :class:`MalformedError`, which names the node that cannot be rebuilt."""
+def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.Graph:
+    """The graph of a recording's nodes. Raises :class:`MalformedError`, which names the node that cannot be rebuilt.
+
+    A graph without a module: a module would make Python of it, with names from the file in it, and run that.
+    """
     load_distributed_operators()
     builder = _Builder()
     with fake_tensors():
@@ -45,13 +60,18 @@ class _Builder:
         self.tensors: dict[str, Any] = {}  # equal values are one object: making 20,000 would take longer than all else
         self.descriptors = descriptor_classes()
         self.last_desc = ""
+        self.returned = False
 
     def add(self, record: Mapping[str, Any]) -> None:
-        name, op = record["name"], record["op"]
+        name, op, meta = record["name"], record["op"], record["meta"] or {}
         if not isinstance(name, str) or name in self.nodes:
             raise MalformedError("its name is none, or is another node's")
-        args, kwargs = self._value(record["args"]), self._value(record["kwargs"])
-        meta = record["meta"] or {}
+        _check(record, meta)
+        if self.returned:
+            raise MalformedError("it comes after the output")
+        self.returned = op == "output"
+        args = self._value(record["args"])
+        kwargs = {key: self._value(given) for key, given in record["kwargs"].items()}
         value = self._tensor(record["val"])
         target = _target(record["target"], args, kwargs, value) if op == "call_function" else record["target"]
         node = self.graph.create_node(op, target, tuple(args), kwargs, name=name)
@@ -61,14 +81,14 @@ class _Builder:
         if value is not None:
             node.meta["val"] = value
         self._annotate(node, meta)
-        self.last_desc = str(meta.get("desc", ""))
+        self.last_desc = meta.get("desc") or ""
 
-    def finished(self) -> fx.GraphModule:
+    def finished(self) -> fx.Graph:
         _describe_outputs(self.graph, self.descriptors, has_forward=self.last_desc.startswith("[PlainAOTOutput"))
-        return fx.GraphModule(torch.nn.Module(), self.graph)
+        return self.graph
 
     def _annotate(self, node: fx.Node, meta: Mapping[str, Any]) -> None:
-        if "phase" in meta:
+        if meta.get("phase") is not None:
             node.meta["partitioner_tag"] = meta["phase"]
         for key in _COPIED:
             if meta.get(key) is not None:
@@ -78,7 +98,7 @@ class _Builder:
         for key, stack in (("module", "nn_module_stack"), ("fwd_module", "fwd_nn_module_stack")):
             if path := meta.get(key):
                 node.meta[stack] = self.stacks.setdefault(path, {str(len(self.stacks)): (path, torch.nn.Module)})
-        if "desc" in meta and node.op == "placeholder":
+        if meta.get("desc") is not None and node.op == "placeholder":
             node.meta["desc"] = _descriptor(meta["desc"], self.descriptors)
 
     def _value(self, value: Any) -> Any:
@@ -112,11 +132,28 @@ class _Builder:
         return self.tensors[key]
 
 
+def _check(record: Mapping[str, Any], meta: Any) -> None:
+    """Of one node, what would otherwise be taken for something else."""
+    if record["op"] not in _KINDS:
+        raise MalformedError(f"there is no kind of node `{str(record['op'])[:80]}`")
+    if not isinstance(record["target"], str):
+        raise MalformedError("its target has no name")
+    if not isinstance(record["args"], list) or not isinstance(record["kwargs"], dict):
+        raise MalformedError("its arguments are not a list and an object")
+    if not isinstance(meta, dict):
+        raise MalformedError("its `meta` is not an object")
+    for key, kind in _SAID.items():
+        if meta.get(key) is not None and type(meta[key]) is not kind:
+            raise MalformedError(f"its `{key}` cannot be `{str(meta[key])[:80]}`")
+
+
 def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_forward: bool) -> None:
     """A joint graph returns its one output, then a gradient or None for each input; a backward half the latter."""
     output = next(iter(reversed(graph.nodes)), None)
     if output is None or output.op != "output":
         raise MalformedError("its last node is not the output")
+    if len(output.args) != 1:
+        raise MalformedError("its output does not return one thing")
     inputs = [node.meta.get("desc") for node in graph.find_nodes(op="placeholder")]
     plain = [desc for desc in inputs if desc is not None and type(desc).__name__ != "TangentAOTInput"]
     flat = tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
@@ -124,20 +161,28 @@ def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_f
     gradients = flat[len(forward) :]
     if len(gradients) != len(plain):  # a backward half reads only some of the inputs that it returns gradients of
         plain = [descriptors["PlainAOTInput"](index) for index in range(len(gradients))]
-    described = [
-        None if gradient is None else descriptors["GradAOTOutput"](of)
-        for gradient, of in zip(gradients, plain, strict=True)
-    ]
+    try:
+        described = [
+            None if gradient is None else descriptors["GradAOTOutput"](of)
+            for gradient, of in zip(gradients, plain, strict=True)
+        ]
+    except AssertionError:  # of the descriptor
+        raise MalformedError("it returns the gradient of an input that has none") from None
     output.meta["desc"] = forward + described
     output.args = (tuple(flat),)
 
 
-def _descriptor(text: Any, classes: Mapping[str, type]) -> Any:
+def _descriptor(text: str, classes: Mapping[str, type]) -> Any:
     """What a descriptor prints is how it is made: names of its classes, called with constants and with each other."""
     try:
-        return _made(ast.parse(str(text), mode="eval").body, classes)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise MalformedError(f"`{str(text)[:80]}` describes no input") from None
+        found = _made(ast.parse(text, mode="eval").body, classes)
+    except (SyntaxError, TypeError, ValueError, AssertionError, RecursionError, MemoryError):
+        found = None
+    if not type(found).__name__.endswith("Input") or type(found) not in classes.values():
+        raise MalformedError(f"`{text[:80]}` describes no input")
+    if not isinstance(getattr(found, "target", ""), str):
+        raise MalformedError(f"`{text[:80]}` has a name that is no text")
+    return found
 
 
 def _made(tree: ast.expr, classes: Mapping[str, type]) -> Any:
@@ -154,9 +199,7 @@ def _of_torch(name: str) -> Any:
     return found
 
 
-def _target(name: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Any:
-    if not isinstance(name, str):
-        raise MalformedError("its operator has no name")
+def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Any:
     if name.startswith(_BUILTIN):
         found: Any = getattr(operator, name.removeprefix(_BUILTIN).rstrip(">"), None)
         if found is None:

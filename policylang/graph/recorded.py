@@ -17,7 +17,9 @@ from typing import Any
 from attrs import evolve
 
 from policylang.errors import PolicyGraphError
+from policylang.graph.checks import check_columns
 from policylang.graph.facts import Facts, Group, Mesh
+from policylang.graph.plain import DamagedError
 from policylang.graph.snapshot import MOST_BYTES, TOO_LARGE, UNREADABLE
 from policylang.language.codes import diagnose
 
@@ -49,11 +51,17 @@ def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
     from policylang.graph.collect import collect
     from policylang.graph.rebuild import rebuilt
 
-    gm = rebuilt(_rows(recording))
+    graph = rebuilt(_rows(recording))
     mesh = _mesh(recording.get("mesh"))
     groups = _groups(recording.get("groups") or {}, mesh)
-    facts = collect(gm, groups=groups)
-    return facts if mesh is None else evolve(facts, meshes=(mesh,))
+    facts = collect(graph, groups=groups)
+    if mesh is not None:
+        facts = evolve(facts, meshes=(mesh,))
+    try:
+        check_columns(facts)
+    except DamagedError as error:
+        raise MalformedError(str(error)) from None
+    return facts
 
 
 def _rows(recording: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -90,7 +98,7 @@ def _groups(recorded: Any, mesh: Mesh | None) -> dict[str, Group]:
         raise MalformedError("its `groups` are not lists of ranks by name")
     groups = {}
     for name, ranks in recorded.items():
-        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+        if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks):
             raise MalformedError(f"its group `{name}` is not a list of ranks")
         groups[name] = Group(name, tuple(ranks), len(ranks), _dim(ranks, mesh))
     return groups

@@ -48,6 +48,8 @@ MOST_BYTES = 1 << 27
 _HEAD = struct.Struct("<8sHQI")
 _DERIVED = ("users",)
 """Columns that follow from the others and are made again on loading."""
+_LATER: dict[str, Sequence[Any]] = {"annotations": ()}
+"""Columns that came after the first snapshots, and what stands for them in a file without."""
 _SPECIAL: dict[str, tuple[Callable[..., None], Callable[..., Sequence[Any]]]] = {
     "names": (write_names, read_names),
     "inputs": (write_reads, read_reads),
@@ -83,7 +85,7 @@ def dump(facts: Facts) -> bytes:
     body = bytearray()
     names = [each.name for each in attrs.fields(Facts)]
     document = {name: _plain(getattr(facts, name)) for name in names if not is_column(name)}
-    columns = [name for name in names if is_column(name) and name not in _DERIVED]
+    columns = [name for name in names if is_column(name) and name not in _DERIVED and not _is_unknown(facts, name)]
     write_number(body, len(facts))
     write_value(body, document)
     write_number(body, len(columns))
@@ -116,6 +118,10 @@ def parse(data: bytes, name: str = "<snapshot>") -> Facts:
         return _facts(_unpacked(packed, length), name)
     except DamagedError as error:
         raise _damaged(name, str(error)) from None
+
+
+def _is_unknown(facts: Facts, name: str) -> bool:
+    return name in _LATER and len(getattr(facts, name)) != len(facts)
 
 
 def is_column(name: str) -> bool:
@@ -166,6 +172,8 @@ def _check_known(name: str, file: str) -> None:
 
 
 def _check_complete(found: dict[str, Any], file: str) -> None:
+    for later, nothing in _LATER.items():
+        found.setdefault(later, nothing)
     wanted = {each.name for each in attrs.fields(Facts)}.difference(_DERIVED)
     more, less = sorted(set(found) - wanted), sorted(wanted - set(found))
     if more:

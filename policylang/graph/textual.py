@@ -23,7 +23,10 @@ from policylang.language.units import UNITS
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
 
 FLAGS = {flag.name.lower(): flag for flag in Flag if flag.name is not None}
-KEYS = ("bytes", "numel", "flops", "shape", "dtype", "device", "module", "region", "tag", "group", "follows", "name")
+KEYS = (
+    *("bytes", "numel", "flops", "shape", "dtype", "device", "module"),
+    *("region", "tag", "group", "follows", "name", "note"),
+)
 TAGS = ("MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")
 _LINE = re.compile(r"(?:%(?P<name>\w+)\s*=\s*)?(?P<target>[\w.]+)(?:\((?P<reads>[^()]*)\))?(?P<rest>(?:\s.*)?)")
 _READ = re.compile(r"\s*(?:%(\w+)|-?\d[\w.]*)\s*")
@@ -119,6 +122,7 @@ class _Reader:
             tag=words.tag,
             input_name=words.name,
             group=words.group,
+            annotations=tuple(sorted(words.notes)),
         )
 
     def _target(self, target: _Text) -> None:
@@ -175,6 +179,7 @@ class _Words:
     tag: str | None = None
     name: str = ""
     group: str = ""
+    notes: set[str] = field(factory=set)
 
     @property
     def numel_of_shape(self) -> int:
@@ -233,6 +238,9 @@ class _Words:
         if key == "group":
             self.group = text if _GROUP.fullmatch(text) else ""
             return bool(self.group)
+        if key == "note":
+            self.notes.add(text)
+            return bool(text)
         if key == "follows":
             self.follows = self.reader.builder.index.get(text.removeprefix("%"))
             return self.follows is not None
@@ -252,6 +260,7 @@ _EXAMPLES = {
     "tag": f"one of {', '.join(f'`{tag}`' for tag in TAGS)}",
     "group": "its name and its size: `group=dp:16`",
     "follows": "a node of a line above: `follows=%sdpa`",
+    "note": "the name of an annotation: `note=ap_must_save`",
     "name": "for example `name=layers.0.attention.wq.weight`",
 }
 

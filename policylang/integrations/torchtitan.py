@@ -13,10 +13,12 @@ from typing import Any
 
 from torch import fx
 
-from policylang.backends.apply import apply
+from policylang.backends.apply import apply_to_step
+from policylang.backends.fingerprint import policy_key
 from policylang.errors import PolicyGraphError
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
+from policylang.integrations.torchtitan_state import parameters_of
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
 from policylang.loading import load
@@ -25,21 +27,25 @@ NO_GRAPH_TRAINER = "APL383"
 NOT_FLAT = "APL384"
 NAME = "apl"
 
+_DIGITS = 12
 _TAGS = ("recompute", "ac_graph_id")
 
 
-def register(policy: Policy | str | os.PathLike[str], name: str = NAME, *, mesh: Any = None) -> MemoryPolicy:
-    """Enter a policy into TorchTitan's registry of memory policies; ``compile.memory_policy = name`` then chooses it.
+def register(policy: Policy | str | os.PathLike[str], name: str = NAME, *, mesh: Any = None) -> str:
+    """Enter a policy into TorchTitan's registry of memory policies; returns the name to choose it by:
+    ``config.compile.memory_policy = register("mine.apl")``.
 
     ``policy`` is a path, the bare name of a bundled policy, or what ``policylang.load`` returns. ``mesh`` names the
-    dimensions of collectives, as in ``policylang.apply``. A name that is registered already is replaced.
+    dimensions of collectives, as in ``policylang.apply``. The returned name is ``name`` with a digest of the policy
+    behind it: TorchTitan knows a precompiled step by its configuration, and an edited policy has to be another one.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and ``PolicyGraphError`` where the graph
     trainer of TorchTitan cannot be imported.
     """
     made = MemoryPolicy(policy if isinstance(policy, Policy) else load(policy), mesh)
-    _registry()[name] = made
-    return made
+    registered = f"{name}_{made.digest}"
+    _registry()[registered] = made
+    return registered
 
 
 class MemoryPolicy:
@@ -48,6 +54,7 @@ class MemoryPolicy:
     def __init__(self, policy: Policy, mesh: Any = None) -> None:
         self.policy = policy
         self.mesh = mesh
+        self.digest = policy_key(policy, root="")[:_DIGITS]
         self.__name__ = f"apl_{policy.name}"  # what TorchTitan's log calls a pass
 
     def __call__(self, gm: fx.GraphModule, *, config: Any = None) -> fx.GraphModule:
@@ -55,10 +62,10 @@ class MemoryPolicy:
 
         Raises as ``policylang.apply`` does, and ``PolicyGraphError`` for a graph that is not a whole step.
         """
-        facts = collect(gm, mesh=self.mesh)
+        facts = collect(gm, static_inputs=parameters_of(gm), mesh=self.mesh)
         if facts.kind is not GraphKind.FLAT:
             raise PolicyGraphError([_not_flat(facts.kind)])
-        apply(gm, self.policy, self.mesh)
+        apply_to_step(gm, self.policy, facts, self.mesh)
         _take_off_tags(gm)
         return gm
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policylang.language.parser import word_kind
-from policylang.language.syntax import And, Compare, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate
 from policylang.language.units import write
 
 _GLOB_KINDS = frozenset({"NAME", "PATH", "INT", "NUMBER"})
@@ -27,15 +27,20 @@ def format_predicate(predicate: Predicate) -> str:
         return predicate.name
     if isinstance(predicate, CrossesCut):
         return f"crosses cut per {write(predicate.size.value, predicate.size.dimension)}"
+    if isinstance(predicate, Annotated):
+        return f"annotated {_word(predicate.name)}"
     if isinstance(predicate, Match):
-        value = predicate.pattern if word_kind(predicate.pattern) in _VALUE_KINDS else f'"{predicate.pattern}"'
-        return f"{predicate.property} {predicate.op} {value}"
+        return f"{predicate.property} {predicate.op} {_word(predicate.pattern)}"
     return _format_compare(predicate)
 
 
 def _format_compare(compare: Compare) -> str:
     subject = compare.quantity if compare.index is None else f"{compare.quantity}[{compare.index}]"
     return f"{subject} {compare.op} {write(compare.value.value, compare.value.dimension)}"
+
+
+def _word(text: str) -> str:
+    return text if word_kind(text) in _VALUE_KINDS else f'"{text}"'
 
 
 def _grouped(predicate: Predicate, *looser: type) -> str:

@@ -10,7 +10,7 @@ from lark import Transformer, v_args
 from policylang.language.lexer import Lexeme
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.source import Span
-from policylang.language.syntax import And, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
+from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import UNITS
 
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
@@ -18,6 +18,9 @@ PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])
 FLAGS: tuple[str, ...] = get_args(get_type_hints(Is)["name"])
 CUT = "crosses cut per 2 GiB"
 """The one predicate that takes a figure, as it is shown to who seems to be looking for it."""
+ANNOTATED = "annotated NAME"
+"""The one that takes a name, likewise."""
+_SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
 
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
 _NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-z]*)")
@@ -109,7 +112,15 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         return Not(predicate, predicate.span) if len(rest) == 2 else predicate
 
     def flag(self, first: Lexeme, second: Lexeme) -> Predicate:
+        if first == "annotated":
+            return self.annotated(first, second)
         return _flag(f"{first} {second}", first.span.to(second.span), first)
+
+    def annotated(self, first: Lexeme, name: Lexeme) -> Predicate:
+        span = first.span.to(name.span)
+        if first != "annotated":
+            _unknown_flag(f"{first} {name}", span, first)
+        return Annotated(quoted(name), span)
 
     def crosses_cut(self, first: Lexeme, second: Lexeme, _per: Lexeme, size: Quantity) -> Predicate:
         if first != "crosses":
@@ -124,7 +135,8 @@ def _flag(text: str, span: Span, word: Lexeme) -> Is:
 
 
 def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
-    help = did_you_mean(CUT if word == "crosses cut" else word for word in nearest(text, (*FLAGS, "crosses cut")))
+    near = nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
+    help = did_you_mean(_SHOWN.get(word, word) for word in near)
     at.origin.report("APL114", f"nodes have no property `{text}`", span, help=help)
 
 

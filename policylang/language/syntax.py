@@ -281,6 +281,10 @@ class Is:
         "is mutated",
         "user tagged",
         "recorded saved",
+        "from buffer",
+        "from input",
+        "gathered buffer",
+        "gathered input",
     ]
     span: Span = _span()
 
@@ -290,6 +294,14 @@ class CrossesCut:
     """``crosses cut per 2 GiB``: alive where the forward is cut into stages that make about ``size`` bytes each."""
 
     size: Quantity
+    span: Span = _span()
+
+
+@frozen
+class Annotated:
+    """``annotated ap_must_save``: somebody has set a note of this name on the node, to anything but False."""
+
+    name: str
     span: Span = _span()
 
 
@@ -311,7 +323,7 @@ class Or:
     span: Span = _span()
 
 
-Predicate = Compare | Match | Is | CrossesCut | Not | And | Or
+Predicate = Compare | Match | Is | CrossesCut | Annotated | Not | And | Or
 
 # --- statements ------------------------------------------------------------------------------------------------
 

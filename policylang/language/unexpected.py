@@ -9,7 +9,7 @@ from lark.exceptions import UnexpectedToken
 
 from policylang.language.lexer import Lexeme
 from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.predicate_tree import CUT, FLAGS
+from policylang.language.predicate_tree import ANNOTATED, CUT, FLAGS
 from policylang.language.source import Span
 from policylang.language.statement_tree import ACTIONS
 
@@ -160,7 +160,7 @@ def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> _Missing:
     if last == "IS":
         return _Missing("a property", "such as `view`, `random`, `multi_output` or `mutated`")
     if last == "FROM" and "NAME" in expected:
-        return _Missing("`parameter`")
+        return _Missing("`parameter`, `buffer` or `input`")
     fitting = (missing for terminals, missing in _MISSING if terminals <= expected)
     return next(fitting, _Missing("something else"))
 
@@ -178,7 +178,7 @@ def _opener(before: Sequence[Lexeme]) -> str:
 
 def _predicate_help(before: Sequence[Lexeme], word: Lexeme | None) -> str | None:
     last = before[-1]
-    flags = [flag for flag in (*FLAGS, CUT) if flag.split()[0] == last]
+    flags = [flag for flag in (*FLAGS, CUT, ANNOTATED) if flag.split()[0] == last]
     if flags:
         return did_you_mean(flags)
     if len(before) > 1 and before[-2].type in ("OR", "AND") and word is None:

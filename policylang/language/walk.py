@@ -9,6 +9,7 @@ from attrs import evolve
 
 from policylang.language.syntax import (
     And,
+    Annotated,
     Chain,
     ChainOf,
     Compare,
@@ -86,7 +87,7 @@ def walk(selector: Selector) -> Iterator[Selector]:
         pending.extend(reversed(parts(current)))
 
 
-def predicates(predicate: Predicate) -> Iterator[Compare | Match | Is | CrossesCut]:
+def predicates(predicate: Predicate) -> Iterator[Compare | Match | Is | CrossesCut | Annotated]:
     """The tests inside a predicate, in the order of the text."""
     pending = [predicate]
     while pending:
@@ -111,7 +112,7 @@ def depth(selector: Selector) -> int:
             inner = current.parts
         elif isinstance(current, Not):
             inner = (current.predicate,)
-        elif isinstance(current, Compare | Match | Is | CrossesCut):
+        elif isinstance(current, Compare | Match | Is | CrossesCut | Annotated):
             inner = ()
         else:
             inner = parts(current)

@@ -14,7 +14,7 @@ from policylang.language.syntax import Policy
 from policylang.loading import load
 from policylang.paths import numbers, values
 from policylang.paths.data import Agreement, Comparison, Numbers, PathResult, Ran
-from policylang.paths.running import PATHS, LossFn, Setup, attempt, run_plain, undisturbed
+from policylang.paths.running import PATHS, LossFn, Setup, attempt, batch_of, run_alone, run_plain, undisturbed
 
 
 def agree(
@@ -41,19 +41,25 @@ def agree(
     does not make the same model anew each time, and what the plain model raises. A path that fails is a row of the
     result.
     """
+    loaded = policy if isinstance(policy, Policy) else load(policy)
+    return compare_paths(Setup(model_factory, loss_fn, batch_of(batch), seed), loaded, paths, progress)
+
+
+def compare_paths(
+    setup: Setup, policy: Policy, paths: Sequence[str] | None, progress: Callable[[str], None]
+) -> Agreement:
+    """:func:`agree` on a model that can be made again; under its guard runs what is the caller's own."""
     wanted = tuple(PATHS) if paths is None else tuple(dict.fromkeys(paths))
     unknown = [path for path in wanted if path not in PATHS]
     if unknown:
         raise ValueError(f"there is no path `{unknown[0]}`: there are {', '.join(PATHS)}")
-    loaded = policy if isinstance(policy, Policy) else load(policy)
-    setup = Setup(model_factory, loss_fn, tuple(batch) if isinstance(batch, tuple | list) else (batch,), seed)
     with undisturbed():
         progress("the plain model")
-        plain = run_plain(setup, setup.fresh())
-        results = tuple(_result(path, setup, loaded, plain, progress) for path in wanted)
+        plain = run_plain(setup)
+        results = tuple(_result(path, setup, policy, plain, progress) for path in wanted)
     ran = {result.path: result.ran for result in results if result.ran is not None}
     return Agreement(
-        policy=loaded.name,
+        policy=policy.name,
         loss=plain.loss.item(),
         gradients=len(plain.gradients),
         results=results,
@@ -77,4 +83,4 @@ def _compared(path: str, setup: Setup, plain: Numbers, found: Numbers, progress:
     if comparison.bitwise or alone is None:
         return comparison
     progress(f"the {path} path without the policy")
-    return evolve(comparison, as_without_policy=numbers.bitwise_equal(alone(setup, setup.fresh()), found))
+    return evolve(comparison, as_without_policy=numbers.bitwise_equal(run_alone(setup, alone), found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,14 +25,20 @@ class Setup:
     factory: Callable[[], nn.Module]
     loss_fn: LossFn
     batch: tuple[Any, ...]
-    seed: int
+    seed: int = 0
     state: dict[str, Tensor] = field(factory=dict, repr=False)
     """Parameters and buffers of the first model made: every later one gets these values."""
     made: list[nn.Module] = field(factory=list, repr=False)
     """The model made last: a path may leave its marks on one."""
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered around what is the caller's own: the factory, and the step without a policy."""
 
     def fresh(self) -> nn.Module:
         """A model as the first one was. Raises ValueError where the factory makes another, or none."""
+        with self.guard():
+            return self._fresh()
+
+    def _fresh(self) -> nn.Module:
         torch.manual_seed(self.seed)
         model = self.factory()
         if self.made and self.made[0] is model:
@@ -51,9 +57,23 @@ class Setup:
         return model
 
 
-def run_plain(setup: Setup, model: nn.Module) -> Numbers:
+def batch_of(given: Any) -> tuple[Any, ...]:
+    """What is handed to the loss beside the model: a batch that is no tuple or list is one thing."""
+    return tuple(given) if isinstance(given, tuple | list) else (given,)
+
+
+def run_plain(setup: Setup) -> Numbers:
     """The model as it is."""
-    return _backward(model, setup.loss_fn(model, *setup.batch))
+    model = setup.fresh()
+    with setup.guard():
+        return _backward(model, setup.loss_fn(model, *setup.batch))
+
+
+def run_alone(setup: Setup, alone: Callable[[Setup, nn.Module], Numbers]) -> Numbers:
+    """A path without the policy."""
+    model = setup.fresh()
+    with setup.guard():
+        return alone(setup, model)
 
 
 def run_eager(setup: Setup, model: nn.Module, policy: Policy) -> Ran:
@@ -128,7 +148,7 @@ def attempt(path: str, setup: Setup, policy: Policy) -> Ran | Refused:
         return PATHS[path].run(setup, model, policy)
     except PolicyError as error:
         return Refused(tuple(found for found in error.diagnostics if is_error(found)))
-    except Exception as error:  # whatever a compiler or a tracer raises about the model is the answer
+    except (Exception, SystemExit) as error:  # whatever a compiler or a tracer raises about the model is the answer
         lines = str(error).strip().splitlines()
         return Refused(error=f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 

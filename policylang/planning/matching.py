@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, InputKind
 from policylang.language import prelude
 from policylang.language.formatter import block_set_words, nth, position_words
 from policylang.language.syntax import (
+    Annotated,
     Chain,
     ChainOf,
     CrossesCut,
@@ -19,6 +21,7 @@ from policylang.language.syntax import (
     InBlock,
     InModule,
     Intersection,
+    Is,
     Match,
     Operator,
     Ordinal,
@@ -33,9 +36,12 @@ from policylang.language.syntax import (
 from policylang.language.walk import predicates
 from policylang.planning.cuts import Cuts
 from policylang.planning.figures import figure
+from policylang.planning.predicates import ORIGINS
 from policylang.planning.selectors import Selections, children
 
 _MOST_PARTS = 12
+_MOST_ANNOTATIONS = 6
+_KIND_WORDS = {InputKind.PARAMETER: "a parameter", InputKind.BUFFER: "a buffer", InputKind.USER: "the user's"}
 
 
 def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
@@ -132,7 +138,23 @@ def _hint(part: Selector, selections: Selections) -> str:
 def _test_hint(test: Predicate, selections: Selections) -> str:
     if isinstance(test, Match) and test.property == "module" and test.op == "==":
         return nearest_paths_hint(test.pattern, selections.facts)
+    if isinstance(test, Is) and test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds:
+        return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
+    if isinstance(test, Annotated):
+        return _annotations_hint(selections.facts)
     return _cuts_hint(test, selections.cuts)
+
+
+def _annotations_hint(facts: Facts) -> str:
+    """The annotations that there are, the most frequent first."""
+    if not facts.annotations:
+        return "; what is annotated is not known of this graph: its snapshot is older than that"
+    counts = Counter(name for row in facts.forward for name in facts.annotations[row])
+    if not counts:
+        return "; no forward node is annotated"
+    shown = [f"{name} ({count})" for name, count in counts.most_common(_MOST_ANNOTATIONS)]
+    more = "" if len(counts) <= _MOST_ANNOTATIONS else f", and {len(counts) - _MOST_ANNOTATIONS} more"
+    return f"; annotations of forward nodes: {', '.join(shown)}{more}"
 
 
 def _cuts_hint(test: Predicate, cuts: Cuts) -> str:

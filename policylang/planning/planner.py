@@ -9,6 +9,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
+from policylang.planning.contracts import gathers_left
 from policylang.planning.decide import first_decisions, judge, rule_outcomes
 from policylang.planning.digest import plan_digest
 from policylang.planning.effects import without_effect
@@ -18,8 +19,9 @@ from policylang.planning.outcome import backward_needs, with_cost
 from policylang.planning.place import Place, beyond_one_block
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
 from policylang.planning.replayed import replayed_needs, with_returned
-from policylang.planning.replaying import records_lost
+from policylang.planning.replaying import records_lost, records_outranked
 from policylang.planning.rewrites.diagnostics import rewrite_diagnostics
+from policylang.planning.rewrites.offers import Ranks
 from policylang.planning.rewrites.planning import plan_rewrites
 from policylang.planning.routing import keep_routing
 from policylang.planning.safety import Safety
@@ -27,18 +29,27 @@ from policylang.planning.selectors import Selections
 from policylang.planning.user_tags import user_decisions
 
 
-def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place | None = None) -> Plan:
+def plan(
+    policy: Policy,
+    facts: Facts,
+    capabilities: Capabilities,
+    place: Place | None = None,
+    *,
+    ranks: Ranks | None = None,
+) -> Plan:
     """Decide what becomes of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
-    ``place`` says of a graph that is replayed as it was recorded what part of a model it is.
+    ``place`` says of a graph that is replayed as it was recorded what part of a model it is. ``ranks`` are those that
+    share the graph, where they can be asked what they would rewrite.
     """
     before = facts
-    rewrites, facts = plan_rewrites(policy, before, capabilities)
+    rewrites, facts = plan_rewrites(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
     blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
-    selections = Selections(facts, policy.lets, blocks, Chains(facts))
+    chains = Chains(facts)
+    selections = Selections(facts, policy.lets, blocks, chains)
     tagged = user_decisions(facts)
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged)
@@ -76,7 +87,9 @@ def plan(policy: Policy, facts: Facts, capabilities: Capabilities, place: Place 
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *rewrite_diagnostics(policy, rewrites, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
+            *gathers_left(policy, facts, chains, rules),
             *records_lost(policy, facts),
+            *records_outranked(policy, facts, rules, decisions, needs),
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *refusals.routing_kept(routing, decisions, policy, facts),

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from policylang.graph.blocks import Blocks, is_one_block
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, InputKind
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.language.syntax import And, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.language.syntax import And, Annotated, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
 from policylang.planning.cuts import Cuts
 from policylang.planning.storage import GETITEM
 
@@ -35,6 +35,16 @@ _FLAGS = {
     "is multi_output": Flag.MULTI_OUTPUT,
     "recorded saved": Flag.RECORDED_SAVED,
 }
+ORIGINS = {
+    "from parameter": InputKind.PARAMETER,
+    "from buffer": InputKind.BUFFER,
+    "from input": InputKind.USER,
+    "gathered parameter": InputKind.PARAMETER,
+    "gathered buffer": InputKind.BUFFER,
+    "gathered input": InputKind.USER,
+}
+"""Predicates about the one graph input that a value is made of, and its kind."""
+GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
 # Memory that a flat graph makes, writes and finishes within the forward runs again as a whole: in-place dropout.
 _MUTATED = int(Flag.WRITES | Flag.READS_MUTATED)
 _REPEATABLE = int(Flag.REPEATABLE)
@@ -60,6 +70,8 @@ def compile_predicate(predicate: Predicate, facts: Facts, blocks: Blocks, chains
     if isinstance(predicate, CrossesCut):
         crossing = cuts.crossing(predicate.size.value)
         return lambda row: bool(crossing[row])
+    if isinstance(predicate, Annotated):
+        return _annotated(predicate.name, facts)
     return _is(predicate, facts, blocks, chains)
 
 
@@ -165,13 +177,20 @@ def split_target(target: str) -> tuple[str, str, str]:
     return namespace, name, overload
 
 
+def _annotated(name: str, facts: Facts) -> Test:
+    """Tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it."""
+    annotations, owners = facts.annotations, facts.owners
+    if not annotations:
+        return lambda row: False
+    return lambda row: name in annotations[row] or name in annotations[owners[row]]
+
+
 def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
     name = predicate.name
-    if name == "from parameter":
-        return chains.from_parameter
-    if name == "gathered parameter":
-        gathered = chains.gathered_mask
-        return lambda row: bool(gathered[row])
+    kind = ORIGINS.get(name)
+    if kind is not None:
+        made, gathered = chains.made_of(kind), chains.gathered_mask if name in GATHERED else None
+        return lambda row: bool(made[row]) and (gathered is None or bool(gathered[row]))
     if name == "crosses block":
         block_of = blocks.block_of
         if blocks.alone is not None or is_one_block(blocks, facts):  # what the graph returns, other blocks read

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.graph.facts import Facts, LostRecord
+from policylang.graph.facts import Facts, InputKind, LostRecord
 from policylang.language.diagnostics import Diagnostic, Related, Severity
 from policylang.language.source import Span
 from policylang.language.syntax import Blocks, Expectation, Policy, Rewriting, Rule, Selector, Undecided
+from policylang.planning.figures import figure
 from policylang.planning.matching import nearest_paths, part_counts
 from policylang.planning.plan import Capabilities, Decision, RuleOutcome
 from policylang.planning.selectors import Selections
@@ -26,8 +27,11 @@ NOTHING_TO_REWRITE = "APL311"
 REWRITES_REFUSED = "APL312"
 STAYS_ON_DEVICE = "APL313"
 OFFLOADS_NOTHING = "APL316"
+RECORDS_OUTRANKED = "APL317"
+GATHERS_LEFT = "APL318"
 
 _MOST_NAMES = 8
+_OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
 def matches_nothing(rule: Rule, selections: Selections) -> Diagnostic:
@@ -162,6 +166,43 @@ def records_lost(span: Span, lost: Sequence[LostRecord]) -> Diagnostic:
         'with `inner="aot_eager"`',
         details=_listed([f"{record.name}: {record.reason}" for record in lost]),
     )
+
+
+def records_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -> Diagnostic:
+    """``lost``: the owners of what was saved and would be recomputed, in graph order."""
+    rule = outcome.rule
+    return Diagnostic(
+        RECORDS_OUTRANKED,
+        f"`{rule.text}` does not repeat the earlier partition: tags of the model's own checkpoint, which that "
+        f"partition has followed or overridden, would have {_values(len(lost))} of it recomputed",
+        span=rule.span,
+        help=f"write `override {rule.text}`",
+        details=_listed([facts.names[row] for row in lost]),
+    )
+
+
+def gathers_left(contract: RuleOutcome, left: Sequence[int], origins: Sequence[int], facts: Facts) -> Diagnostic:
+    """``left``: all-gathers of graph inputs that are no parameters."""
+    kinds = {InputKind(facts.input_kinds[origins[row]]) for row in left}
+    words = [word for kind, word in _OTHER_INPUTS.items() if kind in kinds]
+    lines = [
+        f"{facts.names[row]}: of the {_OTHER_INPUTS[InputKind(facts.input_kinds[origins[row]])]} "
+        f"`{facts.input_names[origins[row]] or facts.names[origins[row]]}`, {figure(facts.bytes[row], 'bytes')}"
+        for row in left
+    ]
+    return Diagnostic(
+        GATHERS_LEFT,
+        f"`{contract.rule.text}` is about parameters, and leaves {_gathers(len(left))}",
+        span=contract.rule.span,
+        help="to decide about them too, say so of "
+        + " and of ".join(f"`chain through (all_gather where from {word})`" for word in words),
+        details=_listed(lines),
+        severity=Severity.NOTE,
+    )
+
+
+def _gathers(count: int) -> str:
+    return "an all-gather of another input" if count == 1 else f"{count} all-gathers of other inputs"
 
 
 def stays_on_device(

@@ -99,6 +99,8 @@ class RewriteReport:
     """How many collectives fewer that makes."""
     ranks: int = 0
     """How many ranks the proof of each covers."""
+    proven: bool = True
+    """False where a proof takes something for granted; :attr:`notes` then says what."""
     notes: tuple[str, ...] = ()
     left: tuple[LeftAlone, ...] = ()
 

@@ -29,6 +29,7 @@ def rewrite_reports(policy: Policy, rewrites: Rewrites, half: str = "") -> tuple
             done=len(done[index]),
             gone=sum(map(_gone, done[index])),
             ranks=max((rewrite.proof.ranks for rewrite in done[index]), default=0),
+            proven=not any(rewrite.proof.assumed for rewrite in done[index]),
             notes=_notes(done[index]),
             left=()
             if half
@@ -60,7 +61,8 @@ def _what(report: RewriteReport) -> str:
     if not report.done:
         return "nothing to rewrite" if not report.left else "nothing rewritten"
     fewer = f"{report.gone:,} {'collective' if report.gone == 1 else 'collectives'} fewer"
-    return f"{report.done:,} rewritten, {fewer}, each proven on {report.ranks} ranks"
+    how = "proven" if report.proven else "checked"
+    return f"{report.done:,} rewritten, {fewer}, each {how} on {report.ranks} ranks"
 
 
 def _gone(rewrite: Rewrite) -> int:
@@ -77,5 +79,6 @@ def _notes(done: Sequence[Rewrite]) -> tuple[str, ...]:
     """Each once, in the order of their first appearance."""
     said: list[str] = []
     for rewrite in done:
-        said += (rewrite.note, rewrite.proof.assumed, "" if rewrite.proof.exact else _ROUNDING)
+        assumed = rewrite.proof.assumed and f"taken for granted: {rewrite.proof.assumed}"
+        said += (rewrite.note, assumed, "" if rewrite.proof.exact else _ROUNDING)
     return tuple(dict.fromkeys(filter(None, said)))

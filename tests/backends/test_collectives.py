@@ -28,7 +28,8 @@ CHAIN = Chain((0, 1), "joined")
 @pytest.fixture
 def gm() -> Iterator[fx.GraphModule]:
     with fake_ranks(8):
-        yield traced(partial(CHAIN, init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES[:2])), shard_of(0))
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES[:2])  # as long as it is there, it is known
+        yield traced(partial(CHAIN, mesh), shard_of(0))
 
 
 def planned(gm: fx.GraphModule) -> Plan:

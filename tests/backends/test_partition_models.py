@@ -9,6 +9,7 @@ import torch
 from functorch.compile import default_partition
 
 from policylang.planning.outcome import saved_and_recomputed
+from tests.support.heap import settle
 from tests.support.models import ZOO
 from tests.support.run_partition import (
     Result,
@@ -45,7 +46,9 @@ def unpartitioned(model: str, dynamic: bool = False) -> Result:
 
 @cache
 def _traced(model: str, dynamic: bool) -> Traced:
-    return trace(*ZOO[model](), dynamic=dynamic)
+    found = trace(*ZOO[model](), dynamic=dynamic)
+    settle()
+    return found
 
 
 @cache

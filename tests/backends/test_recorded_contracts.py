@@ -89,3 +89,39 @@ def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) 
     border = {node for node in everywhere - lines() if untouched.get(node) != before.get(node)}
     assert {untouched.get(node) for node in border} <= {"MUST_SAVE"}, "torch saves at the border of two regions"
     assert len(before.keys() - lines()) > 3_000
+
+
+def test_the_gather_of_the_tokens_is_left_and_named() -> None:
+    """They are an input of the model, sharded and gathered like a weight."""
+    for name in ("fsdp_reshard_always", "fsdp_reshard_never"):
+        (note,) = [found for found in partitioned(name, checkpointed=True).plan.diagnostics if found.code == "APL318"]
+        assert note.details == ("all_gather_into_tensor: of the input `primals_293`, 2 MiB",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "mebibytes"),
+    [
+        ("undecided -> save", 64),
+        ("save users of (everything where user tagged) except everything where user tagged", 96),
+    ],
+)
+def test_a_reduce_scatter_that_min_cut_repeats_for_the_final_norm_and_what_keeps_it_from_it(
+    line: str, mebibytes: int
+) -> None:
+    """Min-cut counts on the last block's result being there in the backward, since the model's checkpoint tags it. Its
+    only reader is the final norm, outside every region. Keeping what the norm reads costs less."""
+    made = partitioned("fsdp_reshard_always", checkpointed=True)
+    policy = policylang.parse(f"{line}\ninclude <fsdp_reshard_always>")
+    other = JointPartitioner(policy).partition(
+        recording(checkpointed=True), num_fwd_outputs=1, static_lifetime_input_indices=STATIC
+    )
+    assert {name for name in scatters(made) if name not in scatters(other)} == {"reduce_scatter_tensor_31"}
+    assert set(made.audit.recomputed) > set(other.audit.recomputed)
+    assert made.audit.saved_bytes - other.audit.saved_bytes == mebibytes * 2**20
+    assert "view_1247" in set(made.audit.saved) - set(other.audit.saved)
+    assert "convert_element_type_1058" in other.audit.saved
+
+
+def scatters(made: Partition) -> set[str]:
+    return {node.name for node in made.backward.graph.nodes if "reduce_scatter_tensor" in str(node.target)}

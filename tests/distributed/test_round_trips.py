@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
-from policylang.errors import PolicyDivergenceError
 from tests.support.ranks import run_ranks
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
 from tests.support.versions import needs_groups_in_any_order
@@ -142,23 +141,82 @@ def check_scatters(rank: int, *shape: int) -> None:
             assert "not bitwise" in str(policylang.report(gm))
 
 
-def check_what_differs(rank: int) -> None:
-    """Every rank takes the first rank's part: no round trip but on the first rank, and that is noticed."""
+def accidents(mesh: DeviceMesh) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Parts that are this rank's own on some ranks only: left on all of them."""
+    dp, tp = mesh["dp"], mesh["tp"]
+    names = mesh.mesh_dim_names or ()
+    i, j = mesh.get_local_rank("dp"), mesh.get_local_rank("tp")
+
+    def resharded(value: Tensor) -> Tensor:
+        """``Shard`` on tp to ``Shard`` on dp: gathered over the one, cut at the place in the other."""
+        placements = [[Replicate() for _ in names] for _ in range(2)]
+        placements[0][names.index("tp")] = placements[1][names.index("dp")] = Shard(0)
+        sharded = DTensor.from_local(value, mesh, placements[0])
+        return sharded.redistribute(placements=placements[1]).to_local().sin()
+
+    return {
+        "the first part": lambda value: torch.sin(gathered(value, 0, tp)[: SHAPE[0]]),
+        "DTensor": resharded,
+        "over tp, at the place in dp": lambda value: torch.sin(gathered(value, 0, tp).chunk(tp.size())[i]),
+        "over dp, at the place in tp": lambda value: torch.sin(gathered(value, 1, dp).chunk(dp.size(), 1)[j]),
+    }
+
+
+def check_accidents(rank: int, *shape: int) -> list[str]:
+    """Every rank goes on with the graph that it had, and says why."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp", "cp")[: len(shape)])
+    said = []
+    for name, function in accidents(mesh).items():
+        value = own_value(rank)
+        gm = traced(function, value)
+        before = gm.code
+        policylang.apply(gm, policylang.parse("optional collapse round_trips"), mesh)
+        assert gm.code == before, name
+        assert torch.equal(gm(value), function(value)), name
+        said += [line for line in str(policylang.report(gm)).splitlines() if "left: " in line]
+    return said
+
+
+def check_compiled(rank: int) -> dict[str, list[int]]:
+    """How many rewrites each graph of a compiled function has, by where a rank cuts; two ranks see a second shape."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    gm = traced(lambda value: torch.sin(gathered(value, 0, mesh["tp"])[: SHAPE[0]]), own_value(rank))
-    before = gm.code
-    try:
-        policylang.apply(gm, policylang.parse("optional collapse round_trips"))
-    except PolicyDivergenceError:
-        assert gm.code == before
-    else:
-        raise AssertionError("ranks that plan differently go on")
+    found = {}
+    for name, place in (("own", mesh.get_local_rank("tp")), ("other", mesh.get_local_rank("dp"))):
+
+        def function(value: Tensor, place: int = place) -> Tensor:
+            part = functional.all_gather_tensor_autograd(value.sin(), 0, mesh["tp"]).chunk(2)[place]
+            return torch.sin(part) * torch.cos(part)
+
+        torch._dynamo.reset()
+        policy = policylang.parse("undecided -> save\noptional collapse round_trips")
+        backend = policylang.backend(policy, inner="aot_eager")
+        compiled = torch.compile(function, backend=backend, dynamic=False)
+        for rows in (4, 6) if rank < 2 else (4,):  # ranks 0 and 1 share the group; the others see no second shape
+            value = torch.randn(rows, 6, generator=torch.Generator().manual_seed(rank))
+            one, other = (value.clone().requires_grad_() for _ in range(2))
+            results = [step(each) for step, each in ((function, one), (compiled, other))]
+            for result in results:
+                result.sum().backward()
+            assert torch.equal(*results)
+            assert one.grad is not None
+            assert other.grad is not None
+            assert torch.equal(one.grad, other.grad)
+        report = policylang.report(backend)
+        found[name] = [sum(each.done for each in graph.rewrites) for graph in report.graphs or (report,)]
+    return found
 
 
 def four(rank: int) -> None:
     check_round_trips(rank, 2, 2)
     check_scatters(rank, 2, 2)
-    check_what_differs(rank)
+
+
+def accidents_of_four(rank: int) -> tuple[list[str], dict[str, list[int]]]:
+    return check_accidents(rank, 2, 2), check_compiled(rank)
+
+
+def accidents_of_eight(rank: int) -> list[str]:
+    return check_accidents(rank, 2, 2, 2)
 
 
 def eight(rank: int) -> None:
@@ -176,3 +234,21 @@ def test_four_ranks() -> None:
 @needs_groups_in_any_order
 def test_eight_ranks() -> None:
     run_ranks(eight, 8)
+
+
+def test_what_is_own_on_some_ranks_only_is_left_on_all_four() -> None:
+    every = run_ranks(accidents_of_four, 4)
+    for rank, (said, rewritten) in enumerate(every):
+        assert len(said) == 4
+        elsewhere = "(not on ranks 1, 2)" if rank in (0, 3) else ""
+        for line in said[1:]:
+            assert (f"not every rank's own part {elsewhere} of" in line) == bool(elsewhere), line
+            assert ("not this rank's own part of" in line) != bool(elsewhere), line
+        assert rewritten["other"] == [0] * (1 + (rank < 2))
+        assert all(count > 0 for count in rewritten["own"])
+
+
+def test_what_is_own_on_some_ranks_only_is_left_on_all_eight() -> None:
+    for said in run_ranks(accidents_of_eight, 8):
+        assert all("own part" in line for line in said)
+        assert len(said) == 4

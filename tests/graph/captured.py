@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.graph.values import hint
+from tests.support.heap import settle
 from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO
 
@@ -27,7 +28,9 @@ def facts_of_model(name: str, dynamic: bool = False) -> Facts:
 @cache
 def _joint_of(name: str, dynamic: bool) -> Joint:
     module, inputs, loss_fn = ZOO[name]()
-    return capture_joint(module, inputs, loss_fn, dynamic=dynamic)
+    captured = capture_joint(module, inputs, loss_fn, dynamic=dynamic)
+    settle()
+    return captured
 
 
 @cache

@@ -109,6 +109,29 @@ def test_flops_of_attention_on_the_cpu_are_those_of_the_other_kernels() -> None:
 
 
 @pytest.mark.parametrize(
+    ("equation", "left", "right"),
+    [
+        ("abk,kn->abn", (2, 8, 4), (4, 16)),
+        ("abn,abk->kn", (2, 8, 16), (2, 8, 4)),
+        ("bhqd, bhkd -> bhqk", (2, 3, 8, 4), (2, 3, 16, 4)),
+    ],
+)
+def test_flops_of_an_einsum_are_those_of_the_products_it_becomes(equation: str, left: Any, right: Any) -> None:
+    operands = [torch.randn(left), torch.randn(right)]
+    with FlopCounterMode(display=False) as counter:
+        expected = torch.einsum(equation, *operands)
+    graph = fx.Graph()
+    places = [graph.placeholder(name) for name in ("left", "right")]
+    for place, operand in zip(places, operands, strict=True):
+        place.meta["val"] = operand
+    node = graph.call_function(torch.ops.aten.einsum.default, (equation, places))
+    node.meta["val"] = expected
+    formula = formula_for(node.target)
+    assert formula is not None
+    assert count(formula, node) == counter.get_total_flops() > 0
+
+
+@pytest.mark.parametrize(
     ("left", "right", "flops"),
     [
         ((16, 4), (3, 4, 8), 2 * 16 * 4 * 8),  # tokens cut by expert

@@ -22,6 +22,7 @@ from policylang.graph.facts import Facts, InputKind
 from policylang.graph.inputs import Source, sources_of
 from tests.graph.captured import joint_of
 from tests.support.models import ZOO
+from tests.support.sharded import fake_ranks
 
 
 def kinds_and_names(facts: Facts) -> list[tuple[InputKind, str]]:
@@ -29,10 +30,13 @@ def kinds_and_names(facts: Facts) -> list[tuple[InputKind, str]]:
     return [(InputKind(facts.input_kinds[row]), facts.input_names[row]) for row in rows]
 
 
-def facts_while_compiling(run: Any, *inputs: Any, dynamic: bool = False, hand_over_sources: bool = False) -> Facts:
+def facts_while_compiling(
+    run: Any, *inputs: Any, dynamic: bool = False, hand_over_sources: bool = False, without_sources: bool = False
+) -> Facts:
     """The facts that a partitioner collects in the midst of ``torch.compile``."""
     found: list[Facts] = []
     sources: list[Source] = []
+    hand_over_sources = hand_over_sources or without_sources
 
     def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         static = options.get("static_lifetime_input_indices")
@@ -43,7 +47,7 @@ def facts_while_compiling(run: Any, *inputs: Any, dynamic: bool = False, hand_ov
         return gm
 
     def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
-        sources.extend(sources_of(gm))
+        sources.extend([] if without_sources else sources_of(gm))
         return aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=partition)(gm, example_inputs)
 
     torch._dynamo.reset()
@@ -94,11 +98,100 @@ def test_a_frozen_parameter_is_a_parameter() -> None:
     assert {"base.weight", "base.bias", "adapter.weight", "adapter.bias"} <= names
 
 
-def test_names_that_do_not_fit_the_graph_are_not_used() -> None:
-    """An input whose size alone is read is Dynamo's and not the graph's: positions can no longer be counted off."""
-    found = kinds_and_names(facts_while_compiling(Frozen(), torch.randn(3, 4), torch.randn(5, 2)))
-    assert {path for _, path in found} == {""}
-    assert [kind for kind, _ in found].count(InputKind.PARAMETER) == 4  # those that may get a gradient
+class Extras(nn.Module):
+    """Reads the sizes of tensors that the graph does not take, before, between and behind those it does."""
+
+    def __init__(self, at: set[int]) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.up.weight
+        self.base = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+        self.register_buffer("scale", torch.ones(4))
+        self.extra = [torch.empty(3, 4) for _ in range(5)]
+        self.at = at
+
+    def reads(self, step: int) -> int:
+        return self.extra[step].shape[0] if step in self.at else 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x) * self.reads(0)
+        x = x * self.scale * self.reads(1)
+        x = self.down(x) * self.reads(2)
+        x = x @ self.base * self.reads(3)
+        return self.head(x) * self.reads(4)
+
+
+@pytest.mark.parametrize("at", [set(), {0}, {1}, {2}, {3}, {4}, {0, 4}, {0, 1, 2, 3, 4}])
+def test_tensors_of_which_only_the_size_is_read_change_nothing(at: set[int]) -> None:
+    found = kinds_and_names(facts_while_compiling(Extras(at), torch.randn(3, 4)))
+    parameters = sorted(path for kind, path in found if kind is InputKind.PARAMETER)
+    assert parameters == ["base", "down.bias", "down.weight", "up.bias", "up.weight"]
+    assert [path for kind, path in found if kind is InputKind.BUFFER] == ["scale"]
+    assert [kind for kind, _ in found].count(InputKind.USER) == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_sharded_parameters_and_buffers_beside_plain_ones(named: bool) -> None:
+    """A DTensor comes as its local tensor and its mesh: the inputs behind it keep their places."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    with fake_ranks(4):
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+
+        def sharded() -> DTensor:
+            return distribute_tensor(torch.randn(16, 16), mesh, [Shard(0)], src_data_rank=None)
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Parameter(sharded()), nn.Parameter(sharded())
+                self.bias = nn.Parameter(torch.randn(16))
+                self.register_buffer("table", sharded())
+                self.register_buffer("plain", torch.ones(16))
+
+            def forward(self, x: Tensor, read: Tensor) -> Tensor:
+                x = x * read.shape[0]
+                for weight in (self.first, self.table, self.second):
+                    x = x @ weight.full_tensor()
+                return x * self.plain + self.bias
+
+        facts = facts_while_compiling(Model(), torch.randn(3, 16), torch.randn(2), without_sources=not named)
+    found = kinds_and_names(facts)
+    kinds = [kind for kind, _ in found if kind is not InputKind.OTHER]
+    assert sorted(kinds) == sorted(
+        [InputKind.PARAMETER] * 3 + [InputKind.BUFFER] * 2 + [InputKind.USER, InputKind.TANGENT]
+    )
+    names = [path for kind, path in found if kind is InputKind.PARAMETER]
+    assert sorted(names) == (["bias", "first", "second"] if named else [""] * 3)
+
+
+def test_a_compiled_function_knows_the_parameters_that_it_closes_over() -> None:
+    weight, other = nn.Parameter(torch.randn(4, 4)), torch.empty(3, 4)
+    linear = nn.Linear(4, 4)
+
+    def function(x: Tensor) -> Tensor:
+        return linear(x * other.shape[0]) @ weight
+
+    found = kinds_and_names(facts_while_compiling(function, torch.randn(2, 4, requires_grad=True)))
+    assert [kind for kind, _ in found].count(InputKind.PARAMETER) == 3
+    assert [kind for kind, _ in found].count(InputKind.USER) == 1
+
+
+def test_the_names_of_one_compilation_are_not_given_to_another_graph() -> None:
+    """A graph with other inputs that is planned while Dynamo is compiling."""
+    inner = joint_of("mlp")
+    found: list[Facts] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        found.append(collect(inner.gm, static_inputs=inner.static_lifetime_input_indices))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(Frozen(), backend=backend)(torch.randn(3, 4), torch.randn(5, 2))
+    torch._dynamo.reset()
+    assert {path for _, path in kinds_and_names(found[0])} == {""}
 
 
 def test_two_modules_in_one_step_are_told_apart() -> None:

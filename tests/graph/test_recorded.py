@@ -15,7 +15,7 @@ import pytest
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, InputKind
 from policylang.graph.recorded import recorded_facts
 from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_graph
 
@@ -73,6 +73,27 @@ def test_an_operator_that_torch_does_not_have(tmp_path: Path) -> None:
     assert facts.input_names[:2] == ["w", ""]
 
 
+def test_a_constant_that_the_graph_reads(tmp_path: Path) -> None:
+    """As a graph has them with tensors that its function closed over; nothing says more of one than its value."""
+    recording = changed(["nodes", 2, 3], [{"n": "w"}, {"n": "c"}])
+    recording["nodes"].insert(2, ["c", "get_attr", "_tensor_constant0", [], {}, TENSOR, {}])
+    recording["nodes"].insert(3, ["body", "get_attr", "body.0", [], {}, None, {}])
+    facts = imported(recording, tmp_path)
+    row, body = facts.index["c"], facts.index["body"]
+    assert (facts.ops[row], facts.bytes[row], facts.inputs[facts.index["mm"]]) == ("get_attr", 64, (0, row))
+    assert (facts.input_kinds[row], facts.input_names[row]) == (InputKind.BUFFER, "_tensor_constant0")
+    assert facts.input_kinds[body] == InputKind.OTHER
+    snapshot.write(facts, tmp_path / "c.graph")
+    assert snapshot.load(tmp_path / "c.graph").names == facts.names
+
+
+def test_a_device_by_its_name(tmp_path: Path) -> None:
+    """`{"device": …}` stands for a device; an argument that is called so does not."""
+    recording = changed(["nodes", 2, 2], "aten.empty.memory_format")
+    recording["nodes"][2][3:5] = [[[4, 4]], {"device": "cpu", "pin_memory": False}]
+    assert imported(recording, tmp_path).targets[2] == "aten.empty.memory_format"
+
+
 def changed(path: list[Any], value: Any) -> dict[str, Any]:
     result = copy.deepcopy(SMALL)
     place: Any = result
@@ -100,7 +121,21 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
         (changed(["nodes", 3, 0], "mm"), "node 3, `mm`: its name is none, or is another node's"),
         (changed(["nodes", 0, 6, "desc"], "print('run')"), "node 0, `w`: `print('run')` describes no input"),
         (changed(["nodes", 2, 6, "recompute"], "MAYBE"), "node 2, `mm`: "),
+        (changed(["nodes", 2, 1], "call"), "node 2, `mm`: there is no kind of node `call`"),
+        (changed(["nodes", 2, 2], None), "node 2, `mm`: its target has no name"),
+        (changed(["nodes", 2, 3], "ww"), "node 2, `mm`: its arguments are not a list and an object"),
+        (changed(["nodes", 2, 6], "is_forward"), "node 2, `mm`: its `meta` is not an object"),
+        (changed(["nodes", 2, 6, "module"], 3), "node 2, `mm`: its `module` cannot be `3`"),
+        (changed(["nodes", 2, 6, "module"], "a\0"), "its column `modules` holds what cannot be there"),
+        (changed(["nodes", 0, 6, "desc"], "5"), "node 0, `w`: `5` describes no input"),
+        (changed(["nodes", 0, 6, "desc"], "GradAOTOutput(3)"), "node 0, `w`: `GradAOTOutput(3)` describes no input"),
+        (changed(["nodes", 0, 6, "desc"], "ParamAOTInput(target=3)"), "has a name that is no text"),
+        (changed(["nodes", 0, 6, "desc"], "PhiloxForwardSeedAOTInput()"), "the gradient of an input that has none"),
+        (changed(["nodes", 5, 3], []), "its output does not return one thing"),
         (changed(["nodes"], SMALL["nodes"][:-1]), "its last node is not the output"),
+        (changed(["nodes"], [*SMALL["nodes"], SMALL["nodes"][0]]), "node 6, `w`: its name is none, or is another"),
+        (changed(["nodes"], [*SMALL["nodes"], ["z", *SMALL["nodes"][0][1:]]]), "node 6, `z`: it comes after the"),
+        (changed(["groups"], {"0": [-1]}), "its group `0` is not a list of ranks"),
         (changed(["groups"], {"0": "all"}), "its group `0` is not a list of ranks"),
         (changed(["mesh"], {"dims": ["dp"]}), "its `mesh` is not `dims` and `shape`"),
         (changed(["mesh", "shape"], [1 << 40]), "its `mesh` has more than a million ranks"),
@@ -112,6 +147,13 @@ def test_what_is_no_recording_is_refused_by_name(content: Any, said: str, tmp_pa
     (found,) = raised.value.diagnostics
     assert found.code == "APL357"
     assert said in found.message
+
+
+def test_no_target_of_a_recording_is_run(tmp_path: Path) -> None:
+    """torch writes Python from a graph, in which an input's target stands as it is."""
+    mark = tmp_path / "mark"
+    imported(changed(["nodes", 1, 2], f"t=__import__('pathlib').Path({str(mark)!r}).touch()"), tmp_path)
+    assert not mark.exists()
 
 
 def test_no_text_of_a_recording_is_run(tmp_path: Path) -> None:

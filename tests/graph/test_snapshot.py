@@ -19,7 +19,7 @@ from policylang.graph import snapshot
 from policylang.graph.checks import COLUMNS, DOCUMENT
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, LostRecord, Mesh, Ref
-from policylang.language.loader import load_policy
+from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.paths import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.flat_graphs import flat_graph
@@ -70,6 +70,7 @@ def everything_said() -> Facts:
         "input_names": ["layers.0.weight", "", "", ""],
         "arguments": [(), (Ref(0), 1, True, 1.5, None, "float32", (Ref(0), -7)), ([Ref(1), 2],), ()],
         "group_names": ["", "7", "", ""],
+        "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
     }
     assert all(len(column) == rows for column in own.values())
     return attrs.evolve(
@@ -98,6 +99,22 @@ def test_every_field_is_checked_when_it_is_read() -> None:
     for each in attrs.fields(Facts):
         known = COLUMNS if snapshot.is_column(each.name) else DOCUMENT
         assert each.name in known or each.name in where_they_are_read, each.name
+
+
+def test_a_snapshot_from_before_there_were_annotations_is_read_and_says_so() -> None:
+    facts = attrs.evolve(everything_said(), owners=[0, 1, 2, 3], annotations=())
+    old = snapshot.dump(facts)
+    assert b"annotations" not in zlib.decompress(old[snapshot._HEAD.size :])
+    read = snapshot.parse(old)
+    loaded = parse_policy("save sin where annotated ap_must_save")
+    assert_same(read, facts)
+    found = plan(loaded.policy, read, capabilities_for(read.kind)).diagnostics
+    (nothing,) = [each for each in found if each.code == "APL301"]
+    assert nothing.details == (
+        "sin: 1 node",
+        "where annotated ap_must_save: 0 of them; what is annotated is not known of this graph: its snapshot is older "
+        "than that",
+    )
 
 
 def list_of(facts: Facts, name: str) -> Any:

@@ -14,12 +14,13 @@ from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningE
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.integrations import torchtitan
+from policylang.integrations.torchtitan_state import parameters_of
 from policylang.planning.paths import FLAT
 from policylang.planning.plan import Plan, Why
 from policylang.planning.planner import plan as make_plan
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
-from tests.support.titan import Traced, config, experts_of, graph_trainer, llama, step_of
+from tests.support.titan import Traced, config, experts_of, graph_trainer, llama, model_of, step_of
 
 POLICIES = {"torchtitan_default": "default", "torchtitan_eager": "eager", "torchtitan_graph_full": "full"}
 LAYERS = [2, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (8, 32))]
@@ -81,10 +82,22 @@ def counters(facts: Facts) -> set[str]:
 
 def known_differences(facts: Facts, memory_policy: str) -> set[str]:
     """Where TorchTitan's code is shown wrong: see `test_what_their_tags_come_to_on_this_graph`."""
-    names = {"ones_like"}  # begins the backward, and is no forward value
+    seeds = [name for name, target in zip(facts.names, facts.targets, strict=True) if "ones_like" in target]
+    names = {seeds[-1]}  # the backward begins with it: no forward value
     other = "aten.topk.default" if memory_policy == "full" else CPU_ATTENTION  # `full` saves it, as a random operator
     owners = facts.by_target.get(other, [])
-    return names | {name for name, owner in zip(facts.names, facts.owners, strict=True) if owner in owners}
+    names |= {name for name, owner in zip(facts.names, facts.owners, strict=True) if owner in owners}
+    return names | turning_point(facts)
+
+
+def turning_point(facts: Facts) -> set[str]:
+    """The final norm, and the sum that the last layer hands to it: what the backward begins with, behind the loss."""
+    last = max(facts.modules, key=lambda path: int(path.removeprefix("layers.")) if path[7:].isdigit() else -1)
+    norm = {row for row in facts.forward if facts.modules[row] == "norm"}
+    handed_on = {read for row in norm for read in facts.inputs[row] if facts.modules[read] == last}
+    assert len(norm) > 5
+    assert len(handed_on) == 1
+    return {facts.names[row] for row in norm | handed_on}
 
 
 def test_what_their_tags_come_to_on_this_graph():
@@ -101,6 +114,9 @@ def through_their_passes(traced: Traced, memory_policy: str) -> fx.GraphModule:
         traced.gm,
         traced.result.example_inputs,
         [
+            passes.eliminate_dead_code_pass,
+            passes.canonicalize_graph_pass,
+            passes.deduplicate_fsdp_unshard_chains_pass,
             partial(passes.tag_with_memory_policy_pass, config=config(memory_policy)),
             passes.apply_cpu_offload_pass,
             passes.selective_activation_remat_pass,
@@ -113,8 +129,7 @@ def through_their_passes(traced: Traced, memory_policy: str) -> fx.GraphModule:
 def test_a_step_through_their_passes_gives_the_same_numbers(policy: str, registry: dict[str, object]):
     traced = llama(2)
     expected = traced.run()
-    torchtitan.register(policy)
-    gm = through_their_passes(traced, "apl")
+    gm = through_their_passes(traced, torchtitan.register(policy))
     report = policylang.report(gm)
     assert report.audit.agrees
     assert len(report.recomputed) > 50
@@ -131,8 +146,7 @@ def test_experts_are_chosen_and_counted_once(registry: dict[str, object]):
     (counts,) = [buffer for name, buffer in traced.module.named_buffers() if name.endswith("tokens_per_expert_E")]
     counted = counts.clone()
     assert counted.sum() > 0
-    torchtitan.register("torchtitan_graph_full")
-    gm = through_their_passes(traced, "apl")
+    gm = through_their_passes(traced, torchtitan.register("torchtitan_graph_full"))
     assert len(policylang.report(gm).recomputed) > 50
     assert [str(node.target) for node in gm.graph.nodes].count("aten.topk.default") == 1
     assert bitwise_equal(traced.run(), expected)
@@ -142,8 +156,8 @@ def test_experts_are_chosen_and_counted_once(registry: dict[str, object]):
 def test_recomputed_attention_which_their_pass_refuses(registry: dict[str, object]):
     traced = llama(2)
     expected = traced.run()
-    torchtitan.register(policylang.parse("blocks /layers.*\nrecompute everything in block"))
-    gm = through_their_passes(traced, "apl")
+    recomputed_attention = policylang.parse("blocks /layers.*\nrecompute everything in block")
+    gm = through_their_passes(traced, torchtitan.register(recomputed_attention))
     targets = [str(node.target) for node in gm.graph.nodes]
     assert targets.count(CPU_ATTENTION) == 2 * 2
     assert bitwise_equal(traced.run(), expected)
@@ -154,30 +168,94 @@ def recomputed_by(traced: Traced, memory_policy: str) -> set[str]:
     return {node.name for node in gm.graph.nodes if node.name.endswith("_recomputed")}
 
 
-def test_their_pass_recomputes_nothing_where_sums_of_gradients_pass_for_loss(registry: dict[str, object]):
-    """The tracer labels a sum of gradients by the loss, and the pass takes the last such node for the loss's end."""
-    ours, theirs, mended = llama(2), llama(2), llama(2)
-    torchtitan.register("torchtitan_graph_full")
-    recomputed = recomputed_by(ours, "apl")
-    assert len(recomputed) > 50
-    assert recomputed_by(theirs, "full") == set()
-    for node in mended.gm.graph.nodes:
-        if str(node.target) == "aten.add.Tensor" and node.meta.get("autograd_backward"):
-            node.meta.pop("custom", None)
-    assert recomputed_by(mended, "full") == recomputed
+@pytest.mark.parametrize("ours", POLICIES)
+def test_the_same_nodes_run_again(ours: str, registry: dict[str, object], monkeypatch: pytest.MonkeyPatch):
+    memory_policy = graph_trainer("memory_policy")
+    listed = memory_policy._get_default_save_ops() | {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # its list is for GPUs
+    }
+    monkeypatch.setattr(memory_policy, "_get_default_save_ops", lambda: listed)
+    recomputed = recomputed_by(llama(2), torchtitan.register(ours))
+    assert len(recomputed) > 100
+    assert recomputed_by(llama(2), POLICIES[ours]) == recomputed
 
 
-def test_another_name_and_what_was_built_in(registry: dict[str, object]):
-    made = torchtitan.register("llama3_sac", "mine")
-    assert registry["mine"] is made
-    assert {"default", "full", "eager"} <= registry.keys()
+def test_without_chunks_of_the_loss_their_pass_also_recomputes_the_final_norm(registry: dict[str, object]):
+    """Its backward region begins behind the last node that is labelled as loss. In chunks that is a sum of gradients in
+    the norm's backward; otherwise it is the loss's own backward, and what the norm's reads is run again."""
+    ours, theirs = step_of(model_of(2), chunked=False), step_of(model_of(2), chunked=False)
+    facts = collect(ours.gm)
+    recomputed = recomputed_by(ours, torchtitan.register("torchtitan_graph_full"))
+    all_of_theirs = recomputed_by(theirs, "full")
+    assert recomputed < all_of_theirs
+    more = {name.removesuffix("_recomputed") for name in all_of_theirs - recomputed}
+    assert len(more & turning_point(facts)) > 5
+    assert {facts.modules[facts.index[name]] for name in more} == {"norm", "layers.1", "layers.1.feed_forward.w2"}
+
+
+def test_without_simple_fsdp_which_it_always_applies_their_pass_recomputes_nothing(registry: dict[str, object]):
+    """Then every sum of gradients is labelled as loss, down to the first layer's."""
+    assert recomputed_by(step_of(model_of(2), sharded=False, chunked=False), "full") == set()
+
+
+PARAMETERS = 2 * 7 + 3  # two layers: qkv, wo, w1, w2, w3 and two norms; the embedding, the last norm, the head
+
+
+def gathers(gm: fx.GraphModule) -> int:
+    return sum("all_gather_into_tensor" in str(node.target) for node in gm.graph.nodes)
+
+
+@pytest.mark.parametrize(("reshard", "after"), [("never", PARAMETERS), ("always", 2 * PARAMETERS - 1)])
+def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: dict[str, object], tmp_path):
+    """Each gathered once; or twice, but for the embedding, whose weight no backward reads."""
+    path = tmp_path / "mine.apl"
+    path.write_text(f"include <torchtitan_default>\ninclude <fsdp_reshard_{reshard}>\n")
+    traced = step_of(model_of(2), ranks=2)
+    gm = through_their_passes(traced, torchtitan.register(path))
+    assert policylang.report(gm).audit.agrees
+    assert gathers(gm) == after
+
+
+@pytest.mark.parametrize(("trained", "ranks"), [("", 1), ("", 2), ("norm", 2), ("layers.0", 2), ("lm_head", 1)])
+def test_the_parameters_of_a_step_are_found(trained: str, ranks: int):
+    """Frozen ones too, which have no gradient: only `trained` is."""
+    model = model_of(2)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(trained))
+    traced = step_of(model, ranks=ranks, chunked=False)
+    positions = parameters_of(traced.gm)
+    assert len(positions) == PARAMETERS == len(list(model.parameters()))
+    placeholders = [node for node in traced.gm.graph.nodes if node.op == "placeholder"]
+    shapes = [tuple(placeholders[position].meta["val"].shape) for position in positions]
+    assert shapes == [tuple(parameter._local_tensor.shape) for parameter in model.parameters()]
+
+
+def test_a_graph_without_gradients_has_no_parameters():
+    graph = fx.Graph()
+    graph.output((graph.placeholder("x"),))
+    assert parameters_of(fx.GraphModule({}, graph)) == []
+
+
+def test_the_name_changes_with_the_policy_and_with_nothing_else(registry: dict[str, object], tmp_path):
+    """TorchTitan knows a precompiled step by the name of its memory policy."""
+    path = tmp_path / "mine.apl"
+    path.write_text("save mm  # as it was\n")
+    before = torchtitan.register(path)
+    path.write_text("save mm\n")
+    assert torchtitan.register(path) == before
+    path.write_text("save bmm\n")
+    assert torchtitan.register(path) != before
+    assert before.startswith("apl_")
+    named = torchtitan.register("llama3_sac", "mine")
+    assert named.startswith("mine_")
+    assert {"default", "full", "eager", before, named} <= registry.keys()
 
 
 def test_a_policy_that_matches_nothing_stops_the_trainer(registry: dict[str, object]):
     traced = llama(2)
-    torchtitan.register(policylang.parse("save mm in layers.*.atention.wo"))
+    name = torchtitan.register(policylang.parse("save mm in layers.*.atention.wo"))
     with pytest.raises(PolicyMatchError, match="atention"):
-        through_their_passes(traced, "apl")
+        through_their_passes(traced, name)
 
 
 def test_a_policy_that_cannot_be_read_is_not_registered(registry: dict[str, object], tmp_path):
@@ -185,7 +263,7 @@ def test_a_policy_that_cannot_be_read_is_not_registered(registry: dict[str, obje
     path.write_text("save mmm\n")
     with pytest.raises(PolicyMeaningError, match="mmm"):
         torchtitan.register(path)
-    assert "apl" not in registry
+    assert not [name for name in registry if name.startswith("apl")]
 
 
 @pytest.fixture

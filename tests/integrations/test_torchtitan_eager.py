@@ -90,6 +90,49 @@ def test_torchtitan_compiles_the_blocks_itself():
     assert policylang.report(model).audit.agrees
 
 
+class ThreeProducts(nn.Module):
+    """A block of products of one, one and two units of work, and a sum: the last product's result is read by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.third = nn.Linear(8, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x))).sum()
+
+
+class OneBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"0": ThreeProducts()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers["0"](x)
+
+
+def trained_once(config: Any) -> tuple[nn.Module, float]:
+    """A model, and the work of the products that its backward runs, in products of 8 × 8 × 8."""
+    model = OneBlock()
+    config.build(dump_folder="").apply(model)
+    loss = model(torch.randn(8, 8, requires_grad=True))
+    with torch.profiler.profile(record_shapes=True) as profile:
+        loss.backward()
+    shapes = [event.input_shapes[:2] for event in profile.events() if event.name == "aten::mm"]
+    return model, sum(rows * inner * columns for (rows, inner), (_, columns) in shapes) / 8**3
+
+
+def test_full_checkpointing_runs_what_the_backward_reads_and_theirs_all_of_the_block():
+    """TorchTitan's wrapper sets ``early_stop=False``: the last product runs again, which the backward never reads."""
+    ours = policy_ac().Config(policy="torchtitan_full")
+    from torchtitan.distributed.activation_checkpoint import FullAC
+
+    assert trained_once(FullAC.Config())[1] == 8 + 4
+    report = policylang.report(trained_once(ours)[0])
+    assert report.audit.agrees
+    assert report.recomputed.flops == (1 + 1) * 2 * 8**3
+
+
 def test_options_that_would_have_no_effect_are_refused_by_name():
     config = policy_ac().Config(policy="torchtitan_full", debug=True)
     with pytest.raises(PolicyMeaningError, match="the option `debug` has no effect"):

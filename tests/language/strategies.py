@@ -9,6 +9,7 @@ from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
     And,
+    Annotated,
     BlockSet,
     Chain,
     ChainOf,
@@ -65,6 +66,7 @@ tests = st.one_of(
     st.builds(Match, st.just("device"), st.sampled_from(["==", "!="]), st.sampled_from(["cuda", "cuda:0", "3", "is"])),
     st.builds(Match, st.just("module"), st.sampled_from(["==", "!="]), globs),
     st.builds(Is, st.sampled_from(FLAGS)),
+    st.builds(Annotated, st.sampled_from(["ap_must_save", "saved", "save", "a.b", "two words", "3"])),
     st.builds(lambda size: CrossesCut(Quantity(size, "bytes")), st.integers(1, 2**50).map(float)),
 )
 predicates = st.recursive(

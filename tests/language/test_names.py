@@ -251,6 +251,23 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
             ),
         ),
         (
+            "save mm where anotated ap_must_save",
+            Told(
+                "APL114",
+                "anotated ap_must_save",
+                "nodes have no property `anotated ap_must_save`",
+                "did you mean `annotated NAME`?",
+            ),
+        ),
+        (
+            "save mm where anotated a.b",
+            Told("APL114", "anotated a.b", "nodes have no property `anotated a.b`", "did you mean `annotated NAME`?"),
+        ),
+        (
+            "save mm where annotated",
+            Told("APL011", "", "a comparison is missing after `annotated`", "did you mean `annotated NAME`?"),
+        ),
+        (
             "save mm where crosses",
             Told(
                 "APL011",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=500)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # it may name the checkout
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

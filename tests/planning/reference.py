@@ -15,6 +15,8 @@ from policylang.language import syntax as s
 from policylang.language.syntax import Action
 from policylang.language.walk import walk
 
+INPUTS = {"parameter": InputKind.PARAMETER, "buffer": InputKind.BUFFER, "input": InputKind.USER}
+
 SPLITS = ("aten.split.Tensor",)
 JOINS = ("aten.cat.default",)
 CHOICES = ("aten.topk", "aten.argmax", "aten.sort", "aten.argsort", "aten.max")
@@ -304,6 +306,8 @@ class Reference:
                 return self.matches(row, predicate)
             case s.CrossesCut():
                 return row in self.crossing(predicate.size.value)
+            case s.Annotated(name=name):
+                return any(name in self.facts.annotations[node] for node in (row, self.facts.owners[row]))
             case s.Is(name=name):
                 return self.is_so(row, name)
         raise AssertionError(predicate)
@@ -346,10 +350,10 @@ class Reference:
     def is_so(self, row: int, name: str) -> bool:
         flags = Flag(self.facts.flags[row])
         match name:
-            case "from parameter":
-                return self.from_parameter(row)
-            case "gathered parameter":
-                return self.from_parameter(row) and self.gathered(row)
+            case "from parameter" | "from buffer" | "from input":
+                return self.made_of(row, INPUTS[name.split()[1]])
+            case "gathered parameter" | "gathered buffer" | "gathered input":
+                return self.made_of(row, INPUTS[name.split()[1]]) and self.gathered(row)
             case "crosses block":
                 return any(self.block[user] != self.block[row] for user in self.users(row))
             case "user tagged":
@@ -370,14 +374,14 @@ class Reference:
                 return bool(flags & Flag.RECORDED_SAVED)
         raise AssertionError(name)
 
-    def from_parameter(self, row: int) -> bool:
+    def made_of(self, row: int, kind: InputKind) -> bool:
         if row not in self.forward:
-            return self.facts.input_kinds[row] == InputKind.PARAMETER
+            return self.facts.input_kinds[row] == kind
         for line in self.fan_outs():
             if row == line[-1]:
-                return self.from_parameter(line[0])
+                return self.made_of(line[0], kind)
         inputs = self.data_inputs(row)
-        return len(inputs) == 1 and self.from_parameter(inputs[0])
+        return len(inputs) == 1 and self.made_of(inputs[0], kind)
 
     def gathered(self, row: int) -> bool:
         """Whether a row that is made of one parameter is a gather or made of one."""
@@ -424,7 +428,7 @@ class Reference:
         """Every row that allocates memory to the number of forward nodes before the one that makes it."""
         facts, order = self.facts, sorted(self.forward)
         rows = [row for row in order if self.memory(row) == row and not facts.flags[row] & Flag.SYMBOLIC]
-        rows = [row for row in rows if not self.from_parameter(row)]
+        rows = [row for row in rows if not self.made_of(row, InputKind.PARAMETER)]
         taken_apart = {facts.inputs[row][0] for row in rows if facts.targets[row] == "builtin.getitem"}
         made_at = {}
         for value in rows:

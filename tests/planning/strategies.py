@@ -37,7 +37,9 @@ STEERING = ("aten.index.Tensor", "aten.gather.default", "aten.where.self")
 @st.composite
 def graphs(draw: st.DrawFn) -> Facts:
     builder = GraphBuilder()
-    for number, kind in enumerate(draw(st.lists(st.sampled_from(["parameter", "input"]), min_size=1, max_size=4))):
+    for number, kind in enumerate(
+        draw(st.lists(st.sampled_from(["parameter", "input", "buffer"]), min_size=1, max_size=4))
+    ):
         builder.add(f"in_{number}", kind, ())
     builder.add("size", "input", (), flags=Flag.SYMBOLIC)
     builder.add("tangent", "tangent", ())
@@ -78,6 +80,7 @@ def _add(draw: st.DrawFn, builder: GraphBuilder, target: str, inputs: list[int],
         shape=draw(st.sampled_from(["", "4", "2x4", "2x2x2"])),
         dtype=more.pop("dtype", None) or draw(st.sampled_from(["", "bfloat16", "float32", "int64"])),
         device=draw(st.sampled_from(["", "cpu", "cuda:0"])),
+        annotations=draw(st.sampled_from([(), (), (), ("mine",), ("mine", "seen")])),
         region=draw(st.sampled_from(["0", "1"])) if tagged else None,
         tag=draw(st.sampled_from(["PREFER_RECOMPUTE", "MUST_SAVE", "MUST_RECOMPUTE"])) if tagged else None,
         **more,
@@ -168,6 +171,7 @@ NAMES = (
     "none",
 )
 
+NOTES = ("seen", "mine")
 PROPERTIES = (
     "from parameter",
     "gathered parameter",
@@ -179,6 +183,10 @@ PROPERTIES = (
     "is mutated",
     "user tagged",
     "recorded saved",
+    "from buffer",
+    "from input",
+    "gathered buffer",
+    "gathered input",
 )
 
 operators = st.builds(
@@ -224,6 +232,7 @@ _leaf_predicates = st.one_of(
         st.just(SPAN),
     ),
     st.builds(s.CrossesCut, cut_sizes, st.just(SPAN)),
+    st.builds(s.Annotated, st.sampled_from(NOTES), st.just(SPAN)),
 )
 predicates = st.recursive(
     _leaf_predicates,

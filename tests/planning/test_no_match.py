@@ -153,3 +153,28 @@ def test_ordinals_are_written_as_they_are_said():
     assert [nth(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == (
         ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
     )
+
+
+def test_an_annotation_that_nobody_made_is_told_which_there_are():
+    asked = where(op("mm"), s.Annotated("ap_must_sav", span("annotated ap_must_sav")))
+    lines = "%x = input\n" + "\n".join(f"%m{i} = aten.mm.default(%x, %x) {note}" for i, note in enumerate(NOTES))
+    found = only(planned(facts_of(lines), recompute(everything), save(asked)).diagnostics, "APL301")
+    assert found.details == (
+        "mm: 3 nodes",
+        "where annotated ap_must_sav: 0 of them; annotations of forward nodes: ap_must_save (2), stage (1)",
+    )
+    assert details(asked)[1] == "where annotated ap_must_sav: 0 of them; no forward node is annotated"
+
+
+NOTES = ("note=ap_must_save", "note=ap_must_save note=stage", "")
+
+
+def test_a_graph_that_names_no_parameters_is_told_from_one_without_gathers_of_them():
+    gathered = where(op("mm"), s.Is("from parameter", span("from parameter")))
+    assert details(gathered) == (
+        "mm: 3 nodes",
+        "where from parameter: 0 of them; no input of the graph is known to be a parameter",
+    )
+    named = facts_of("%w = parameter model.head\n%x = input\n%y = aten.mm.default(%x, %w)")
+    found = only(planned(named, recompute(everything), save(gathered)).diagnostics, "APL301")
+    assert found.details == ("mm: 1 node", "where from parameter: 0 of them")

@@ -30,6 +30,15 @@ PAIRS = [
         for model in ("shared_parameters", "aliased_output", "counter")
     ),
 ]
+QUICK = {(policy, "llama") for policy in FOR_TRANSFORMERS} | {
+    # each other model under two policies, each policy on two other models or more
+    *(("llama3_sac", model) for model in ("gpt2", "mixtral")),
+    *(("torchtitan_op_sac", model) for model in ("mixtral", "resnet")),
+    *(("torchtitan_full", model) for model in ("gpt2", "qwen3", "dropout")),
+    *(("every_2nd_layer", model) for model in ("bart", "resnet", "mlp")),
+    *(("memory_staged", model) for model in ("bart", "flex", "dropout", "shared_parameters", "counter")),
+    *(("save_all", model) for model in ("qwen3", "flex", "mlp", "shared_parameters", "aliased_output", "counter")),
+}
 
 
 def test_the_library_is_what_the_documents_say():
@@ -101,7 +110,10 @@ def without_a_policy():
     return look_up
 
 
-@pytest.mark.parametrize(("policy", "model"), PAIRS)
+@pytest.mark.parametrize(
+    ("policy", "model"),
+    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS],
+)
 def test_loss_and_gradients_are_bitwise_those_without_a_policy(policy, model, without_a_policy):
     loss, gradients = without_a_policy(model)
     backend = policylang.backend(policy, inner="aot_eager")
@@ -149,6 +161,12 @@ def test_save_all_recomputes_nothing():
     report = report_on("save_all", "gpt2")
     assert len(report.recomputed) == 0
     assert report.undecided == 0
+
+
+def test_the_quick_pairs_cover_every_policy_and_every_model():
+    assert set(PAIRS) >= QUICK
+    assert {policy for policy, _ in QUICK} == {policy for policy, _ in PAIRS}
+    assert {model for _, model in QUICK} == {model for _, model in PAIRS}
 
 
 def test_policies_keep_less_the_more_they_recompute():

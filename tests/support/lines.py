@@ -19,6 +19,7 @@ from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
 from policylang.planning.rewrites.data import Rewrites
+from policylang.planning.rewrites.offers import Ranks
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -116,8 +117,13 @@ class Line:
         return evolve(found, meshes=(self.mesh,) if self.known else (), rank=None)
 
 
-def planned(facts: Facts, text: str = "optional fuse all_gather chains", able: Capabilities = ABLE) -> Rewrites:
-    return plan(policylang.parse(text), facts, able).rewrites
+def planned(
+    facts: Facts,
+    text: str = "optional fuse all_gather chains",
+    able: Capabilities = ABLE,
+    ranks: Ranks | None = None,
+) -> Rewrites:
+    return plan(policylang.parse(text), facts, able, ranks=ranks).rewrites
 
 
 def reasons(facts: Facts, text: str = "optional fuse all_gather chains", able: Capabilities = ABLE) -> list[str]:

@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 LENGTH, VOCABULARY = 16, 2048
 _TRAINER = "torchtitan.experiments.graph_trainer"
@@ -34,15 +37,15 @@ class Traced(NamedTuple):
         return self.result.gm
 
     def run(self) -> list[Tensor]:
-        """Loss and gradients."""
+        """Loss and gradients, of this rank."""
         outputs = graph_trainer("make_fx_tracer").run_traced(self.result, module=self.module)(*self.batch)
-        return [output.clone() for output in outputs]
+        return [getattr(output, "_local_tensor", output).clone() for output in outputs]
 
 
 def graph_trainer(name: str) -> Any:
     """A module of TorchTitan's graph trainer."""
     pytest.importorskip("torchtitan")
-    with _triton():
+    with without_triton():
         return pytest.importorskip(f"{_TRAINER}.{name}", exc_type=ImportError)
 
 
@@ -96,20 +99,58 @@ def llama(layers: int) -> Traced:
     return step_of(model_of(layers))
 
 
-def step_of(model: nn.Module) -> Traced:
-    trainer, tracer, common = graph_trainer("trainer"), graph_trainer("make_fx_tracer"), graph_trainer("common_utils")
-    from torchtitan.components.loss import CrossEntropyLoss
+def step_of(model: nn.Module, *, ranks: int = 1, sharded: bool = True, chunked: bool = True) -> Traced:
+    """A step as the trainer traces it: on one rank too it shards by its SimpleFSDP, and it chunks the loss.
 
-    common.annotate_module_fqns(model)
+    A step of several ranks can be looked at, and not run.
+    """
+    graph_trainer("common_utils").annotate_module_fqns(model)
+    with group_of(ranks):
+        if sharded:
+            mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+            model = graph_trainer("simple_fsdp").data_parallel(model, mesh, "fully_shard")
+        return _traced(model, _chunked_loss(model) if chunked else _loss())
+
+
+def _traced(model: nn.Module, loss: Any) -> Traced:
+    trainer, tracer = graph_trainer("trainer"), graph_trainer("make_fx_tracer")
     batch = (*tokens_and_labels(), torch.tensor(float(LENGTH)), {})
-    step = trainer.make_fwd_bwd_step(model, CrossEntropyLoss.Config().build())
+    step = trainer.make_fwd_bwd_step(model, loss)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "In CPU autocast")  # its router asks for float32, which a CPU does anyway
         return Traced(tracer.minimal_fx_tracer(step, module=model)(*batch), model, batch)
 
 
+def _loss() -> Any:
+    from torchtitan.components.loss import CrossEntropyLoss
+
+    return CrossEntropyLoss.Config().build()
+
+
+def _chunked_loss(model: nn.Module) -> Any:
+    """What its configurations choose: the head and the loss, forward and backward, for some tokens at a time."""
+    from torchtitan.components.loss import CrossEntropyLoss
+
+    wrapper = graph_trainer("chunked_loss").ChunkedLossWrapperWithParamGrads
+    loss = wrapper.Config(loss_fn=CrossEntropyLoss.Config()).build(compile_config=None)
+    loss.set_lm_head(model.lm_head)
+    model._skip_lm_head = True
+    return loss
+
+
 @contextmanager
-def _triton() -> Iterator[None]:
+def group_of(ranks: int) -> Iterator[None]:
+    """A process group: of this process alone, or of several of which the others are imagined."""
+    store = dist.HashStore() if ranks == 1 else FakeStore()
+    dist.init_process_group("gloo" if ranks == 1 else "fake", store=store, rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def without_triton() -> Iterator[None]:
     """An empty triton where there is none. What torch remembers of triton it has asked before."""
     import_module("torch._inductor.compile_fx")
     from torch.utils._triton import has_triton_package

@@ -112,7 +112,7 @@ def _plain(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return type(value), id(value)
+        return type(value), object()  # the same as nothing else
     return type(value), value
 
 

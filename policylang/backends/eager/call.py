@@ -62,11 +62,6 @@ class Call:
         at = position - self.drifted_at
         return self.tail[at] if at < len(self.tail) else None
 
-    @property
-    def follows(self) -> bool:
-        """Whether it has done what was planned, and nothing else."""
-        return self.drifted_at is None and not self.left_out
-
     def count_writes(self) -> None:
         """To be called when the block has returned: what it wrote itself to held values is as it should be."""
         for at, holders in self.schedule.written.items():

@@ -34,7 +34,6 @@ from policylang.planning.place import Place
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.tracing.model_state import read_state
 
 
 @define(eq=False)
@@ -108,8 +107,6 @@ class Region:
             return None
         if call.left_out and self.kept.get(running.key) is kept:
             del self.kept[running.key]  # observed again: from now on the block does without what it makes once
-        if kept.audit is None and call.follows:
-            self._audit(kept, call, running)
         return call
 
     def so_far(self, running: Running) -> Call:
@@ -117,7 +114,9 @@ class Region:
         if running.call is not None:
             return running.call
         assert running.observation is not None
-        return unfinished_call(self._named(running.module), running.observation, Surroundings((), [], []))
+        assert running.before is not None
+        found = running.before.surroundings(running.before.volatile())
+        return unfinished_call(self._named(running.module), running.observation, found)
 
     def _plan(self, running: Running, observation: Observation, returned: list[Tensor]) -> None:
         if not observation.read_by_backward:
@@ -132,10 +131,12 @@ class Region:
             raise PolicyMatchError(errors)
         self.nothing[running.key] = nothing
         schedule = schedule_of(trace, _of_one_block(plan, self._named(running.module)))
-        assert running.before is not None
-        volatile = running.before.volatile()
+        before = running.before
+        assert before is not None
+        volatile = before.volatile()
         running.kept = self.kept[running.key] = Kept(schedule, volatile)
-        running.call = observed_call(self._call(running, schedule, running.before.surroundings(volatile)), observation)
+        running.call = observed_call(self._call(running, schedule, before.surroundings(volatile)), observation)
+        self._audit(running.kept, running.call, before)
 
     def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
         """Blocks that do the same share what is known of it."""
@@ -148,11 +149,10 @@ class Region:
     def _call(self, running: Running, schedule: Schedule, found: Surroundings) -> Call:
         return Call(self._named(running.module), schedule, partial(self._drifted, running.key), found)
 
-    def _audit(self, kept: Kept, call: Call, running: Running) -> None:
+    def _audit(self, kept: Kept, call: Call, before: Before) -> None:
         schedule = kept.schedule
         held = {schedule.rows[at]: _read(entry, schedule.read.get(at)) for at, entry in call.entries.items()}
-        outside = [*read_state(running.module).tensors, *tensors_in((running.args, running.kwargs))]
-        kept.audit = audit_eager(schedule.plan, schedule.needs, held, outside)
+        kept.audit = audit_eager(schedule.plan, schedule.needs, held, before.alive())
         wrong = [found for found in kept.audit.differences if is_error(found)]
         if wrong:
             raise PolicyAuditError(wrong)

@@ -46,5 +46,7 @@ def _of(value: Any, devices: dict[str, None]) -> Hashable:
 
 
 def _autocast(device: str) -> Hashable:
+    if not torch.amp.is_autocast_available(device):  # there is none of tensors without data
+        return device
     enabled = torch.is_autocast_enabled(device)
     return device, enabled, torch.get_autocast_dtype(device) if enabled else None

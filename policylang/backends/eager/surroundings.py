@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from policylang._torch_eager import storage_is_freed
 from policylang._torch_tracing import is_wrapper_subclass
+from policylang.backends.eager.origins import tensors_in
 from policylang.tracing.subclasses import take_apart
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -139,6 +140,12 @@ class Before:
             _tensors(modules),
             [_all(each) for each in _containers(given)],
         )
+
+    def alive(self) -> list[Tensor]:
+        """The tensors that are there whatever the call keeps: those of the modules and of its arguments."""
+        tables: list[dict[Any, Any]] = [*self.attributes, *(dict(enumerate(values)) for _, values in self.tensors)]
+        own = [value for table in tables for value in table.values() if isinstance(value, Tensor)]
+        return [*own, *tensors_in(self.given)]
 
     def volatile(self) -> Volatile:
         """What the call has changed."""

@@ -1,4 +1,4 @@
-"""APL301–APL310: the meeting of a policy with one graph."""
+"""APL301–APL320: the meeting of a policy with one graph."""
 
 from __future__ import annotations
 
@@ -141,5 +141,27 @@ CODES: tuple[Code, ...] = (
         "nothing, they would come back changed, or the budget is smaller than any of them. The details give the "
         "reason for each. Where that is as it should be, `optional` makes it a note.",
         severity=Severity.WARNING,
+    ),
+    Code(
+        "APL317",
+        "a recorded value is recomputed after all",
+        "A rule keeps what an earlier partition of the same forward saved (`where recorded saved`), and nodes that it "
+        "matches carry tags of the model's own `checkpoint(...)`, which outrank a rule without `override`. These tags "
+        "came along from the first compilation, which has followed them or overridden them already: what it recorded "
+        "is the outcome. Obeying them a second time would recompute what was saved. `override` repeats the decision.",
+        wrong="recompute everything\nsave everything where recorded saved",
+        mended="override recompute everything\noverride save everything where recorded saved",
+    ),
+    Code(
+        "APL318",
+        "gathers that a contract leaves",
+        "An `override` about gathers of parameters (`all_gather where from parameter`, FSDP's contracts) stands on a "
+        "graph that gathers other inputs in the same way: a sharded buffer, such as a table of rotary embeddings, or "
+        "an input of the model. They are no weights: the rule does not decide about them, and what else the policy "
+        "says holds. The details name those whose values the backward needs. A line of their own, with `from buffer` "
+        "or `from input`, decides about them too.",
+        wrong="include <fsdp_reshard_always>",
+        mended="include <fsdp_reshard_always>\noverride must_recompute chain through (all_gather where from buffer)",
+        severity=Severity.NOTE,
     ),
 )

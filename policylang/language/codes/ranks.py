@@ -52,4 +52,12 @@ CODES: tuple[Code, ...] = (
         "This rank waits for the plan of another rank, which itself waits, for a plan of a graph that this rank does "
         "not have or does not share with the same ranks. Neither would ever go on.",
     ),
+    Code(
+        "APL608",
+        "a cached graph is rewritten where others would not",
+        "`fuse` and `collapse` change collectives only where every rank that shares the graph makes the same change. "
+        "One rank took the compiled graph from its cache, with changes that were settled when it was compiled, and "
+        "the ranks that compile now cannot all make them. The cached graph would wait in collectives that the "
+        "others do not have.",
+    ),
 )

@@ -71,6 +71,8 @@ class Proof:
     """The shape of each rank's shard in the check: each length that nothing depends on is made small."""
     assumed: str = ""
     """What was not known and had to be taken for granted, as a phrase; empty where everything was known."""
+    claim: str = ""
+    """What was checked, as one number: the same on every rank whose chain is the same."""
     exact: bool = True
     """False where sums are taken in another order, so that results agree up to rounding only."""
 

@@ -32,6 +32,8 @@ _FLAGS = {
     "builtin.getitem": 0,
 }
 """What the operators of new nodes are, as :func:`policylang.graph.operators.describe` says it."""
+_DEFAULTS: dict[str, tuple[Any, ...]] = {"aten.cat.default": (None, 0), "aten.slice.Tensor": (None, 0, None, None, 1)}
+"""What a call leaves out at its end, by place: ``Facts.arguments`` has every argument of the schema."""
 _FOLLOWERS = ("_c10d_functional.wait_tensor.default", "builtin.getitem")
 _KEPT = int(Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
 """What a new node takes over from the one it is like, with that one's metadata."""
@@ -100,12 +102,20 @@ class _Rewriting:
             input_kinds=self._column(old.input_kinds, lambda _: int(InputKind.NOT_AN_INPUT)),
             input_names=self._column(old.input_names, lambda _: ""),
             arguments=arguments,
+            annotations=self._annotations(),
             group_names=[self._group_name(each) for each in self.order],
             groups=self.groups,
         )
 
     def _column(self, old: Sequence[Any], new: Any) -> list[Any]:
         return [old[each] if isinstance(each, int) else new(each) for each in self.order]
+
+    def _annotations(self) -> Sequence[tuple[str, ...]]:
+        """New nodes are given what the node that they are like has."""
+        old = self.old
+        return (
+            self._column(old.annotations, lambda node: old.annotations[old.index[node.like]]) if old.annotations else ()
+        )
 
     def _item(self, node: NewNode) -> int:
         """Bytes of an element."""
@@ -123,7 +133,10 @@ class _Rewriting:
         return tuple(dict.fromkeys(self.row_of_name[name] for name in _nodes(each.arguments)))
 
     def _arguments(self, each: int | NewNode) -> tuple[Any, ...]:
-        given = each.arguments if isinstance(each, NewNode) else self.old.arguments[each]
+        if isinstance(each, NewNode):
+            given = each.arguments + _DEFAULTS.get(each.target, ())[len(each.arguments) :]
+        else:
+            given = self.old.arguments[each]
         return tuple([self._argument(value) for value in given])
 
     def _argument(self, value: Any) -> Any:

@@ -13,11 +13,14 @@ from typing import ClassVar
 from attrs import frozen
 
 from policylang.language.syntax import Fuse
+from policylang.planning.rewrites.alike import rewrite_words
 from policylang.planning.rewrites.data import FusedGroup, Kind, Refused, Rewrite
 from policylang.planning.rewrites.grids import Grid, dims_of, grid_of
 from policylang.planning.rewrites.lines import Link, Path, links
+from policylang.planning.rewrites.offers import UNASKED
 from policylang.planning.rewrites.setting import RefusedError, Setting
 
+GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
 """Of how many collectives every order of ranks is tried; of more, only the usual one."""
 Outcome = tuple[int, Rewrite | Refused]
@@ -88,6 +91,8 @@ class Fusing(ABC):
         grid = self._grids[names]
         if isinstance(grid, str):
             raise RefusedError(grid)
+        if grid.guessed and len(grid.ranks) > 1 and not self.setting.ledger.asked:
+            raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh says which they are, and {UNASKED}")
         return grid
 
     def fused_group(self, names: tuple[str, ...], grid: Grid, order: tuple[int, ...]) -> FusedGroup:
@@ -129,13 +134,23 @@ class Fusing(ABC):
             why: RefusedError | None = None
             while end > start:
                 try:
-                    yield candidate.links[end - 1].outer, self.rewrite(candidate.part(start, end))
+                    yield candidate.links[end - 1].outer, self._shared(candidate.part(start, end))
                     break
                 except RefusedError as error:
                     end, why = end - 1, error
             if why is not None:  # the link that could not be added, and what follows it anew
                 yield candidate.links[end].outer, self._refusal(candidate.part(start, end + 1).collectives, why)
             start = end + 1
+
+    def _shared(self, candidate: Candidate) -> Rewrite:
+        """A chain as one collective, if it is one on every rank."""
+        names = tuple(map(self.facts.names.__getitem__, candidate.collectives))
+        key = self.setting.key(self.kind, *names)
+        self.setting.check_shared(key)
+        rewrite = self.rewrite(candidate)
+        grid = self.grid(tuple(self.facts.group_names[row] for row in candidate.collectives))
+        self.setting.offer(key, [rewrite.proof.claim, *rewrite_words(rewrite)], grid)
+        return rewrite
 
     def _refusal(self, collectives: Sequence[int], why: RefusedError) -> Refused:
         names = tuple(map(self.facts.names.__getitem__, collectives))

@@ -1,8 +1,8 @@
 """The ranks that a chain of collectives joins, and where each of them stands in its groups.
 
 A rank's graph names only its own groups. What the groups of the other ranks are follows from a mesh where one is
-known. Otherwise it is assumed that they are this rank's own, moved by the distance between the two ranks, as in every
-mesh whose ranks are counted row by row; a plan says where it assumes that.
+known. Otherwise they may be this rank's own, moved by the distance between the two ranks, as in every mesh whose ranks
+are counted row by row. That is a guess: each of these ranks has to say that it has the same ranks, or nothing is done.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from itertools import product
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Group, Mesh
-
-ASSUMED = "the groups of other ranks are this rank's own, moved"
 
 
 @frozen
@@ -31,7 +29,11 @@ class Grid:
     """The grids of all ranks, each as :attr:`ranks`, ordered by their lowest ranks; empty where not known."""
     dims: tuple[tuple[str, ...], ...]
     """The mesh dimensions of each group; empty where not known."""
-    assumed: str
+
+    @property
+    def guessed(self) -> bool:
+        """Whether no mesh says which ranks these are."""
+        return not self.everyone
 
     def ordered(self, order: Sequence[int]) -> tuple[int, ...]:
         """The ranks counted with the collectives in another order, slowest first."""
@@ -121,7 +123,7 @@ def _translated(groups: Sequence[Group], rank: int) -> Grid | str:
         return f"groups {_and(names)} form no grid"
     here = tuple(group.ranks.index(rank) for group in groups)
     dims = tuple((group.dim,) if group.dim is not None else () for group in groups)
-    return Grid(shape, ranks, here, (), dims, ASSUMED)
+    return Grid(shape, ranks, here, (), dims)
 
 
 def _mesh_of(groups: Sequence[Group], meshes: Sequence[Mesh], rank: int) -> Mesh | None:
@@ -148,12 +150,12 @@ def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
         ranks = _slice(mesh, dims, at)
         if lists is not None:
             ranks = lists.composed(rank if rank in ranks else min(ranks))
-            if not lists.agree(Grid(shape, ranks, here, (), (), "")):
+            if not lists.agree(Grid(shape, ranks, here, (), ())):
                 return f"ranks of groups {_and([group.name for group in groups])} gather in different orders"
         grids.append(ranks)
     mine = next(ranks for ranks in grids if rank in ranks)
     named = tuple(tuple(mesh.dims[dim] for dim in span) if mesh.dims else () for span in spans)
-    return Grid(shape, mine, here, tuple(sorted(grids, key=min)), named, "")
+    return Grid(shape, mine, here, tuple(sorted(grids, key=min)), named)
 
 
 class _Lists:

@@ -15,6 +15,7 @@ from policylang.planning.rewrites.facts import rewritten
 from policylang.planning.rewrites.fusing import Fusing
 from policylang.planning.rewrites.gathers import Gathers
 from policylang.planning.rewrites.naming import Names
+from policylang.planning.rewrites.offers import Ledger, Ranks
 from policylang.planning.rewrites.proof import Prover
 from policylang.planning.rewrites.round_trips import RoundTrips
 from policylang.planning.rewrites.scatters import Scatters
@@ -24,22 +25,40 @@ from policylang.planning.rewrites.unread import unread_pieces, with_pieces, with
 _FUSING: Mapping[str, type[Fusing]] = {kind.kind: kind for kind in (Gathers, Scatters)}
 
 
-def plan_rewrites(policy: Policy, facts: Facts, capabilities: Capabilities) -> tuple[Rewrites, Facts]:
+def plan_rewrites(
+    policy: Policy, facts: Facts, capabilities: Capabilities, ranks: Ranks | None = None
+) -> tuple[Rewrites, Facts]:
     """What is to be done to the structure of a graph, and the facts as they are then.
 
-    Each statement is planned on what the ones before it leave. Linear in nodes and edges for each statement.
+    Each statement is planned on what the ones before it leave. Linear in nodes and edges for each statement. ``ranks``
+    that can be asked settle what all of them do; without them nothing is done that rests on what other ranks do.
     """
     if not policy.rewrites or not capabilities.rewrites:
         return Rewrites(), facts
     if not _keeps_rank_order(facts.torch_version):
         capabilities = evolve(capabilities, unsorted_groups=False)
+    prover = Prover()
+    left: dict[str, str] = {}
+    while True:
+        ledger = Ledger(ranks is not None, left)
+        planned = _attempt(policy, facts, capabilities, prover, ledger)
+        unshared = ranks.unshared(ledger.offers) if ranks is not None else {}
+        if not unshared:
+            return planned
+        left = {**left, **unshared}
+
+
+def _attempt(
+    policy: Policy, facts: Facts, capabilities: Capabilities, prover: Prover, ledger: Ledger
+) -> tuple[Rewrites, Facts]:
+    """The rewrites as this rank would make them but for what has been left."""
     done: list[Rewrite] = []
     refused: list[Refused] = []
-    prover = Prover()
     known = facts.groups
     for number, statement in enumerate(policy.rewrites):
         unread = unread_pieces(facts)
-        setting = Setting(without_pieces(facts, unread), number, capabilities, Names(facts.index), prover, known)
+        own = without_pieces(facts, unread)
+        setting = Setting(own, number, capabilities, Names(facts.index), prover, known, ledger)
         outcomes = _outcomes(statement, setting)
         found = [with_pieces(each, facts, unread) for each in outcomes if isinstance(each, Rewrite)]
         mine = _in_order(found, facts)

@@ -6,12 +6,13 @@ Both are run on labelled shards of all ranks of the grid, with the groups' true 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
-from policylang.planning.rewrites.calls import Call
+from policylang.planning.rewrites.calls import Call, Part
 from policylang.planning.rewrites.data import FusedGroup, Node, Proof
 from policylang.planning.rewrites.evaluator import EvaluationError, Tensor, run
 from policylang.planning.rewrites.grids import Grid
@@ -49,6 +50,16 @@ class Claim:
 
         same = tuple((number[was], number[now]) for was, now in self.pairs)
         return self.shard, tuple(map(of, self.old)), tuple(map(of, self.new)), same, self.grid, self.groups
+
+    def alike(self) -> str:
+        """The same as one number, without what is each rank's own: its groups, and which parts it takes."""
+        number = {self.source: 0}
+        for call in (*self.old, *self.new):
+            number.setdefault(call.name, len(number))
+        at = {name: place for place, name in enumerate(self.groups)}
+        calls = [(call.target, _alike(call.arguments, number, at), call.shape) for call in (*self.old, *self.new)]
+        same = [(number[was], number[now]) for was, now in self.pairs]
+        return hashlib.sha256(repr((self.shard, len(self.old), calls, same)).encode()).hexdigest()[:32]
 
 
 class Prover:
@@ -96,7 +107,7 @@ def _prove(claim: Claim) -> Proof | str:
             seen.add((id(one), id(other)))
             if not _equal(one, other):
                 return f"`{was}` would be another value on rank {rank}"
-    return Proof(len(grid.ranks), small, grid.assumed)
+    return Proof(len(grid.ranks), small, claim=claim.alike())
 
 
 def _labels(place: int, count: int, _world: int) -> Sequence[int]:
@@ -134,6 +145,18 @@ def _product(lengths: Sequence[int]) -> int:
     for length in lengths:
         count *= length
     return count
+
+
+def _alike(value: Any, number: Mapping[str, int], at: Mapping[str, int]) -> Any:
+    if isinstance(value, Node):
+        return "node", number[value.name]
+    if isinstance(value, Part):
+        return "own part", value.count
+    if isinstance(value, FusedGroup):
+        return "group", len(value.ranks)
+    if isinstance(value, str):
+        return "group" if value in at else value
+    return tuple(_alike(part, number, at) for part in value) if isinstance(value, tuple) else value
 
 
 def _numbered(value: Any, number: Mapping[str, int]) -> Any:

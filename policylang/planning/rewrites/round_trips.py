@@ -3,9 +3,9 @@
 Values are followed from the gathers on as digits (:mod:`policylang.planning.rewrites.layouts`). A slice at this rank's
 positions in the groups takes away the digits that count their ranks; where only digits of one value on the chain are
 left, the slice is a view of that value, and its readers can read it there. Which part is a rank's own is a number in
-its graph, other in every rank's: this rank's is compared with its positions in the groups, and of the other ranks the
-proof assumes that they take theirs. Where they do not, they refuse, and ranks that differ are stopped before anything
-is compiled.
+its graph, other in every rank's. This rank's is compared with its positions in the groups; that the two are equal may
+be an accident of this rank (on a square mesh, its place along the other dimension), so a slice counts as a rank's own
+part only where all ranks say so of theirs, and where they cannot be asked, nothing is collapsed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag, InputKind
 from policylang.planning.rewrites import layouts
+from policylang.planning.rewrites.alike import common_names, rewrite_words
 from policylang.planning.rewrites.calls import Call, Part, new_call, old_calls
 from policylang.planning.rewrites.canonical import Steps, steps_to
 from policylang.planning.rewrites.consumers import relaid
@@ -23,6 +24,7 @@ from policylang.planning.rewrites.data import NewNode, Node, Proof, Refused, Rew
 from policylang.planning.rewrites.grids import Grid, grid_of
 from policylang.planning.rewrites.layouts import Layout, NoDigitsError
 from policylang.planning.rewrites.lines import source_of
+from policylang.planning.rewrites.memory import Memory
 from policylang.planning.rewrites.moves import (
     GATHER,
     GETITEM,
@@ -36,12 +38,12 @@ from policylang.planning.rewrites.moves import (
     moved,
     piece_of,
 )
+from policylang.planning.rewrites.naming import Trial
+from policylang.planning.rewrites.offers import UNASKED
 from policylang.planning.rewrites.proof import Claim
 from policylang.planning.rewrites.setting import RefusedError, Setting
 from policylang.planning.rewrites.strides import is_contiguous
-from policylang.planning.storage import storage_roots
 
-OTHERS = "other ranks take their own parts, as this one does"
 SLICE = "aten.slice.Tensor"
 _CUTS = frozenset({SLICE, "aten.narrow.default", GETITEM})
 
@@ -77,20 +79,15 @@ class RoundTrips:
         self.facts = facts = setting.facts
         self.values: dict[int, _Value] = {}
         self.grids: dict[tuple[str, ...], Grid | str] = {}
-        self.cuts: dict[int, tuple[Piece, layouts.Digits]] = {}
-        """Slices at this rank's own part, and the digits that each fixes."""
+        self.cuts: dict[int, tuple[Piece, layouts.Digits, tuple[int, ...]]] = {}
+        """Slices at this rank's own part, the digits that each fixes, and the gathers that these number."""
         self.dead: set[int] = set()
         self.stands: dict[int, str] = {}
         """What is read in place of a slice, by name."""
         self.handed: dict[int, list[int]] = {}
         """Rows that are read in place of slices, and those slices."""
-        self.roots = storage_roots(facts)
-        self.written: dict[int, list[int]] = {}
-        """Memory, by the row that made it, and the rows that write there."""
-        for row, flags in enumerate(facts.flags):
-            if flags & Flag.WRITES:
-                for source in facts.inputs[row]:
-                    self.written.setdefault(self.roots[source], []).append(row)
+        self.memory = Memory(facts)
+        self.common = common_names(facts)
 
     def outcomes(self) -> list[Rewrite | Refused]:
         """What the statement comes to, in graph order. Linear in nodes, edges and chains."""
@@ -170,18 +167,45 @@ class RoundTrips:
                 raise RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
             # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
             self._check_others(row, piece)
-            own = _part_of(grid.here, taken, 0) == piece.place
-            if own:
-                self.cuts[row] = piece, taken
+            why_not = self._why_not_own(row, piece, value, taken, grid)
+            if not why_not:
+                self.cuts[row] = piece, taken, value.gathers
                 self.values[row] = cut
             trip = self._trip(row, piece, cut)
-            if not own:
-                raise RefusedError(f"not this rank's own part of {self.facts.names[piece.base]}")
+            if why_not:
+                raise RefusedError(f"{why_not} of {self.facts.names[piece.base]}")
             self._start_anew(row, cut, trip)
-            return self._rewrite(trip, len(value.gathers) - len(trip.gathers))
+            return self._shared(trip)
         except RefusedError as why:
             gathers = tuple(self.facts.names[gather] for gather in value.gathers)
             return Refused(self.setting.number, "round_trip", gathers, why.reason, why.detail)
+
+    def _why_not_own(self, row: int, piece: Piece, value: _Value, taken: layouts.Digits, grid: Grid) -> str:
+        """Empty where the slice is this rank's own part, and every rank that was asked has its own there."""
+        if _part_of(grid.here, taken) != piece.place:
+            return "not this rank's own part"
+        setting = self.setting
+        key = setting.key("own part", self.common[row])
+        if key in setting.ledger.left:
+            return f"not every rank's own part ({setting.ledger.left[key]})"
+        gathers = [self.facts.names[gather] for gather in value.gathers]
+        setting.offer(key, [gathers, piece.cut, piece.count, taken], grid)
+        return ""
+
+    def _shared(self, trip: _Trip) -> Rewrite:
+        """A round trip that every rank takes out."""
+        setting, facts = self.setting, self.facts
+        gathers = [facts.names[gather] for gather in trip.gathers]
+        key = setting.key("round_trip", *gathers, self.common[trip.row])
+        setting.check_shared(key)
+        rewrite = self._rewrite(trip)
+        words = list(rewrite_words(evolve(rewrite, source=self._common_name(rewrite.source))))
+        setting.offer(key, [rewrite.proof.claim, *words], self._grid(trip.gathers))
+        return rewrite
+
+    def _common_name(self, name: str) -> str:
+        row = self.facts.index.get(name)
+        return name if row is None else self.common[row]
 
     def _start_anew(self, row: int, value: _Value, trip: _Trip) -> None:
         """Followed from here on as a view of home: what is gathered again starts from there."""
@@ -241,8 +265,7 @@ class RoundTrips:
 
     # --- the plan of it ---
 
-    def _rewrite(self, trip: _Trip, passed: int) -> Rewrite:
-        """``passed``: how many gathers lie before the trip."""
+    def _rewrite(self, trip: _Trip) -> Rewrite:
         facts = self.facts
         home, row = trip.home, trip.row
         shape, stride = facts.shapes[home] or (), facts.strides[home]
@@ -256,7 +279,7 @@ class RoundTrips:
                 raise RefusedError(f"dtype changes: {facts.names[each]}")
         if facts.phases[home] != facts.phases[row] and facts.input_kinds[home] == InputKind.NOT_AN_INPUT:
             raise RefusedError(f"other phase: {facts.names[row]}")
-        self._check_memory(trip)
+        self.memory.check(trip.home, trip.row, trip.gathers[0])
         steps = steps_to(trip.layout, (), shape)
         if steps.copies > copies(facts, rows):
             raise RefusedError("would copy what is not copied now")
@@ -266,8 +289,12 @@ class RoundTrips:
             if isinstance(found, int):
                 raise RefusedError(f"{facts.names[found]} needs {facts.names[row]} as it lies in memory")
             restrided = found
-        nodes, result = self._nodes(trip, steps)
-        proof = self._prove(trip, passed, rows, nodes, result)
+        names = self.setting.names.trial()
+        nodes, result = self._nodes(trip, steps, names)
+        proof = self._prove(trip, rows, nodes, result)
+        if not self.setting.ledger.asked:
+            raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
+        names.settle()
         self.handed.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)
         source = self.stands.get(home, facts.names[home])
@@ -298,38 +325,8 @@ class RoundTrips:
                     pending.append(source)
         return tuple(sorted(found))
 
-    def _check_memory(self, trip: _Trip) -> None:
-        """The slice lay in memory of its own; its readers are about to read home's."""
-        facts = self.facts
-        home, gathered = self.roots[trip.home], self.roots[trip.row]
-        reach = self._aliases(trip.row)
-        last = max(user for row in reach for user in (row, *facts.users[row]))
-        later = (row for row in self.written.get(home, ()) if trip.gathers[0] < row <= last)
-        for row in (*self.written.get(gathered, ()), *later):
-            raise RefusedError(f"memory is written: {facts.names[row]}")
-        given = facts.ops[home] != "call_function" or self._is_returned(home)
-        for row in reach if given else ():
-            if any(facts.ops[user] == "output" for user in facts.users[row]):
-                raise RefusedError(f"returned: {facts.names[row]}", f"it would share memory with `{facts.names[home]}`")
-
-    def _is_returned(self, row: int) -> bool:
-        facts = self.facts
-        return any(facts.ops[user] == "output" for each in self._aliases(row) for user in facts.users[each])
-
-    def _aliases(self, row: int) -> list[int]:
-        """A row and the views of it."""
-        facts = self.facts
-        found, pending = [row], [row]
-        while pending:
-            for user in facts.users[pending.pop()]:
-                if facts.flags[user] & Flag.VIEW or facts.targets[user] == GETITEM:
-                    found.append(user)
-                    pending.append(user)
-        return found
-
-    def _nodes(self, trip: _Trip, steps: Steps) -> tuple[list[NewNode], str]:
+    def _nodes(self, trip: _Trip, steps: Steps, names: Trial) -> tuple[list[NewNode], str]:
         facts, row = self.facts, trip.row
-        names = self.setting.names.trial()
         name = facts.names[trip.home]
         nodes = []
         for step in steps.steps:
@@ -348,17 +345,18 @@ class RoundTrips:
                     like=facts.names[row],
                 )
             )
-        names.settle()
         return nodes, name
 
-    def _prove(self, trip: _Trip, passed: int, rows: Sequence[int], nodes: Sequence[NewNode], result: str) -> Proof:
+    def _prove(self, trip: _Trip, rows: Sequence[int], nodes: Sequence[NewNode], result: str) -> Proof:
         facts = self.facts
-        grid = self._grid(trip.gathers)
+        # More than those of the trip, where a slice on the way has come back from others already.
+        gathers = [row for row in rows if facts.targets[row] == GATHER]
+        grid = self._grid(gathers)
         splits = {self.cuts[row][0].split for row in rows if row in self.cuts}
         old = []
         for row in rows:
             if row in self.cuts:
-                old.append(self._slice_of_ranks(row, grid, passed))
+                old.append(self._slice_of_ranks(row, gathers, grid))
             elif row not in splits:
                 old.extend(old_calls(facts, [row]))
         claim = Claim(
@@ -368,15 +366,15 @@ class RoundTrips:
             list(map(new_call, nodes)),
             [(facts.names[trip.row], result)],
             grid,
-            tuple(facts.group_names[gather] for gather in trip.gathers),
+            tuple(facts.group_names[gather] for gather in gathers),
         )
-        proof = self.setting.proof(claim)
-        return evolve(proof, assumed="; ".join(filter(None, (OTHERS, proof.assumed))))
+        return self.setting.proof(claim)
 
-    def _slice_of_ranks(self, row: int, grid: Grid, passed: int) -> Call:
+    def _slice_of_ranks(self, row: int, gathers: Sequence[int], grid: Grid) -> Call:
         """A slice as every rank of the grid has it: at its own part."""
-        piece, taken = self.cuts[row]
-        parts = [(rank, _part_of(grid.position(rank), taken, passed)) for rank in grid.ranks]
+        piece, taken, numbered = self.cuts[row]
+        taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
+        parts = [(rank, _part_of(grid.position(rank), taken)) for rank in grid.ranks]
         begin = Part(tuple(parts), piece.count)
         end = Part(tuple((rank, part + 1) for rank, part in parts), piece.count)
         arguments = (Node(self.facts.names[piece.base]), piece.cut, begin, end)
@@ -398,11 +396,11 @@ class RoundTrips:
             yield from self.facts.users[handed]
 
 
-def _part_of(positions: Sequence[int], taken: layouts.Digits, passed: int) -> int:
-    """Which part a rank has by its positions in the groups; the first ``passed`` of the gathers have none."""
+def _part_of(positions: Sequence[int], taken: layouts.Digits) -> int:
+    """Which part a rank has by its positions in the groups of the gathers that the digits number."""
     part = 0
     for digit in taken:
-        part = part * digit.size + positions[digit.origin - passed] // digit.weight % digit.size
+        part = part * digit.size + positions[digit.origin] // digit.weight % digit.size
     return part
 
 

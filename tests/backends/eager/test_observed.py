@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import detect_anomaly
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.utils.flop_counter import FlopCounterMode
@@ -494,3 +494,26 @@ def test_the_memory_of_the_first_step_is_that_of_a_full_checkpoint() -> None:
     model = checkpointed(Model(layers=8), "blocks layers.*; recompute everything in block")
     first, later = peak(model), peak(model)
     assert first == later < 0.7 * peak(Model(layers=8))
+
+
+@pytest.mark.parametrize("device", ["fake", "meta"])
+def test_a_model_without_data_is_followed_as_well(device: str) -> None:
+    """The peak of a step that is too big for the machine is measured this way."""
+    with FakeTensorMode() if device == "fake" else torch.device("meta"):
+        model = checkpointed(Model(kind=Plain))
+        for _ in range(2):
+            model(torch.empty(4, 8)).sum().backward()
+    report = policylang.report(model)
+    assert report.audit is not None
+    assert report.audit.agrees
+    assert report.saved is not None
+    assert report.saved.bytes == 2 * 4 * 8 * 4
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).sin())

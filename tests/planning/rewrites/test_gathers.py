@@ -12,7 +12,9 @@ import policylang
 from policylang.graph.facts import Facts, GraphKind, Mesh
 from policylang.planning.planner import plan
 from policylang.planning.rewrites.data import Rewrite
+from policylang.planning.rewrites.setting import SAME_GRAPH
 from tests.support.lines import ABLE, Line, aten, c10d, mesh_of, planned, reasons
+from tests.support.rewrites import AllAlike
 
 MESH = mesh_of(4, 2)
 
@@ -37,7 +39,7 @@ def test_gathers_right_after_each_other_are_one_gather_of_the_same_shards() -> N
     assert rewrite.nodes[-1].shape == (16, 3)
     assert rewrite.replaced == (("wait_tensor_1", "fused_wait_tensor"),)
     assert rewrite.dead == ("all_gather_into_tensor", "wait_tensor", "all_gather_into_tensor_1", "wait_tensor_1")
-    assert (rewrite.proof.ranks, rewrite.proof.assumed) == (8, "")
+    assert (rewrite.proof.ranks, rewrite.proof.assumed) == (8, SAME_GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +201,11 @@ def test_dimensions_that_nobody_knows() -> None:
     assert reasons(facts, "fuse all_gather chains over dp, tp") == ["mesh dimension of group `dp` not known"]
 
 
-def test_without_a_mesh_the_plan_says_what_it_assumes() -> None:
-    rewrite = only(Line(MESH, (2, 3), known=False, rank=3).gather("dp").gather("tp").facts())
-    assert rewrite.proof.assumed == "the groups of other ranks are this rank's own, moved"
+def test_without_a_mesh_the_groups_of_other_ranks_are_asked_for() -> None:
+    facts = Line(MESH, (2, 3), known=False, rank=3).gather("dp").gather("tp").facts()
+    assert reasons(facts) == ["groups of other ranks not known"]
+    (rewrite,) = planned(facts, ranks=AllAlike()).done
+    assert rewrite.proof.assumed == ""
     assert rewrite.group is not None
     assert (rewrite.group.ranks, rewrite.group.everyone) == ((0, 2, 4, 6, 1, 3, 5, 7), ())
 

@@ -15,6 +15,7 @@ from policylang.graph.facts import Facts, Mesh
 from policylang.planning.paths import HALF
 from policylang.planning.plan import Capabilities, Plan
 from policylang.planning.planner import plan
+from policylang.planning.rewrites.setting import SAME_GRAPH
 from tests.graph.test_shared_graphs import GATHER, facts_of_recording, rows_of
 from tests.support.shared_graphs import BACKWARD, JOINT, recorded
 
@@ -40,7 +41,7 @@ def test_every_chain_of_the_backward_is_one_gather() -> None:
     assert not made.rewrites.refused
     assert (len(rows_of(made.before, GATHER)), len(rows_of(made.facts, GATHER))) == (480, 387)
     for rewrite in made.rewrites.done:
-        assert (rewrite.proof.ranks, rewrite.proof.assumed) == (128, "")
+        assert (rewrite.proof.ranks, rewrite.proof.assumed) == (128, SAME_GRAPH)
         assert rewrite.group is not None
         assert rewrite.group.dims == ("tp", "dp")  # tp gathers last, so it is the slow index
         assert rewrite.group.ranks[:3] == (0, 8, 16)

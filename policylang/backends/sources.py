@@ -1,0 +1,66 @@
+"""The source files that take part in a compile: what the backends import, and what that imports, wherever it says so.
+
+Found by reading the import lines, so that a new module is among them without being listed anywhere; commands and the
+renderers that only they use are not. A line that looks like an import and is none adds a file too many, which costs a
+compilation, never an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
+
+_PACKAGE = "policylang"
+_ROOMS = ("backends", "integrations")
+"""Every module in these begins a compile or is called by one."""
+_SUFFIX = ".py"
+_IMPORT = re.compile(rf"^[ \t]*(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M)
+_NAME = re.compile(r"[\w.]+")
+
+
+def acting(package: Traversable) -> dict[str, bytes]:
+    """Path in the package to content, in the order of the paths."""
+    found: dict[str, bytes] = {}
+    pending = [path for room in _ROOMS for path in _modules_below(package / room, room)]
+    while pending:
+        path = pending.pop()
+        if path in found:
+            continue
+        found[path] = content = package.joinpath(path).read_bytes()
+        for module in _imported(content.decode("utf-8", "surrogateescape")):
+            pending.extend(each for each in _files_of(module, package) if each not in found)
+    return dict(sorted(found.items()))
+
+
+def _imported(text: str) -> Iterator[str]:
+    """The dotted names that a source imports from the package, without the package's own."""
+    for source, names, whole in _IMPORT.findall(text):
+        if source:
+            yield from (f"{source}.{name}".partition(".")[2] for name in _NAME.findall(names))
+        else:
+            yield from (name.partition(".")[2] for name in _NAME.findall(whole) if name.startswith(f"{_PACKAGE}."))
+
+
+def _files_of(module: str, package: Traversable) -> Iterator[str]:
+    """The files that importing a dotted name runs: of each package on the way, and of the module, if it is one."""
+    place, way = package, ""
+    yield f"__init__{_SUFFIX}"
+    for part in module.split("."):
+        if place.joinpath(f"{part}{_SUFFIX}").is_file():
+            yield f"{way}{part}{_SUFFIX}"
+            return
+        place = place / part
+        way = f"{way}{part}/"
+        if not place.joinpath(f"__init__{_SUFFIX}").is_file():
+            return
+        yield f"{way}__init__{_SUFFIX}"
+
+
+def _modules_below(place: Traversable, path: str) -> Iterator[str]:
+    for child in place.iterdir():
+        below = f"{path}/{child.name}"
+        if child.is_dir():
+            yield from _modules_below(child, below)
+        elif child.name.endswith(_SUFFIX):
+            yield below

@@ -1,0 +1,184 @@
+"""Blocks of random operators under random rules: the bits of the same training without checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import policylang
+from tests.support.eager import differences, train
+
+
+class Random(nn.Module):
+    """Runs a list of steps; each takes the last value and one made before."""
+
+    def __init__(self, steps: list[str]) -> None:
+        super().__init__()
+        self.steps = steps
+        self.linears = nn.ModuleList([nn.Linear(6, 6) for _ in steps])
+        self.norms = nn.ModuleDict({str(at): nn.BatchNorm1d(6) for at, step in enumerate(steps) if step == "norm"})
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("calls", torch.zeros(()))
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x]
+        for number, step in enumerate(self.steps):
+            value = self.linears[number](values[-1])  # every parameter is used
+            values.append(STEPS[step](self, number, value, values[number // 2]))
+        return values[-1] + values[0]
+
+
+def _norm(block: Random, number: int, x: Tensor, _: Tensor) -> Tensor:
+    return block.norms[str(number)](x)
+
+
+def _in_place(_: Random, __: int, x: Tensor, ___: Tensor) -> Tensor:
+    y = x.sin()
+    y.mul_(2).add_(0.5)
+    return y.cos()
+
+
+def _through_view(_: Random, __: int, x: Tensor, other: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :3].add_(other[:, 3:])
+    return y.exp().clamp(max=3.0)
+
+
+def _pieces(_: Random, __: int, x: Tensor, other: Tensor) -> Tensor:
+    left, right = x.chunk(2, dim=1)
+    return torch.cat([right.relu(), left * other[:, :3]], dim=1)
+
+
+def _chosen(_: Random, __: int, x: Tensor, ___: Tensor) -> Tensor:
+    best, at = x.topk(2, dim=1)
+    return x + torch.zeros_like(x).scatter(1, at, best.sigmoid())
+
+
+def _reassigned(block: Random, _: int, x: Tensor, __: Tensor) -> Tensor:
+    block.mean = 0.5 * block.mean + 0.5 * x.detach().mean(0)
+    return x - block.mean
+
+
+def _counted(block: Random, _: int, x: Tensor, __: Tensor) -> Tensor:
+    block.count += 1
+    block.calls.add_(1)
+    return x * (1 + 1 / block.count)
+
+
+def _without_gradient(_: Random, __: int, x: Tensor, other: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = other.abs().mean().add(1)
+    return x / scale
+
+
+def _derivative(_: Random, __: int, x: Tensor, ___: Tensor) -> Tensor:
+    (found,) = torch.autograd.grad(x.tanh().pow(2).sum(), x, create_graph=True)
+    return x + found
+
+
+def _branch(_: Random, __: int, x: Tensor, ___: Tensor) -> Tensor:
+    return x.sin() if x.numel() > 3 and bool((x == x).all()) else x.cos()
+
+
+STEPS: dict[str, Callable[[Random, int, Tensor, Tensor], Tensor]] = {
+    "norm": _norm,
+    "in place": _in_place,
+    "through view": _through_view,
+    "pieces": _pieces,
+    "chosen": _chosen,
+    "reassigned": _reassigned,
+    "counted": _counted,
+    "without gradient": _without_gradient,
+    "derivative": _derivative,
+    "branch": _branch,
+    "dropout": lambda _b, _n, x, _o: nn.functional.dropout(x, 0.5),
+    "softmax": lambda _b, _n, x, other: x.softmax(1) * other,
+    "turned": lambda _b, _n, x, other: (x.t() @ other).t().reshape(6, 6)[: len(x)].contiguous() + x,
+    "twice": lambda _b, _n, x, _o: x.relu() + x.relu(),
+}
+RULES = (
+    "optional save first addmm in block",
+    "optional save every 2nd addmm in block",
+    "optional save sin, cos, exp in block",
+    "optional save view in block where feeds backward",
+    "optional save everything in block where feeds backward",
+    "optional save last 3 everything in block",
+    "optional save everything in block where is random",
+    "optional save everything in block where is multi_output",
+    "optional save everything in block where crosses block",
+    "optional recompute addmm in block",
+    "optional recompute topk in block",
+)
+
+
+class Model(nn.Module):
+    def __init__(self, programs: list[list[str]]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Random(steps) for steps in programs])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def plainly(model: nn.Module, number: int) -> Tensor:
+    loss = model(torch.randn(5, 6, generator=torch.Generator().manual_seed(number))).sum()
+    loss.backward()
+    return loss
+
+
+def forwards_first(model: nn.Module, number: int) -> Tensor:
+    inputs = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(number))
+    losses = [model(each).sum() for each in inputs]
+    for loss in losses:
+        loss.backward()
+    return torch.stack(losses).sum()
+
+
+@given(
+    programs=st.lists(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4), min_size=1, max_size=2),
+    ground=st.sampled_from(["recompute everything in block", "save everything in block"]),
+    rules=st.lists(st.sampled_from(RULES), max_size=3, unique=True),
+    run=st.sampled_from([plainly, forwards_first]),
+)
+@settings(max_examples=60, deadline=None)
+def test_random_blocks_train_on_the_same_bits(
+    programs: list[list[str]], ground: str, rules: list[str], run: Callable[[nn.Module, int], Tensor]
+) -> None:
+    # what writes, a counter or an assertion, is never recomputed; `optional` leaves it saved
+    text = "\n".join(["blocks layers.*", f"optional {ground}", *rules])
+    expected, model = Model(programs), policylang.checkpoint_model(Model(programs), policylang.parse(text), strict=True)
+    reference = train(expected, run)
+    for step in reference:
+        assume(all(bool(gradient.isfinite().all()) for gradient in step.gradients.values()))
+        assume(any(bool(gradient.any()) for gradient in step.gradients.values()))
+    found = train(model, run)
+    assert differences(reference, found) == []
+    for one, other in zip(expected.layers, model.layers, strict=True):
+        assert one.count == other.count
+    assert all(torch.equal(one, other) for one, other in zip(expected.buffers(), model.buffers(), strict=True))
+    report = policylang.report(model)
+    assert report.audit is not None
+    assert report.audit.agrees
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=1500, deadline=None)
+def test_many_random_blocks(data: st.DataObject) -> None:
+    programs = data.draw(
+        st.lists(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6), min_size=1, max_size=3)
+    )
+    rules = data.draw(st.lists(st.sampled_from(RULES), max_size=5, unique=True))
+    ground = data.draw(st.sampled_from(["recompute everything in block", "save everything in block"]))
+    run = data.draw(st.sampled_from([plainly, forwards_first]))
+    inner = test_random_blocks_train_on_the_same_bits.hypothesis.inner_test  # type: ignore[attr-defined]
+    inner(programs, ground, rules, run)

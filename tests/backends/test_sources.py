@@ -1,0 +1,174 @@
+"""The code in the compile caches' key: whatever runs while a graph is compiled, and nothing that only shows results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import policylang
+from policylang.backends.sources import acting
+from tests.support.joint import capture_joint
+from tests.support.models import llama, mlp
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "policylang"
+KEY = set(acting(PACKAGE))
+ALL = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+MOVES = "undecided -> recompute\noffload mm or addmm\n"
+
+
+@pytest.fixture
+def run_of() -> Callable[..., set[str]]:
+    """The files of the package in which a function of ours ran while another one did."""
+    ran: set[str] = set()
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            ran.add(frame.f_code.co_filename)
+
+    def run(action: Callable[[], object]) -> set[str]:
+        threading.setprofile(watch)
+        sys.setprofile(watch)
+        try:
+            action()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        return {Path(name).relative_to(PACKAGE).as_posix() for name in ran if name.startswith(f"{PACKAGE}{os.sep}")}
+
+    return run
+
+
+def compiled(policy: str, inner: str = "aot_eager") -> Callable[[], object]:
+    def train() -> None:
+        torch._dynamo.reset()
+        example = mlp()
+        backend = policylang.backend(policylang.parse(policy), inner=inner)
+        example.loss_fn(torch.compile(example.module, backend=backend)(*example.inputs)).backward()
+
+    return train
+
+
+def traced(policy: str) -> Callable[[], object]:
+    def train() -> None:
+        example = mlp()
+        batch = example.inputs
+        step = policylang.trace_step(example.module, lambda model, *given: example.loss_fn(model(*given)), *batch)
+        step.apply(policylang.parse(policy))(*batch)
+
+    return train
+
+
+def partitioned_twice() -> None:
+    example = mlp()
+    joint = capture_joint(example.module, example.inputs, example.loss_fn)
+    policylang.apply(joint.gm, policylang.parse("undecided -> recompute\nsave mm or addmm\n"))
+    forward, _ = policylang.partition(joint.gm, (), num_fwd_outputs=joint.num_fwd_outputs)
+    again = policylang.recompilable(forward, num_fwd_outputs=joint.num_fwd_outputs)
+    inputs = [node.meta["val"] for node in forward.graph.find_nodes(op="placeholder")]
+    inputs = [torch.ones(value.shape, dtype=value.dtype, requires_grad=value.is_floating_point()) for value in inputs]
+    torch._dynamo.reset()
+    backend = policylang.backend("replay", inner="aot_eager")
+    outputs = torch.compile(again, backend=backend)(*inputs)
+    next(value for value in outputs if value.requires_grad).sum().backward()
+
+
+def checkpointed() -> None:
+    example = llama()
+    policylang.checkpoint_model(example.module, "llama3_sac")
+    example.loss_fn(example.module(*example.inputs)).backward()
+    policylang.report(example.module)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        pytest.param(compiled("undecided -> auto\nsave mm or addmm\n"), id="compiled"),
+        pytest.param(compiled(MOVES), id="compiled, offloading"),
+        pytest.param(traced(MOVES), id="traced, offloading"),
+        pytest.param(partitioned_twice, id="partitioned twice"),
+        pytest.param(checkpointed, id="checkpointed"),
+    ],
+)
+def test_what_runs_while_a_graph_is_compiled_is_in_the_key(
+    run_of: Callable[..., set[str]], action: Callable[[], object]
+) -> None:
+    ran = run_of(action)
+    assert "planning/planner.py" in ran
+    assert ran - KEY == set()
+
+
+def test_what_a_compile_imports_is_in_the_key(tmp_path: Path) -> None:
+    """In a process that has imported nothing but what its compilation needs."""
+    program = """
+import json, sys, torch, policylang
+backend = policylang.backend(policylang.parse("undecided -> auto\\noffload mm or addmm"), inner="aot_eager")
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+torch.compile(model, backend=backend)(torch.ones(2, 4)).sum().backward()
+files = [getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith("policylang")]
+print(json.dumps(files))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    imported = {Path(file).relative_to(PACKAGE).as_posix() for file in json.loads(done.stdout.splitlines()[-1])}
+    assert "audit_halves.py" in imported
+    assert imported - KEY == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["audit_halves.py", "audit_moved.py", "audit_replay.py", "audit_eager.py", "audit_flat.py", "loading.py"],
+)
+def test_modules_that_act_are_in_the_key(name: str) -> None:
+    assert name in KEY
+
+
+def test_what_does_not_act_is_not() -> None:
+    for room in ("commands", "demo", "paths", "testing"):
+        assert not [name for name in KEY if name.startswith(f"{room}/")]
+    assert not KEY & {"cli.py", "__main__.py", "report/html.py", "report/plan_text.py", "snapshots.py"}
+
+
+def test_a_byte_of_what_acts_changes_the_files_and_no_other_does(tmp_path: Path) -> None:
+    package = tmp_path / "policylang"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = acting(package)
+    assert before == acting(PACKAGE)
+    for name in sorted(ALL - KEY):
+        (package / name).write_bytes(b"# another text\n")
+    assert acting(package) == before
+    (package / "audit_halves.py").write_bytes(before["audit_halves.py"] + b"# a change\n")
+    assert acting(package) != before
+
+
+def test_a_new_module_is_found(tmp_path: Path) -> None:
+    """However an import is written; what only commands import is left out."""
+    texts = {
+        "__init__.py": "",
+        "backends/__init__.py": "",
+        "backends/main.py": "from policylang import one\nfrom policylang.rooms import (\n    two,  # of 2\n    f,\n)\n",
+        "one.py": "def f():\n    import policylang.three\n    from policylang.four import f as g\n",
+        "rooms/__init__.py": "",
+        "rooms/two.py": "import os, policylang.five as five\n",
+        **dict.fromkeys(("three.py", "four.py", "five.py", "six.py"), ""),
+        "commands.py": "from policylang import six\n",
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "integrations").mkdir()
+    assert set(acting(tmp_path)) == set(texts) - {"commands.py", "six.py"}

@@ -1,0 +1,128 @@
+"""Inside TorchTitan's real trainers: what its own policies compute and what ours do, step by step and bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.titan import graph_trainer
+from tests.support.titan_trainer import Outcome, Setting, trained
+
+pytestmark = pytest.mark.slow
+GRAPH = {"default": "torchtitan_default", "full": "torchtitan_graph_full", "eager": "torchtitan_eager"}
+EAGER = {"selective": "torchtitan_op_sac", "full": "torchtitan_full"}
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    graph_trainer("trainer")
+
+
+def assert_same_training(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert len(mine.losses) == 2
+        assert mine.losses == other.losses
+        assert mine.weights == other.weights
+
+
+@pytest.mark.parametrize("theirs", GRAPH)
+def test_the_graph_trainer_runs_the_same_nodes_again(theirs: str) -> None:
+    ours, own = trained(Setting(policy=GRAPH[theirs])), trained(Setting(theirs=theirs))
+    assert_same_training(ours, own)
+    assert ours[0].audit is True
+    assert ours[0].reported == len(ours[0].recomputed) > 100
+    assert sorted(ours[0].recomputed) == sorted(own[0].recomputed)
+    assert ours[0].ran == own[0].ran
+    assert ours[0].ran["aten::mm"] > 50
+
+
+@pytest.mark.parametrize(("model", "routers"), [("deepseek_v3", 1), ("qwen3_moe", 2)])
+def test_experts_in_the_graph_trainer_are_chosen_once(model: str, routers: int) -> None:
+    """Under ``full`` TorchTitan chooses a second time: the biased scores, the top ones, their places."""
+    ours, own = trained(Setting(model=model, policy=GRAPH["full"])), trained(Setting(model=model, theirs="full"))
+    assert_same_training(ours, own)
+    assert ours[0].audit is True
+    assert set(ours[0].recomputed) < set(own[0].recomputed)
+    assert len(own[0].recomputed) - len(ours[0].recomputed) == 3 * routers
+    assert ours[0].ran == {**own[0].ran, "aten::topk": routers}
+    assert own[0].ran["aten::topk"] == 2 * routers
+
+
+def test_a_mixture_of_experts_under_the_default_memory_policy() -> None:
+    ours = trained(Setting(model="deepseek_v3", policy=GRAPH["default"]))
+    own = trained(Setting(model="deepseek_v3", theirs="default"))
+    assert_same_training(ours, own)
+    assert ours[0].audit is True
+    assert sorted(ours[0].recomputed) == sorted(own[0].recomputed)
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen3"])
+def test_the_policy_to_try_first_trains_as_no_policy_does(model: str) -> None:
+    ours = trained(Setting(model=model, policy="llama3_sac"))
+    assert_same_training(ours, trained(Setting(trainer="eager", model=model)))
+    assert ours[0].audit is True
+
+
+def file_of(tmp_path: Path, *included: str) -> str:
+    path = tmp_path / "mine.apl"
+    path.write_text("".join(f"include <{name}>\n" for name in included))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("reshard", "included", "gathers"),
+    [("default", (), 6), ("never", ("fsdp_reshard_never",), 4), ("default", ("fsdp_reshard_always",), 7)],
+    ids=["as it is", "never", "always"],
+)
+def test_two_ranks_gather_as_often(reshard: str, included: tuple[str, ...], gathers: int, tmp_path: Path) -> None:
+    """Of four gathers, after TorchTitan put those of a layer together. It has no policy that gathers the head again."""
+    policy = file_of(tmp_path, GRAPH["default"], *included)
+    ours = trained(Setting(policy=policy), 2)
+    own = trained(Setting(theirs="default", reshard=reshard), 2)
+    assert_same_training(ours, own)
+    assert ours[0].weights != ours[1].weights
+    assert [outcome.audit for outcome in ours] == [True, True]
+    assert [outcome.gathers for outcome in ours] == [gathers, gathers]
+    if included != ("fsdp_reshard_always",):
+        assert [outcome.gathers for outcome in own] == [gathers, gathers]
+        assert sorted(ours[0].recomputed) == sorted(own[0].recomputed)
+        assert ours[0].ran == own[0].ran
+
+
+def test_experts_on_two_ranks() -> None:
+    """In bfloat16: with weights in float32, TorchTitan's experts mix the two there, whatever the policy."""
+    ours = trained(Setting(model="deepseek_v3", policy=GRAPH["default"], precision="bfloat16"), 2)
+    own = trained(Setting(model="deepseek_v3", theirs="default", precision="bfloat16"), 2)
+    assert_same_training(ours, own)
+    assert [outcome.audit for outcome in ours] == [True, True]
+    assert [outcome.gathers for outcome in ours] == [outcome.gathers for outcome in own]
+    assert sorted(ours[0].recomputed) == sorted(own[0].recomputed)
+
+
+@pytest.mark.parametrize(("model", "theirs"), [("llama3", "selective"), ("llama3", "full"), ("qwen3", "selective")])
+def test_the_eager_trainer_trains_to_the_same_bits(model: str, theirs: str) -> None:
+    ours = trained(Setting(trainer="eager", model=model, policy=EAGER[theirs]))
+    own = trained(Setting(trainer="eager", model=model, theirs=theirs))
+    assert_same_training(ours, own)
+    assert ours[0].audit is True
+    assert ours[0].reported > 100
+
+
+def test_experts_in_the_eager_trainer() -> None:
+    ours = trained(Setting(trainer="eager", model="deepseek_v3", policy=EAGER["selective"]))
+    own = trained(Setting(trainer="eager", model="deepseek_v3", theirs="selective"))
+    assert_same_training(ours, own)
+    assert ours[0].reported > 100
+    assert ours[0].audit is True
+
+
+@pytest.mark.parametrize("theirs", EAGER)
+def test_the_eager_trainer_on_two_ranks(theirs: str) -> None:
+    """Under FSDP2, which gathers a block's weights before it runs again."""
+    ours = trained(Setting(trainer="eager", policy=EAGER[theirs]), 2)
+    own = trained(Setting(trainer="eager", theirs=theirs), 2)
+    assert_same_training(ours, own)
+    assert ours[0].weights != ours[1].weights
+    assert [outcome.audit for outcome in ours] == [True, True]

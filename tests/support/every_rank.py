@@ -1,0 +1,287 @@
+"""All ranks of a mesh in one process: their graphs, plans that they make together, and the graphs run together."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import product
+from math import prod
+from typing import Any
+from unittest import mock
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from policylang.backends import collectives, groups
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, GraphKind, Group, Mesh
+from policylang.language.syntax import Policy
+from policylang.planning.paths import HALF
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+from policylang.planning.rewrites.offers import Offer, compared
+from tests.support import rewrites
+from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
+
+AXES = ("a", "b", "c")
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+ATEN = torch.ops.aten
+
+
+# --- the graph of one rank ------------------------------------------------------------------------------------------
+
+
+@frozen
+class Place:
+    """A rank on a mesh whose ranks are counted row by row."""
+
+    shape: tuple[int, ...]
+    rank: int
+
+    @property
+    def at(self) -> tuple[int, ...]:
+        return list(product(*map(range, self.shape)))[self.rank]
+
+    def group(self, axis: int) -> tuple[int, ...]:
+        step = prod(self.shape[axis + 1 :])
+        first = self.rank - self.at[axis] * step
+        return tuple(first + place * step for place in range(self.shape[axis]))
+
+    @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """As torch names them: another name for every group, whatever the axis."""
+        return {f"{AXES[axis]}{self.group(axis)[0]}": self.group(axis) for axis in range(len(self.shape))}
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(AXES[: len(self.shape)], self.shape, tuple(range(prod(self.shape))))
+
+
+class Builder:
+    """A graph of one rank, operator by operator; all of it runs in the backward."""
+
+    def __init__(self, place: Place, shard: tuple[int, ...]) -> None:
+        self.place = place
+        self.graph = fx.Graph()
+        self.mode = FakeTensorMode()
+        self.shard = self.graph.placeholder("shard")
+        with self.mode:
+            self.shard.meta["val"] = torch.empty(shard)
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs, name=_name(target))
+        with self.mode:
+            node.meta["val"] = target(*fx.map_arg(args, lambda read: read.meta["val"]), **kwargs)
+        node.meta["partitioner_tag"] = "is_backward"
+        return node
+
+    def gather(self, value: fx.Node, axis: int, dim: int = 0, turned: int = 0) -> fx.Node:
+        """``turned``: by how many pieces the order is off in which they are joined along another dimension."""
+        size = self.place.shape[axis]
+        name = f"{AXES[axis]}{self.place.group(axis)[0]}"
+        whole = self.call(WAIT, self.call(ALL_GATHER, value, size, name))
+        if dim == 0:
+            return whole
+        split = self.call(ATEN.split.Tensor, whole, whole.meta["val"].shape[0] // size)
+        pieces = [self.call(operator.getitem, split, index) for index in range(size)]
+        return self.call(ATEN.cat.default, [*pieces[turned:], *pieces[:turned]], dim)
+
+    def scatter(self, value: fx.Node, axis: int) -> fx.Node:
+        name = f"{AXES[axis]}{self.place.group(axis)[0]}"
+        return self.call(WAIT, self.call(REDUCE_SCATTER, value, "sum", self.place.shape[axis], name))
+
+    def cut(self, value: fx.Node, dim: int, part: int, count: int, piece: bool = False) -> fx.Node:
+        length = value.meta["val"].shape[dim] // count
+        if piece:
+            return self.call(operator.getitem, self.call(ATEN.split.Tensor, value, length, dim), part)
+        return self.call(ATEN.slice.Tensor, value, dim, part * length, (part + 1) * length)
+
+    def module(self, *returned: fx.Node) -> fx.GraphModule:
+        self.graph.output(returned)
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+
+def _name(target: Any) -> str:
+    return getattr(target, "__name__", "").split(".")[0] if target is operator.getitem else str(target).split(".")[1]
+
+
+Program = Callable[[Builder], Sequence[fx.Node]]
+"""What a rank traces; what it returns are the graph's outputs."""
+
+
+@define(eq=False)
+class EveryRank:
+    """One program on all ranks of a mesh."""
+
+    shape: tuple[int, ...]
+    program: Program
+    shard: tuple[int, ...] = (4, 4)
+    known: bool = True
+    """Whether a mesh is known that says which groups the others have."""
+    graphs: dict[int, fx.GraphModule] = field(factory=dict)
+    groups: dict[int, dict[str, tuple[int, ...]]] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for rank in range(prod(self.shape)):
+            builder = Builder(Place(self.shape, rank), self.shard)
+            self.graphs[rank] = builder.module(*self.program(builder))
+            self.groups[rank] = builder.place.groups
+
+    def facts(self, rank: int) -> Facts:
+        place = Place(self.shape, rank)
+        known = {name: Group(name, ranks, len(ranks)) for name, ranks in self.groups[rank].items()}
+        facts = collect(self.graphs[rank], kind=GraphKind.BACKWARD, groups=known)
+        return evolve(facts, rank=rank, meshes=(place.mesh,) if self.known else ())
+
+    def alone(self, policy: Policy) -> dict[int, Plan]:
+        """The plan of each rank that can ask nobody."""
+        return {rank: plan(policy, self.facts(rank), HALF) for rank in self.graphs}
+
+    def together(self, policy: Policy) -> dict[int, Plan]:
+        """The plans of ranks that settle their rewrites."""
+        table = _Table(len(self.graphs))
+        found: dict[int, Plan] = {}
+        errors: list[BaseException] = []
+
+        def run(rank: int, facts: Facts) -> None:
+            try:
+                found[rank] = plan(policy, facts, HALF, ranks=_Seat(table, rank))
+            except BaseException as error:
+                errors.append(error)
+                table.barrier.abort()
+
+        threads = [threading.Thread(target=run, args=(rank, self.facts(rank))) for rank in self.graphs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+        return {rank: found[rank] for rank in sorted(found)}
+
+    def carry_out(self, plans: Mapping[int, Plan]) -> None:
+        """Rewrite every rank's graph; what comes out is what was planned, to the last column of its facts."""
+        for rank, gm in self.graphs.items():
+            with ExitStack() as stack:
+                for name, instead in (("backend_of", lambda _: "gloo"), ("ensure", lambda _: None)):
+                    stack.enter_context(mock.patch.object(groups, name, instead))
+                made = collectives.carry_out(gm, plans[rank])
+                self.groups[rank].update({order.name: order.ranks for order in made})
+                known = {name: Group(name, ranks, len(ranks)) for name, ranks in self.groups[rank].items()}
+
+                def collected(gm: fx.GraphModule, *, known: dict[str, Group] = known, **rest: Any) -> Facts:
+                    return collect(gm, kind=rest["kind"], groups=known)
+
+                stack.enter_context(mock.patch.object(rewrites, "collect", collected))
+                rewrites.assert_facts_hold(gm, plans[rank])
+
+    def run(self) -> dict[int, list[Tensor]]:
+        """What every rank's graph returns, for shards of whole numbers, other ones on each rank."""
+        count = prod(self.shard)
+        shards = {rank: torch.arange(count).reshape(self.shard) + 1000.0 * rank for rank in self.graphs}
+        return simulated({rank: (gm, self.groups[rank]) for rank, gm in self.graphs.items()}, shards)
+
+
+@define(eq=False)
+class _Table:
+    count: int
+    offered: dict[int, tuple[Offer, ...]] = field(factory=dict)
+    barrier: threading.Barrier = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.count)
+
+
+@frozen
+class _Seat:
+    table: _Table
+    rank: int
+
+    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+        self.table.offered[self.rank] = tuple(offers)
+        self.table.barrier.wait(60)
+        by_offers: dict[tuple[Offer, ...], list[int]] = {}
+        for rank in sorted(self.table.offered):
+            by_offers.setdefault(self.table.offered[rank], []).append(rank)
+        self.table.barrier.wait(60)
+        return compared(by_offers)
+
+
+# --- running graphs against each other ------------------------------------------------------------------------------
+
+
+@frozen
+class _Call:
+    """A rank that waits in a collective."""
+
+    target: Any
+    ranks: tuple[int, ...]
+    value: Tensor
+
+
+def simulated(
+    graphs: Mapping[int, tuple[fx.GraphModule, Mapping[str, tuple[int, ...]]]], shards: Mapping[int, Tensor]
+) -> dict[int, list[Tensor]]:
+    """Run the graphs of all ranks; a collective runs once all of its ranks have come to it, as in any backend.
+
+    Raises ``AssertionError`` where ranks wait for each other for ever.
+    """
+    running = {rank: _rank(gm, groups, shards[rank]) for rank, (gm, groups) in graphs.items()}
+    waiting: dict[int, _Call] = {}
+    results: dict[int, list[Tensor]] = {}
+
+    def go_on(rank: int, value: Tensor | None) -> None:
+        try:
+            waiting[rank] = running[rank].send(value)
+        except StopIteration as done:
+            results[rank] = done.value
+
+    for rank in running:
+        go_on(rank, None)
+    while waiting:
+        calls = {(call.target, call.ranks) for call in waiting.values()}
+        ready = [key for key in calls if all(_is_in(waiting.get(rank), key) for rank in key[1])]
+        assert ready, f"ranks hang: { ({rank: (str(call.target), call.ranks) for rank, call in waiting.items()}) }"
+        for target, ranks in ready:
+            values = [waiting.pop(rank).value for rank in ranks]
+            for place, rank in enumerate(ranks):
+                whole = torch.cat(values) if target is ALL_GATHER else sum(values).chunk(len(ranks))[place].clone()
+                go_on(rank, whole)
+    return results
+
+
+def lies_as(one: Tensor, other: Tensor) -> bool:
+    """Whether two values have their elements in the same places of memory."""
+    steps = [
+        [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1] for value in (one, other)
+    ]
+    return one.shape == other.shape and steps[0] == steps[1]
+
+
+def _is_in(call: _Call | None, key: tuple[Any, tuple[int, ...]]) -> bool:
+    return call is not None and (call.target, call.ranks) == key
+
+
+def _rank(
+    gm: fx.GraphModule, groups: Mapping[str, tuple[int, ...]], shard: Tensor
+) -> Generator[_Call, Tensor, list[Tensor]]:
+    values: dict[fx.Node, Any] = {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = shard
+        elif node.op == "output":
+            return list(fx.map_arg(node.args[0], values.__getitem__))
+        else:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            if node.target in (ALL_GATHER, REDUCE_SCATTER):
+                assert args[0].is_contiguous()
+                values[node] = yield _Call(node.target, groups[args[-1]], args[0])
+            else:
+                values[node] = args[0] if node.target is WAIT else node.target(*args, **kwargs)
+                if isinstance(values[node], Tensor):
+                    assert lies_as(values[node], node.meta["val"]), node
+    raise AssertionError("a graph without an output")

@@ -1,0 +1,97 @@
+"""A graph that is compiled a second time as it stands: the halves of a first partition, traced through with what their
+nodes carry, as parallelizers do that hand an already partitioned graph to ``torch.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+import policylang
+from policylang.backends.partitioner import JointPartitioner, Partition
+from policylang.language.syntax import Policy
+
+REPLAY = policylang.load("replay")
+
+
+def keep_meta(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that runs a graph node by node: who traces the run gives each node's metadata to what it becomes."""
+
+    def run(arguments: list[Any]) -> Any:
+        with torch.fx.traceback.preserve_node_meta():
+            return fx.Interpreter(gm).boxed_run(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def partitioned_twice(
+    function: Callable[..., Tensor],
+    arguments: Sequence[Tensor],
+    first: Policy,
+    second: Policy = REPLAY,
+    *,
+    decompositions: Any = None,
+    done: list[Partition] | None = None,
+) -> tuple[Partition, Partition]:
+    """The partition of a function under ``first``, and that of the compiled function under ``second``.
+
+    ``done`` gets each as soon as it is made.
+    """
+    done = [] if done is None else done
+    by = [partition_by(policy, done) for policy in (first, second)]
+    compiled_twice(function, arguments, *by, decompositions=decompositions)
+    one, two = done
+    return one, two
+
+
+def partition_by(policy: Policy, done: list[Partition]) -> Callable[..., Any]:
+    """A partition function of AOTAutograd's that notes what it has done."""
+
+    def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        static = options.get("static_lifetime_input_indices")
+        made = JointPartitioner(policy).partition(
+            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
+        )
+        done.append(made)
+        return made.forward, made.backward
+
+    return partition
+
+
+def compiled_twice(
+    function: Callable[..., Tensor],
+    arguments: Sequence[Tensor],
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    *,
+    decompositions: Any = None,
+) -> None:
+    """Compile a function with one partition function, and what comes of it with another."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import aot_function
+
+    compiled: list[Callable[..., Any]] = []
+    taken: list[Sequence[Any]] = []
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compilers = {"fw_compiler": keep_meta, "bw_compiler": keep_meta}
+        compiled.append(aot_autograd(**compilers, partition_fn=first)(gm, inputs))
+
+        def call(*given: Any) -> Any:
+            taken.append(given)
+            return compiled[0](*given)
+
+        return call
+
+    torch.compile(function, backend=backend, fullgraph=True)(*arguments)
+    torch._dynamo.reset()
+    aot_function(
+        lambda *given: compiled[0](*given),
+        fw_compiler=lambda gm, inputs: gm,
+        bw_compiler=lambda gm, inputs: gm,
+        partition_fn=second,
+        decompositions=decompositions,
+    )(*taken[0])
