@@ -51,6 +51,11 @@ def outside_of_modes() -> Any:
     return _python_dispatch._disable_current_modes()
 
 
+def active_modes() -> list[Any]:
+    """The dispatch modes that see what runs here. Autograd carries them into the threads of a backward."""
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
 def is_wrapper_class(kind: type) -> bool:
     """Whether tensors of a class are made of tensors and say which: DTensor does. Of a tensor torch is asked itself."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")

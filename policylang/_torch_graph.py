@@ -56,11 +56,14 @@ def underlying_input(desc: Any) -> Any:
 
 
 def mutated_input(desc: Any) -> Any:
-    """The descriptor of the input that an output's value is copied into after the graph has run; None for others."""
+    """The descriptor of the input that an output's value is copied into after the graph has run; None for others.
+
+    An input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to.
+    """
     kind = type(desc).__name__
     if kind in ("SubclassGetAttrAOTOutput", "SubclassSizeAOTOutput", "SubclassStrideAOTOutput"):
         return mutated_input(desc.base)
-    return desc.mutated_input if kind in ("InputMutationAOTOutput", "MetadataMutationAOTOutput") else None
+    return desc.mutated_input if kind == "InputMutationAOTOutput" else None
 
 
 def differentiated_input(desc: Any) -> Any:

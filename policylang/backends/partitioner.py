@@ -132,12 +132,12 @@ def plan_joint(
     deferred: Sequence[str] = (),
     seconds: dict[str, float] | None = None,
 ) -> Plan:
-    """Plan a joint graph, without touching it. A graph whose outputs are all the forward's has no backward to plan for.
+    """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
 
     Raises as :func:`plan_facts` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
     """
     seconds = {} if seconds is None else seconds
-    has_backward = len(settle.returned(gm.graph)) > num_fwd_outputs
+    has_backward = any(isinstance(each, fx.Node) for each in settle.returned(gm.graph)[num_fwd_outputs:])
     with timed(seconds, "collect"):
         kind = GraphKind.JOINT if has_backward else GraphKind.FORWARD
         facts = collect(gm, kind=kind, static_inputs=static_inputs, root=root)

@@ -3,7 +3,8 @@
 A functional graph writes nothing itself. What the traced program did to a buffer comes out of the graph as a new value,
 which is copied into the buffer when the forward is over, by a ``copy_`` at the end of the graph or by the runtime.
 Every read of that buffer, through views or not, sees the old value in the forward and the new one in the backward.
-In a graph that is not functional a read is safe to repeat only if nothing writes to its memory after it.
+In a graph that is not functional a read is safe to repeat only if nothing writes to its memory after it, and what
+makes memory only if nothing writes there: the writing is not repeated with it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def mutated_reads(
     row_of: Mapping[fx.Node, int],
     output_descs: Sequence[Any],
 ) -> list[int]:
-    """The rows that read memory which is written after them.
+    """The rows that read memory which is written after them, and those that make it.
 
     Args:
         roots: row to the row whose memory its value lies in, itself where it makes its own.
@@ -46,6 +47,9 @@ def mutated_reads(
     found = []
     for row, node in enumerate(nodes):
         if node.op != "call_function":
+            continue
+        if roots[row] == row and last_write.get(row, -1) > row:  # a second run would give it as it was before
+            found.append(row)
             continue
         for read in node.all_input_nodes:
             if last_write.get(roots[row_of[read]], -1) > row and read not in _unread(node, operators[row]):

@@ -149,3 +149,15 @@ def test_a_piece_of_a_split_buffer_is_that_buffer() -> None:
         return [read], [PlainAOTOutput(0)]
 
     assert "sin" in marked(collect(graph_of(build)), Flag.READS_MUTATED)
+
+
+def test_memory_of_the_graphs_own_that_is_written_later_comes_out_otherwise_the_second_time() -> None:
+    def build(graph: fx.Graph, buffer: fx.Node, x: fx.Node) -> Any:
+        made = call(graph, aten.add.Tensor, x, 1)
+        view = call(graph, aten.t.default, made)
+        call(graph, aten.mul_.Tensor, view, 2)
+        after = call(graph, aten.sin.default, made)
+        left = call(graph, aten.cos.default, x)
+        return [after, left], [PlainAOTOutput(0), PlainAOTOutput(1)]
+
+    assert marked(collect(graph_of(build)), Flag.READS_MUTATED) == {"add", "t"}

@@ -105,7 +105,8 @@ def without_unread(out: Any, read: frozenset[int] | None) -> Any:
     """
     if read is None or not isinstance(out, tuple | list) or len(read) == len(out):
         return out
-    return type(out)([part if at in read else _hollow(part) for at, part in enumerate(out)])
+    with outside_of_modes():
+        return type(out)([part if at in read else _hollow(part) for at, part in enumerate(out)])
 
 
 def _hollow(value: Any) -> Any:

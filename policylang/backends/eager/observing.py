@@ -27,6 +27,7 @@ from policylang._torch_eager import (
     saved_tensor_hooks,
     version,
 )
+from policylang.backends.eager.modes import Mode
 from policylang.backends.eager.origins import Origin, Origins, described, tensors_in
 from policylang.backends.eager.random_states import Drawn, generator_of
 from policylang.backends.eager.stream import VIEW, draws, is_ignored, is_same_view
@@ -171,46 +172,34 @@ def hold(value: Any) -> Any:
     return detached(value)
 
 
-class Observer(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class Observer(Mode):
     """Sees every operator of a block."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, observation: Observation) -> None:
         super().__init__()
         self.observation = observation
-        self._suspended = 0
 
     def left_out_of(self, module: nn.Module) -> list[Any]:
         """Hooks around those that a module has before its forward, which give its parameters their first values: that
         happens once, and is no part of what runs again."""
 
         def suspend(*_given: Any) -> None:
-            self._suspended += 1
+            self.suspended += 1
 
         def go_on(*_given: Any) -> None:
-            self._suspended -= 1
+            self.suspended -= 1
 
         return [
             module.register_forward_pre_hook(suspend, prepend=True),
             module.register_forward_pre_hook(go_on),
         ]
 
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """While the block is run again from within: such operators are not its own."""
-        self._suspended += 1
-        try:
-            yield
-        finally:
-            self._suspended -= 1
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         seen = self.observation
-        if self._suspended or is_ignored(func):
+        if self.suspended or is_ignored(func):
             out = func(*args, **kwargs)
-            if not self._suspended:
+            if not self.suspended:
                 seen.same(args, out)
             return out
 

@@ -7,17 +7,16 @@ else. Of each call of the block there is one :class:`Call`: forward and recomput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from policylang._torch_eager import (
-    DispatchMode,
     detached,
     keeps_graph,
+    outside_of_modes,
     storage_address,
     storage_is_freed,
     version,
@@ -25,6 +24,7 @@ from policylang._torch_eager import (
 from policylang._torch_graph import schema_of
 from policylang.backends.eager import problems
 from policylang.backends.eager.call import FREED, Call, without_unread
+from policylang.backends.eager.modes import Mode
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.random_states import Drawn, generator_of
 from policylang.backends.eager.schedule import DRAW, KEEP, QUIET, RUN
@@ -34,10 +34,8 @@ from policylang.graph.memory import statistics_positions
 from policylang.tracing.subclasses import take_apart
 
 
-class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class Forward(Mode):
     """A run that follows the plan: holds what it saves."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, call: Call) -> None:
         super().__init__()
@@ -46,20 +44,10 @@ class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it
         self._kinds = call.schedule.kinds
         self._from_outside = call.schedule.from_outside
         self._at = 0
-        self._suspended = 0
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """While the block is run again from within: such operators are not its own."""
-        self._suspended += 1
-        try:
-            yield
-        finally:
-            self._suspended -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         at = self._at
-        if self._operators[at] is not func or self._suspended or (func is VIEW and is_same_view(args)):
+        if self._operators[at] is not func or self.suspended or (func is VIEW and is_same_view(args)):
             return self._other(func, types, args, kwargs or {})
         self._at = at + 1
         read = self._from_outside.get(at)
@@ -97,7 +85,7 @@ class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it
         return func(*args, **kwargs)
 
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if self._suspended or is_ignored(func) or (func is VIEW and is_same_view(args)):
+        if self.suspended or is_ignored(func) or (func is VIEW and is_same_view(args)):
             return func(*args, **kwargs)
         call = self._call
         if call.drifted_at is None:
@@ -122,13 +110,11 @@ class Forward(DispatchMode):  # type: ignore[misc]  # torch does not say what it
         return at
 
 
-class Again(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class Again(Mode):
     """The recomputation: gives what is held, runs the rest.
 
     ``within`` says that the block itself is still running: it differentiates a part of itself.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, call: Call, within: bool = False) -> None:
         super().__init__()
@@ -138,6 +124,8 @@ class Again(DispatchMode):  # type: ignore[misc]  # torch does not say what it i
         self._frees = not within and not keeps_graph()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if self.suspended:
+            return func(*args, **(kwargs or {}))
         call, at = self._call, self._at
         if call.ran(at) is not func or (func is VIEW and is_same_view(args)):
             if is_ignored(func) or (func is VIEW and is_same_view(args)):
@@ -150,6 +138,8 @@ class Again(DispatchMode):  # type: ignore[misc]  # torch does not say what it i
         if call.drifted_at is not None and at >= call.drifted_at:
             return self._draw(at, func, args, kwargs or {})
         kind = call.schedule.kinds[at]
+        if kind == KEEP and self._within and at not in call.entries:
+            kind = RUN  # without early stop it goes on, past where the forward is
         if kind == RUN:
             if at in call.noted:
                 self._check(at, func, args, kwargs)
@@ -225,8 +215,11 @@ def _same_value(now: Tensor, then: Tensor) -> bool:
     for new, old in zip(*parts, strict=True):
         if storage_address(new) == storage_address(old) or storage_is_freed(old):
             continue
-        if parts[0][0] is not now or new.shape != old.shape or new.dtype != old.dtype or not torch.equal(new, old):
+        if parts[0][0] is not now or new.shape != old.shape or new.dtype != old.dtype:
             return False
+        with outside_of_modes():  # those of a block around this one as well
+            if not torch.equal(new, old):
+                return False
     return True
 
 

@@ -32,6 +32,7 @@ from policylang._torch_eager import (
 from policylang.backends.eager import problems
 from policylang.backends.eager.call import Call
 from policylang.backends.eager.compilers import carries_policies
+from policylang.backends.eager.modes import moments, unseen_since
 from policylang.backends.eager.observing import Observer, watched
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.region import Region, Running, Traces
@@ -185,6 +186,7 @@ class Around:
     def __init__(self, session: Session, first: Around | None) -> None:
         self.session = session
         self.first = first
+        self.began = next(moments)
         self.region: Region | None = None
         self.call: Call | None = None
         """Once the block has returned, what its recomputation is to follow; None where nothing asks for one."""
@@ -285,15 +287,19 @@ class Around:
         self.block = first.block
         call, mode = first.call, first.mode
         clear_cast_weights()
-        if first.running is not None and isinstance(mode, Observer | Forward):
+        within = first.running is not None and mode is not None
+        if within:
             assert first.region is not None
+            assert first.running is not None
             call = first.region.so_far(first.running)
-            self._contexts.enter_context(mode.suspended())
+        # A block that runs within it asks for this run, and has not made it. While the block itself is running, nor
+        # has one around it: how much then runs again is another matter once there is a plan.
+        self._contexts.enter_context(unseen_since(0 if within else first.began))
         if call is None:
             self._plainly = True
             return
         self._contexts.enter_context(call.surroundings.again())
-        self.mode = self._contexts.enter_context(Again(call, within=mode is not None))
+        self.mode = self._contexts.enter_context(Again(call, within=within))
 
     def _refuse_other_compilers(self, module: nn.Module) -> None:
         if not carries_policies(module):
