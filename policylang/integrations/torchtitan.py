@@ -25,6 +25,7 @@ from policylang.loading import load
 
 NO_GRAPH_TRAINER = "APL383"
 NOT_FLAT = "APL384"
+UNTOLD_NAME = "APL385"
 NAME = "apl"
 
 _DIGITS = 12
@@ -38,13 +39,16 @@ def register(policy: Policy | str | os.PathLike[str], name: str = NAME, *, mesh:
     ``policy`` is a path, the bare name of a bundled policy, or what ``policylang.load`` returns. ``mesh`` names the
     dimensions of collectives, as in ``policylang.apply``. The returned name is ``name`` with a digest of the policy
     behind it: TorchTitan knows a precompiled step by its configuration, and an edited policy has to be another one.
+    ``name`` by itself stands for the policy that was registered last, and is refused where a step is precompiled.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and ``PolicyGraphError`` where the graph
     trainer of TorchTitan cannot be imported.
     """
     made = MemoryPolicy(policy if isinstance(policy, Policy) else load(policy), mesh)
     registered = f"{name}_{made.digest}"
-    _registry()[registered] = made
+    made.also_called = name
+    registry = _registry()
+    registry[registered] = registry[name] = made
     return registered
 
 
@@ -55,19 +59,36 @@ class MemoryPolicy:
         self.policy = policy
         self.mesh = mesh
         self.digest = policy_key(policy, root="")[:_DIGITS]
+        self.also_called = ""
+        """The name that does not change with the policy."""
         self.__name__ = f"apl_{policy.name}"  # what TorchTitan's log calls a pass
 
     def __call__(self, gm: fx.GraphModule, *, config: Any = None) -> fx.GraphModule:
         """Carry the policy out on ``gm``, in place. ``config`` decides nothing: the policy does.
 
-        Raises as ``policylang.apply`` does, and ``PolicyGraphError`` for a graph that is not a whole step.
+        Raises as ``policylang.apply`` does, and ``PolicyGraphError`` for a graph that is not a whole step, or for one
+        that is precompiled under a name that any policy may have.
         """
+        self._refuse_to_precompile(getattr(config, "compile", None))
         facts = collect(gm, static_inputs=parameters_of(gm), mesh=self.mesh)
         if facts.kind is not GraphKind.FLAT:
             raise PolicyGraphError([_not_flat(facts.kind)])
         apply_to_step(gm, self.policy, facts, self.mesh)
         _take_off_tags(gm)
         return gm
+
+    def _refuse_to_precompile(self, options: Any) -> None:
+        chosen = getattr(options, "memory_policy", None)
+        if chosen == self.also_called and getattr(options, "precompile_artifact_dir", ""):
+            raise PolicyGraphError(
+                [
+                    diagnose(
+                        UNTOLD_NAME,
+                        f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy",
+                        help="choose the memory policy by the name that `register` returns",
+                    )
+                ]
+            )
 
 
 def _take_off_tags(gm: fx.GraphModule) -> None:

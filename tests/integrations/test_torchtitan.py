@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -248,7 +249,24 @@ def test_the_name_changes_with_the_policy_and_with_nothing_else(registry: dict[s
     assert before.startswith("apl_")
     named = torchtitan.register("llama3_sac", "mine")
     assert named.startswith("mine_")
-    assert {"default", "full", "eager", before, named} <= registry.keys()
+    assert {"default", "full", "eager", before, named, "mine"} <= registry.keys()
+
+
+def test_the_name_without_a_digest_is_refused_where_a_step_is_precompiled(registry: dict[str, object]):
+    name = torchtitan.register("llama3_sac", "mine")
+    traced = llama(2)
+    with pytest.raises(PolicyGraphError, match="the name `mine`, which says nothing of the policy") as caught:
+        registry["mine"](traced.gm, config=_choosing("mine", "somewhere"))
+    assert caught.value.diagnostics[0].code == "APL385"
+    assert registry["mine"] is registry[name]
+    registry[name](traced.gm, config=_choosing(name, "somewhere"))
+    assert policylang.report(traced.gm).recomputed
+    registry["mine"](llama(2).gm, config=_choosing("mine", ""))
+
+
+def _choosing(memory_policy: str, precompile_artifact_dir: str) -> SimpleNamespace:
+    options = SimpleNamespace(memory_policy=memory_policy, precompile_artifact_dir=precompile_artifact_dir)
+    return SimpleNamespace(compile=options)
 
 
 def test_a_policy_that_matches_nothing_stops_the_trainer(registry: dict[str, object]):

@@ -32,4 +32,11 @@ CODES: tuple[Code, ...] = (
         "was another kind of graph. With pipeline parallelism a stage's graph has no loss: there, apply the policy to "
         "the graphs themselves, with `policylang.apply`.",
     ),
+    Code(
+        "APL385",
+        "a precompiled step under a name that any policy may have",
+        "TorchTitan knows a precompiled step by its configuration, of which a memory policy is a name alone. Under a "
+        "name that stays the same when the policy is edited, the step of the old policy would be loaded. "
+        "`policylang.integrations.torchtitan.register` returns a name that changes with the policy: choose that one.",
+    ),
 )
