@@ -45,7 +45,7 @@ class Traced(NamedTuple):
 def graph_trainer(name: str) -> Any:
     """A module of TorchTitan's graph trainer."""
     pytest.importorskip("torchtitan")
-    with without_triton():
+    with _triton():
         return pytest.importorskip(f"{_TRAINER}.{name}", exc_type=ImportError)
 
 
@@ -150,7 +150,7 @@ def group_of(ranks: int) -> Iterator[None]:
 
 
 @contextmanager
-def without_triton() -> Iterator[None]:
+def _triton() -> Iterator[None]:
     """An empty triton where there is none. What torch remembers of triton it has asked before."""
     import_module("torch._inductor.compile_fx")
     from torch.utils._triton import has_triton_package

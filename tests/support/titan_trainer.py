@@ -123,9 +123,9 @@ def train(setting: Setting) -> Outcome:
 
 def configured(setting: Setting) -> Any:
     """TorchTitan's own configuration of its debugging model, cut down to a CPU."""
-    from tests.support.titan import without_triton
+    from tests.support.titan import _triton
 
-    with without_triton():
+    with _triton():
         config = _debugging(setting)
         attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention
         losses = import_module("torchtitan.components.loss")
@@ -258,9 +258,9 @@ def _stand_in() -> None:
 
 def _list_attention_of_cpus() -> None:
     """TorchTitan lists the attention kernels to save, of GPUs; this is what its models run here."""
-    from tests.support.titan import without_triton
+    from tests.support.titan import _triton
 
-    with without_triton():
+    with _triton():
         checkpointing = import_module("torchtitan.distributed.activation_checkpoint")
         users = [checkpointing, import_module("torchtitan.experiments.graph_trainer.memory_policy")]
     listed = checkpointing._get_default_save_ops() | {
