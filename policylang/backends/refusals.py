@@ -112,7 +112,8 @@ def nothing_decided() -> Diagnostic:
     return Diagnostic(
         NOTHING_DECIDED,
         "no policy has decided anything here yet",
-        help="run the model once, with gradients, under `torch.compile(model, backend=policylang.backend(policy))`",
+        help="run the model once, with gradients: under `torch.compile(model, backend=policylang.backend(policy))`, "
+        "or with the checkpoints of `policylang.checkpoint_model(model, policy)`",
     )
 
 

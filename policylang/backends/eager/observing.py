@@ -89,6 +89,10 @@ class Observation:
     """By operator: what it gave, as tensors without a history."""
     versions: dict[int, list[int]] = field(factory=dict)
     states: dict[int, Drawn] = field(factory=dict)
+    hooks: Any = None
+    """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
+    hooked: bool = False
+    """Whether the block has put hooks of its own there (``save_on_cpu``) for some of it."""
     path: list[tuple[str, type[nn.Module]]] = field(factory=list)
     """The modules that are being called, the block first."""
 
@@ -114,6 +118,7 @@ class Observation:
         read = list(enumerate(tensors_in((args, kwargs))))
         if torch.is_grad_enabled() and any(each.requires_grad for _, each in read):
             self.differentiable.add(at)
+            self.hooked = self.hooked or saved_tensor_hooks() != self.hooks
         out = run()
         self.operators.append(func)
         self.spans.append((first, len(self.operations)))
@@ -264,6 +269,7 @@ def watched(observation: Observation) -> Iterator[Observer]:
             handles.append(module.register_forward_hook(leave, always_call=True))
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, give), observer:
+            observation.hooks = saved_tensor_hooks()
             yield observer
     finally:
         watching.clear()

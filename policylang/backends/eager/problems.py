@@ -23,6 +23,7 @@ CHANGED = "APL395"
 COMPILED = "APL396"
 TWO_POLICIES = "APL397"
 TRANSFORMED = "APL398"
+HOOKED = "APL399"
 
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
@@ -82,6 +83,15 @@ def runs_transformed(name: str) -> Diagnostic:
         TRANSFORMED,
         f"{name} runs under a transformation of `torch.func`, without its checkpoint: its backward keeps all it reads",
         help="run it under `torch.no_grad()` if no backward follows, or leave `vmap` and `jvp` out of the step",
+    )
+
+
+def hooked(name: str) -> Diagnostic:
+    """Only a warning: the numbers are right."""
+    return diagnose(
+        HOOKED,
+        f"{name} hands all that its backward reads to hooks of its own, and nothing is left for a policy to decide",
+        help="take `save_on_cpu` or `saved_tensors_hooks` out of the block, or put them around the whole model",
     )
 
 

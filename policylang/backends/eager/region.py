@@ -119,6 +119,8 @@ class Region:
 
     def _plan(self, running: Running, observation: Observation, returned: list[Tensor]) -> None:
         if not observation.read_by_backward:
+            if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
+                problems.warn(problems.hooked(self._named(running.module)))
             self.idle = True
             return
         trace = self._trace(observation, returned)

@@ -70,4 +70,12 @@ CODES: tuple[Code, ...] = (
         "checkpoint works there, PyTorch's own neither. Under `vmap` and `jvp` the block runs without its checkpoint, "
         "with a warning where its parameters are trained: the numbers are right, and the memory is not saved.",
     ),
+    Code(
+        "APL399",
+        "a block with hooks of its own around all that it saves",
+        "`torch.autograd.graph.save_on_cpu`, or other `saved_tensors_hooks`, inside a block take what autograd saves "
+        "before the checkpoint does. Where they take all of it, the checkpoint has nothing to recompute, and the policy "
+        "nothing to decide. Around the model they work: they are then given what the checkpoints hold.",
+        severity=Severity.WARNING,
+    ),
 )

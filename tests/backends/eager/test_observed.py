@@ -517,3 +517,19 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.up(x).sin())
+
+
+class KeepsByItself(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return super().forward(x)
+
+
+def test_a_block_that_hands_everything_to_hooks_of_its_own_says_so_once() -> None:
+    model = checkpointed(Model(KeepsByItself))
+    with pytest.warns(PolicyWarning, match="APL399") as warned:
+        found = train(model, plainly)
+    assert len(warned) == len(model.layers)
+    assert differences(train(Model(KeepsByItself), plainly), found) == []
+    with torch.autograd.graph.save_on_cpu():
+        check(Model)
