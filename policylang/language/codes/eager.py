@@ -74,8 +74,8 @@ CODES: tuple[Code, ...] = (
         "APL399",
         "a block with hooks of its own around all that it saves",
         "`torch.autograd.graph.save_on_cpu`, or other `saved_tensors_hooks`, inside a block take what autograd saves "
-        "before the checkpoint does. Where they take all of it, the checkpoint has nothing to recompute, and the policy "
-        "nothing to decide. Around the model they work: they are then given what the checkpoints hold.",
+        "before the checkpoint does. Where they take all of it, the checkpoint has nothing to recompute, and the "
+        "policy nothing to decide. Around the model they work: they are then given what the checkpoints hold.",
         severity=Severity.WARNING,
     ),
 )
