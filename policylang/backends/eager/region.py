@@ -50,8 +50,6 @@ class Running:
 
     key: Hashable
     module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
     kept: Kept | None = None
     call: Call | None = None
     observation: Observation | None = None
@@ -82,7 +80,7 @@ class Region:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
         modules = list(module.modules())
         key = signature_of(modules, args, kwargs)
-        running = Running(key, module, args, kwargs, self.kept.get(key))
+        running = Running(key, module, self.kept.get(key))
         if running.kept is None:
             self._refuse_compiled(module)
             running.observation = Observation.of(module, args, kwargs)

@@ -28,7 +28,7 @@ from policylang.backends.eager.modes import Mode
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.random_states import Drawn, generator_of
 from policylang.backends.eager.schedule import DRAW, KEEP, QUIET, RUN
-from policylang.backends.eager.stream import VIEW, draws, is_ignored, is_same_view
+from policylang.backends.eager.stream import VIEW, draws, is_no_step, is_same_view
 from policylang.errors import PolicyGraphError
 from policylang.graph.memory import statistics_positions
 from policylang.tracing.subclasses import take_apart
@@ -85,7 +85,7 @@ class Forward(Mode):
         return func(*args, **kwargs)
 
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if self.suspended or is_ignored(func) or (func is VIEW and is_same_view(args)):
+        if self.suspended or is_no_step(func, args):
             return func(*args, **kwargs)
         call = self._call
         if call.drifted_at is None:
@@ -128,7 +128,7 @@ class Again(Mode):
             return func(*args, **(kwargs or {}))
         call, at = self._call, self._at
         if call.ran(at) is not func or (func is VIEW and is_same_view(args)):
-            if is_ignored(func) or (func is VIEW and is_same_view(args)):
+            if is_no_step(func, args):
                 return func(*args, **(kwargs or {}))
             found = self._elsewhere(func)
             if found is None:

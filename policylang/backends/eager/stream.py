@@ -28,6 +28,11 @@ def is_same_view(args: Sequence[Any]) -> bool:
     return len(args) == 2 and tuple(args[1]) == tuple(args[0].shape)
 
 
+def is_no_step(operator: Any, args: Sequence[Any]) -> bool:
+    """Whether a call of an operator is passed by where the operators of a block are counted."""
+    return is_ignored(operator) or (operator is VIEW and is_same_view(args))
+
+
 def draws(operator: Any) -> bool:
     """Whether torch says of an operator that it draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())

@@ -71,7 +71,6 @@ class _Held:
 class Surroundings:
     """Of one call."""
 
-    modules: Sequence[nn.Module]
     tensors: list[tuple[dict[str, Any], tuple[Any, ...]]]
     """The tables of parameters and buffers, and what they held."""
     held: list[_Held]
@@ -116,7 +115,7 @@ def surroundings(modules: Sequence[nn.Module], given: Any, volatile: Volatile) -
         held.append(_some(modules[number]._buffers, names))
     if volatile.arguments:
         held += [_all(each) for each in _containers(given)]
-    return Surroundings(modules, _tensors(modules), held)
+    return Surroundings(_tensors(modules), held)
 
 
 @define(eq=False)
@@ -166,7 +165,7 @@ class Before:
             held.append(_Held(self.modules[at].__dict__, self.attributes[at], frozenset(names)))
         for at, names in volatile.buffers.items():
             held.append(_Held(self.modules[at]._buffers, self.buffers[at], frozenset(names)))
-        return Surroundings(self.modules, self.tensors, [*held, *(self.arguments if volatile.arguments else ())])
+        return Surroundings(self.tensors, [*held, *(self.arguments if volatile.arguments else ())])
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
