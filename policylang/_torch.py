@@ -7,6 +7,8 @@ missing and what needs it.
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -331,6 +333,16 @@ def inductor_settings() -> dict[str, Any]:
     return settings
 
 
+def settings_lines(module: str, settings: Mapping[str, Any]) -> list[str]:
+    """Settings as text that is the same in every process; of what has no such text, what kind of thing it is."""
+    plain = (bool, int, float, str, list, tuple, type(None))
+    return [
+        f"{module}.{name} = {value!r}" if isinstance(value, plain) and " at 0x" not in repr(value)
+        else f"{module}.{name} = {getattr(value, '__qualname__', type(value).__qualname__)}"
+        for name, value in sorted(settings.items())
+    ]  # fmt: skip
+
+
 def functorch_settings() -> dict[str, Any]:
     """Every setting of AOTAutograd with its present value."""
     settings: dict[str, Any] = _functorch_config().get_config_copy()
@@ -379,22 +391,28 @@ def recompile_limit() -> int:
 def code_being_compiled() -> int:
     """A number for the piece of code that Dynamo compiles, the same each time it does; -1 outside of a compilation.
 
-    Private for the same reason as :func:`is_recompilation`.
+    Private because the number of a compilation is in the tracing context alone.
     """
     from torch._guards import CompileContext
 
     return int(getattr(CompileContext.current_compile_id(), "frame_id", -1))
 
 
-def is_recompilation() -> bool:
-    """Whether Dynamo compiles a piece of code that it has compiled before, for other shapes or values.
+def code_location() -> str:
+    """The piece of code that Dynamo compiles, in words that are the same on every rank: ``forward (model.py:12)``;
+    empty outside of a compilation.
 
-    Private because the number of a compilation is in the tracing context alone; False outside of a compilation.
+    Private because the code is known to the running translator alone.
     """
-    from torch._guards import CompileContext
-
-    number = CompileContext.current_compile_id()
-    return bool(getattr(number, "frame_compile_id", 0))
+    translating = sys.modules.get("torch._dynamo.symbolic_convert")
+    if translating is None:
+        return ""
+    try:
+        code = translating.InstructionTranslator.current_tx().f_code
+    except AttributeError:  # none is running in this thread
+        return ""
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def dynamo_graphs() -> list[fx.Graph]:

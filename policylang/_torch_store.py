@@ -7,6 +7,8 @@ is loaded by programs that never import it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 
@@ -32,9 +34,12 @@ def default_store() -> Any:
 def own_connection(store: Any) -> Any:
     """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks.
 
-    Of a TCP store it is a client only: it does not keep the server alive, whose port a later group may ask for.
+    Of a TCP store it is a client only: it does not keep the server alive, whose port a later group may ask for. A read
+    of what was taken away meanwhile is given up after a minute.
     """
-    return store.clone()
+    found = store.clone()
+    found.set_timeout(timedelta(seconds=60))
+    return found
 
 
 def own_rank() -> int:
@@ -61,3 +66,49 @@ def mesh_ranks(mesh: Any) -> tuple[int, ...]:
 
     with _disable_current_modes():
         return tuple(sorted(int(rank) for rank in mesh.mesh.flatten().tolist()))
+
+
+def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
+    """Values of a store, without waiting for those that are not there; None then.
+
+    ``multi_get`` waits for what is missing as long as the store's own timeout, and a rank may take away what it has
+    posted between a look and the reading. Raises ``RuntimeError`` where the store is gone.
+    """
+    if not store.check(list(keys)):
+        return None
+    try:
+        found: list[bytes] = store.multi_get(list(keys))
+    except RuntimeError:
+        if store.check(list(keys)):
+            raise
+        return None
+    return found
+
+
+def patience(groups: Iterable[str]) -> float:
+    """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
+
+    Private because a group's timeout is to be had from its backends alone, and a group from its name. Half an hour,
+    the longest of torch's own defaults, where none of them tells.
+    """
+    import torch.distributed.distributed_c10d as c10d
+
+    found: list[float] = []
+    for name in groups:
+        try:
+            group = c10d._resolve_process_group(name)
+            timeouts = [group._get_backend(device).options._timeout for device in group._device_types]
+        except (AttributeError, KeyError, LookupError, RuntimeError, ValueError):
+            continue
+        found += [timeout.total_seconds() for timeout in timeouts]
+    return min(found, default=1800.0)
+
+
+def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(mesh.shape)))
+    return tuple(map(str, names)), tuple(int(size) for size in mesh.shape), ranks

@@ -6,7 +6,6 @@ import os
 import sys
 import warnings
 
-from policylang.backends import heartbeat
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
 from policylang.language.codes import is_syntax
 from policylang.language.loader import Loaded, load_policy, parse_policy
@@ -21,13 +20,11 @@ def load(path: str | os.PathLike[str]) -> Policy:
     Raises :class:`PolicySyntaxError` if part of the text cannot be read, :class:`PolicyMeaningError` if a name, a
     file or a figure in it is wrong; either carries every diagnostic. Warns with :class:`PolicyWarning`.
     """
-    heartbeat.begin()
     return _policy(load_policy(path, operators=operators_at_hand()))
 
 
 def parse(text: str, *, name: str = "<policy>") -> Policy:
     """The policy that a text makes; raises and warns as :func:`load` does. ``name`` is what reports call the text."""
-    heartbeat.begin()
     return _policy(parse_policy(text, name=name, operators=operators_at_hand()))
 
 

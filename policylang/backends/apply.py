@@ -10,7 +10,6 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends import outcomes, refusals, tags
-from policylang.backends.agreement import comparing, stop_others
 from policylang.backends.collectives import carry_out
 from policylang.backends.eager.problems import refuse_another
 from policylang.backends.flat import apply_flat
@@ -23,6 +22,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.syntax import Policy
 from policylang.loading import load
 from policylang.planning.plan import Plan
+from policylang.ranks.comparison import comparing
 
 PolicyLike = Policy | str | os.PathLike[str]
 NO_BACKWARD = "APL340"
@@ -46,7 +46,7 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
     """
     _check_graph(gm, "a policy is applied to a graph module")
-    with comparing(agree, mesh):
+    with comparing("apply", agree, mesh=mesh):
         return _apply(gm, _loaded(policy), mesh)
 
 
@@ -65,9 +65,7 @@ def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
         carry_out(gm, plan)
         outcomes.remember_plan(gm, evolve(plan, diagnostics=plan.diagnostics + note_on_rules(wanted, facts.kind)))
     else:
-        problem = refusals.no_path(facts.kind)
-        stop_others(facts, problem)
-        raise PolicyGraphError([problem])
+        raise PolicyGraphError([refusals.no_path(facts.kind)])
     return gm
 
 
@@ -76,7 +74,7 @@ def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = 
 
     Raises as ``apply`` does.
     """
-    with comparing(True, mesh):
+    with comparing("apply", mesh=mesh):
         _check_checkpoints(gm, policy)
         _carry_out_flat(gm, policy, facts)
 
@@ -115,7 +113,7 @@ def partition(
     if policy is None and plan is None:
         raise PolicyGraphError([refusals.no_policy()])
     static = static_lifetime_input_indices
-    with comparing(agree):
+    with comparing("partition", agree):
         groups: tuple[RankOrder, ...] = ()
         if policy is not None or plan is None or not _still_fits(gm, plan):
             wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,20 +14,33 @@ from attrs import evolve, frozen
 from torch import fx
 
 from policylang import _torch
-from policylang.backends import agreement, fingerprint, groups, record
+from policylang.backends import fingerprint, groups, record
 from policylang.backends.caching import CachedPartitioner, ReportingPartitioner, partitions
 from policylang.backends.findings import Findings, from_json, of_partition, to_json
 from policylang.backends.groups import RankOrder
 from policylang.backends.partitioner import JointPartitioner, Partition
-from policylang.backends.posts import Account, Round
+from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
+from policylang.ranks.accounts import Account
+from policylang.ranks.comparison import Comparison, Known, agree_on_accounts, comparing
 
 log = logging.getLogger(__name__)
 
 _IN_ORDER = {"reorder_for_peak_memory": False}
 """Inductor would move copies between device and host for the memory they take, which it counts alike on both: it awaits
 a copy right where it starts, or fetches everything at once. Set for policies that offload, unless a user sets it."""
+_MOVES_COLLECTIVES = re.compile(
+    r"^(aten_distributed_optimizations\.(?!.*(log|verbose|path))|bucket_|_fuse_ddp|_micro_pipeline_tp|_collective\.auto|"
+    r"reorder_(?!.*(debug|locality))|.*custom_(pre_|post_)?pass$|use_\w+_passes$)"
+)
 _WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+
+
+WhyGone = Callable[[], PolicyDivergenceError | None]
+
+
+def _nobody_has() -> None:
+    return None
 
 
 @frozen
@@ -34,26 +50,29 @@ class Outcome:
     findings: tuple[Findings, ...]
     """Empty where there was nothing to decide."""
     from_cache: bool = False
-    settled: tuple[Round, ...] = ()
-    """What the ranks settled about rewrites; empty where nobody was asked."""
+    why_gone: WhyGone = _nobody_has
+    """Asked where a collective of the graph fails: why another rank takes no part in it."""
+
+
+@frozen
+class Comparing:
+    """How ranks are to compare one graph; as in :func:`policylang.ranks.comparison.comparing`."""
+
+    topic: str
+    agree: bool
+    known: Known
 
 
 def with_aot_eager(
     partitioner: JointPartitioner,
     gm: fx.GraphModule,
     inputs: Sequence[Any],
-    *,
-    agree: bool,
-    settled: Sequence[Round] | None = None,
+    how: Comparing,
 ) -> Outcome:
-    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed.
-
-    ``agree``: the plan is compared with those of the other ranks that share the graph. ``settled``: as in
-    :func:`policylang.backends.agreement.comparing`.
-    """
-    with agreement.comparing(agree, settled=settled) as accounts, partitions() as done:
+    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
+    with comparing(how.topic, how.agree, known=how.known) as comparison, partitions() as done:
         run = _torch.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
-    return Outcome(run, _findings(done), settled=_settled(accounts))
+        return Outcome(run, _findings(done), why_gone=comparison.why_gone())
 
 
 def with_inductor(
@@ -62,9 +81,7 @@ def with_inductor(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
-    *,
-    agree: bool,
-    settled: Sequence[Round] | None = None,
+    how: Comparing,
 ) -> Outcome:
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
@@ -74,9 +91,17 @@ def with_inductor(
     """
     if partitioner.policy.offloads:
         settings = {**_IN_ORDER, **settings}
-    with agreement.comparing(agree, settled=settled) as accounts:
-        outcome = _with_inductor(partitioner, key, gm, inputs, settings, accounts)
-    return evolve(outcome, settled=_settled(accounts))
+    compared = partial(comparable_settings, settings)
+    with comparing(how.topic, how.agree, known=how.known, settings=compared) as comparison:
+        outcome = _with_inductor(partitioner, key, gm, inputs, settings, comparison)
+        return evolve(outcome, why_gone=comparison.why_gone())
+
+
+def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
+    """The settings by which Inductor moves and joins the collectives of a graph, after it was split."""
+    settings = {**_torch.inductor_settings(), **given}
+    chosen = {name: value for name, value in settings.items() if _MOVES_COLLECTIVES.search(name)}
+    return _torch.settings_lines("torch._inductor.config", chosen)
 
 
 def _with_inductor(
@@ -85,7 +110,7 @@ def _with_inductor(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
-    accounts: Sequence[Account],
+    comparison: Comparison,
 ) -> Outcome:
     key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
     remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
@@ -99,7 +124,7 @@ def _with_inductor(
     if not done and _torch.cache_hits() > hits:
         remembered = _remembered(remembered_as, partitioner.policy)
         if remembered is not None and groups.can_ensure(remembered.groups):
-            agreement.agree_on_accounts(remembered.accounts, partitioner.policy)
+            agree_on_accounts(remembered.accounts, partitioner.policy)
             groups.ensure(remembered.groups)
             return Outcome(run, remembered.findings, from_cache=True)
         log.info("no record of what was decided for a cached graph: compiling it again")
@@ -108,7 +133,7 @@ def _with_inductor(
     findings = _findings(done)
     made = [order for partition in done for order in partition.groups]
     partitions_as_json = [to_json(found) for found in findings]
-    told = [account.to_json() for account in accounts]
+    told = [account.to_json() for account in comparison.accounts]
     record.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made), "accounts": told})
     return Outcome(run, findings)
 
@@ -117,10 +142,6 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether AOTAutograd will look for a backward."""
     tensors = [*gm.parameters(), *(value for value in inputs if isinstance(value, torch.Tensor))]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _settled(accounts: Sequence[Account]) -> tuple[Round, ...]:
-    return tuple(each for account in accounts for each in account.rounds)
 
 
 def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:

@@ -18,19 +18,22 @@ import torch.distributed as dist
 from torch import fx
 
 from policylang import _torch
-from policylang.backends import findings, fingerprint
+from policylang.backends import compiling, findings, fingerprint
 from policylang.backends import options as backend_options
-from policylang.backends.agreement import comparing
 from policylang.backends.caching import ReportingPartitioner, partitions
 from policylang.backends.partitioner import JointPartitioner
 from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.language.syntax import Policy
 from policylang.loading import load
+from policylang.ranks.accounts import Account
+from policylang.ranks.comparison import comparing
 from policylang.report.data import Report
 
 _Base: Any = _torch.partitioner_base()
 _THIS_PROCESS = uuid.uuid4().hex
 _reports: WeakKeyDictionary[PolicyPartitioner, list[Report]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKeyDictionary()
+"""By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
 
 def partitioner(policy: Policy | str | os.PathLike[str], root: str = "", agree: bool = True) -> PolicyPartitioner:
@@ -64,9 +67,11 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph. Raises as ``policylang.partition`` does."""
-        compare = self.agree and not _torch.is_recompilation()
+        known = _known.setdefault(self, {}).setdefault(_torch.code_being_compiled(), [])
+        topic = f"splitting {_torch.code_location() or 'a joint graph'}{f' under {self.root}' if self.root else ''}"
+        settings = compiling.comparable_settings
         try:
-            with comparing(compare), partitions() as done:
+            with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
                 halves = ReportingPartitioner(self._partitioner)(gm, joint_inputs, **options)
         except PolicyError as error:
             if not _torch.dynamo_graphs():

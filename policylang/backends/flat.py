@@ -7,7 +7,6 @@ from torch import fx
 
 from policylang.audit import Audit
 from policylang.audit_flat import audit_flat
-from policylang.backends.agreement import agree_on_plan, ranks_of
 from policylang.backends.collectives import carry_out
 from policylang.backends.remat import Rematerialised, rematerialise
 from policylang.backends.stages import timed
@@ -21,6 +20,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.paths import FLAT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
+from policylang.ranks.comparison import agree_on_plan, ranks_of
 
 APPLIED_BEFORE = "APL382"
 
@@ -41,9 +41,9 @@ def plan_flat(facts: Facts, policy: Policy) -> Plan:
     ``PolicyDivergenceError`` where other ranks have another plan."""
     made = make_plan(policy, facts, FLAT, ranks=ranks_of(facts, policy, facts.kind.value))
     errors = [found for found in made.diagnostics if found.severity is Severity.ERROR]
-    agree_on_plan(made, facts, errors)
     if errors:
         raise PolicyMatchError(errors)
+    agree_on_plan(made, facts)
     return made
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 from torch import fx
 
-from policylang.backends.agreement import agree_on_plan, ranks_of
 from policylang.backends.collectives import carry_out
 from policylang.backends.groups import RankOrder
 from policylang.errors import PolicyMatchError
@@ -21,6 +20,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import REWRITES_REFUSED
 from policylang.planning.rewrites.offers import Ranks
+from policylang.ranks.comparison import agree_on_plan, ranks_of
 
 ONLY_REWRITES = "APL329"
 
@@ -55,8 +55,8 @@ def plan_half(facts: Facts, policy: Policy) -> Plan:
     Raises ``PolicyMatchError`` with what is wrong with them.
     """
     made = _planned(facts, policy, ranks_of(facts, policy, facts.kind.value))
-    agree_on_plan(made, facts, _errors(made))
     _raise_errors(made)
+    agree_on_plan(made, facts)
     return made
 
 

@@ -18,14 +18,13 @@ from attrs import evolve
 from torch import fx
 
 from policylang import _torch
-from policylang.backends import checkpoints, compiling, deferred, fingerprint, heartbeat
+from policylang.backends import checkpoints, compiling, deferred, fingerprint
 from policylang.backends import options as backend_options
 from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
 from policylang.backends.graphs import CompiledGraph, described, of_model
 from policylang.backends.options import Inner
 from policylang.backends.partitioner import JointPartitioner
-from policylang.backends.posts import Round
 from policylang.backends.waiting import watched
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic
@@ -34,6 +33,7 @@ from policylang.language.syntax import Blocks, Policy
 from policylang.loading import load
 from policylang.planning.alike import telling_apart
 from policylang.planning.digest import policy_text
+from policylang.ranks.comparison import Known
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
@@ -72,14 +72,12 @@ class PolicyBackend:
         self.inner: Inner = inner
         self.root = root
         self.agree = agree
-        if agree:
-            heartbeat.begin()
         self._partitioner = JointPartitioner(policy, deferred=deferred.DEFERRED_CODES, root=root)
         self._key = fingerprint.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._settled = True
-        self._rounds: dict[int, tuple[Round, ...]] = {}
-        """By code, what ranks settled about rewrites when it was first compiled."""
+        self._known: dict[int, Known] = {}
+        """By code, the graphs that ranks have agreed on."""
         self._born = next(_births)
         _live.add(self)
 
@@ -121,7 +119,7 @@ class PolicyBackend:
     def reset(self) -> None:
         """Forget the graphs compiled so far; ``torch._dynamo.reset()`` calls it."""
         self._graphs.clear()
-        self._rounds.clear()
+        self._known.clear()
         self._settled = True
 
     def _compile(
@@ -132,24 +130,20 @@ class PolicyBackend:
         if block is not None:
             partitioner, key, root = self._for_block(block)
         graph = described(gm, number=len(self._graphs), root=root)
-        # A rank recompiles for shapes that the others may never see, and then nobody else comes to compare.
-        # What is rewritten there is then what all of them settled when they compiled the code for the first time.
-        again, code = _torch.is_recompilation(), _torch.code_being_compiled()
-        agree, settled = self.agree and not again, self._rounds.get(code) if again else None
+        known = self._known.setdefault(_torch.code_being_compiled(), [])
+        topic = f"compiling {_torch.code_location() or 'a graph'}{f' under {root}' if root else ''}"
+        how = compiling.Comparing(topic, self.agree, known)
         if self.inner == "inductor":
-            outcome = compiling.with_inductor(
-                partitioner, key, gm, example_inputs, settings, agree=agree, settled=settled
-            )
+            outcome = compiling.with_inductor(partitioner, key, gm, example_inputs, settings, how)
         else:
-            outcome = compiling.with_aot_eager(partitioner, gm, example_inputs, agree=agree, settled=settled)
-        if outcome.settled and not again:
-            self._rounds[code] = outcome.settled
+            outcome = compiling.with_aot_eager(partitioner, gm, example_inputs, how)
         graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
         self._graphs.append(graph)
         for session in sessions:
             session.graphs.add(graph)
         self._settled = not self._unanswered()
-        return self._announced(watched(outcome.run, graph, lambda: self._settled, self.check))
+        run = _explaining(outcome.run, outcome.why_gone)
+        return self._announced(watched(run, graph, lambda: self._settled, self.check))
 
     def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
         """Take the checkpoints of ours out of a graph. Their sessions, and the one of which the graph is a block.
@@ -198,6 +192,23 @@ class PolicyBackend:
     def _unanswered(self) -> tuple[Diagnostic, ...]:
         found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
         return deferred.shared_by_all(self.policy, found, root=self.root)
+
+
+def _explaining(run: Callable[..., Any], why_gone: compiling.WhyGone) -> Callable[..., Any]:
+    """``run``; where a collective in it fails because another rank has stopped, the error says why that rank did."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return run(*arguments)
+        except PolicyError:
+            raise
+        except RuntimeError as error:
+            why = why_gone()
+            if why is None:
+                raise
+            raise why from error
+
+    return call
 
 
 def policylang_backend(

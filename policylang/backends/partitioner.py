@@ -17,7 +17,6 @@ from policylang import _torch
 from policylang.audit import Audit, audit
 from policylang.audit_halves import places, wrongly_moved
 from policylang.backends import cse, refusals, settle, tags
-from policylang.backends.agreement import agree_on_plan, ranks_of
 from policylang.backends.collectives import carry_out
 from policylang.backends.garbage import collector_paused
 from policylang.backends.groups import RankOrder
@@ -38,6 +37,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.rewrites.data import Rewrites
 from policylang.planning.settled import settle_expectations
+from policylang.ranks.comparison import agree_on_collectives, agree_on_plan, is_compared, ranks_of
 
 
 @frozen(eq=False)
@@ -149,9 +149,8 @@ def plan_facts(facts: Facts, policy: Policy, *, deferred: Sequence[str] = ()) ->
     """Plan for this path. Raises ``PolicyMatchError`` with every error whose code is not deferred, and
     ``PolicyDivergenceError`` where other ranks have another plan."""
     made = make_plan(policy, facts, JOINT, ranks=ranks_of(facts, policy, facts.kind.value))
-    errors = _errors((*made.diagnostics, *refusals.unsaveable(made)), deferred)
-    agree_on_plan(made, facts, errors)
-    _raise_errors(errors)
+    _raise_errors(_errors((*made.diagnostics, *refusals.unsaveable(made)), deferred))
+    agree_on_plan(made, facts)
     return made
 
 
@@ -203,6 +202,12 @@ def partition_planned(
         _raise_differences(wrongly_moved(settled, crossing, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+    if is_compared(plan.before):
+        kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
+        launched = {kind.value: collect(half, kind=kind, root=root) for half, kind in kinds}
+        agree_on_collectives(
+            plan, launched, _torch.settings_lines("torch._functorch.config", _torch.functorch_settings())
+        )
     made = {*groups, *(group for half in halves for group in half.groups)}
     partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)))
     record(gm, partition)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from policylang.backends import heartbeat, outcomes
+from policylang.backends import outcomes
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
 from policylang.tracing.capture import Captured, LossFn, capture
@@ -44,7 +44,6 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
         PolicyGraphError: the loss is not a scalar, nothing requires a gradient, the step cannot be traced, or the
             optimizer has no state or other parameters.
     """
-    heartbeat.begin()
     state = read_state(model)
     check_hooks(state)
     updates = OptimizerState.of(optimizer, state)

@@ -28,11 +28,10 @@ CODES: tuple[Code, ...] = (
     Code(
         "APL604",
         "a rank is missing",
-        "The plans of all ranks that share a graph are compared before anything is compiled. This rank has posted "
-        "none: it has died, has never loaded a policy, or compiles or applies something else. A rank gives a sign of "
-        "life from the moment it loads a policy, makes a backend or traces a step, so one that is only slow is waited "
-        "for: 10 minutes, or what `POLICYLANG_AGREE_TIMEOUT` says, in seconds. One without a sign of life is given up "
-        "after 20 seconds (`POLICYLANG_AGREE_SILENCE`).",
+        "Ranks that share a graph compare what they are about to do, and wait for each other as long as their process "
+        "groups would: the group's own timeout, or what `POLICYLANG_AGREE_TIMEOUT` says, in seconds. This rank has not "
+        "come: it has died, waits somewhere else, or compiles or applies something else. After ten seconds the log "
+        "(`policylang.ranks`) says whom a rank waits for, and since when.",
     ),
     Code(
         "APL605",
@@ -59,5 +58,35 @@ CODES: tuple[Code, ...] = (
         "One rank took the compiled graph from its cache, with changes that were settled when it was compiled, and "
         "the ranks that compile now cannot all make them. The cached graph would wait in collectives that the "
         "others do not have.",
+    ),
+    Code(
+        "APL609",
+        "ranks run different collectives",
+        "The members of a process group run its collectives together: the same ones in the same order, with the same "
+        "reduction, element type and sizes. With another order or size they hang or abort; with another element type "
+        "or reduction they train on, on wrong numbers. This is the first collective in which two ranks differ. Where "
+        "the plans are the same and what came of them is not, a setting of torch differs "
+        "(`torch._functorch.config.cse`), which the message names.",
+    ),
+    Code(
+        "APL610",
+        "ranks have different settings",
+        "Some settings change the collectives of a graph after the policy has been carried out: Inductor's bucketing, "
+        "reordering and custom passes. They have to be the same on every rank that shares the graph, and so does the "
+        "mesh that is passed with a policy.",
+    ),
+    Code(
+        "APL611",
+        "compiled again alone, and otherwise",
+        "A rank compiles code again when it meets a new shape, which other ranks may never see, so it cannot ask them. "
+        "What it comes to is held against what the ranks agreed on for this code: sizes may differ, the collectives "
+        "that run may not. Most often a threshold in bytes decides otherwise for the new batch, and what is recomputed "
+        "now gathers weights again that the other ranks have saved.",
+    ),
+    Code(
+        "APL612",
+        "only some ranks compare",
+        "`agree=False` and `POLICYLANG_AGREE=0` are for all ranks or for none: a rank that compares waits for all that "
+        "share its graph.",
     ),
 )

@@ -1,0 +1,364 @@
+"""Where a graph is about to run under a policy, and ranks compare it: the way in for everything that plans.
+
+Plans are made deep inside torch, which passes nothing on. So whoever starts (a backend, ``apply``, a block in a
+checkpoint) opens a comparison, and whoever plans finds it. For one graph the steps are, in order: the settings, what
+the ranks settle about rewrites, the plan, and the collectives that come of it. A graph without collectives is not
+compared: whatever its ranks decide, none of them waits for another in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from attrs import define, field, frozen
+
+from policylang import _torch_store
+from policylang._torch_graph import group_ranks
+from policylang.errors import PolicyDivergenceError, PolicyError, PolicyGraphError
+from policylang.graph.facts import Facts
+from policylang.language.syntax import Policy
+from policylang.planning.plan import Plan
+from policylang.planning.rewrites.offers import Offer, Ranks
+from policylang.ranks import board as boards
+from policylang.ranks import differences, gathering
+from policylang.ranks.accounts import (
+    COLLECTIVES,
+    Account,
+    Round,
+    Stage,
+    account_of,
+    collectives_stage,
+    plan_stage,
+    settings_stage,
+)
+from policylang.ranks.board import SWITCH, Board, Status
+from policylang.ranks.meeting import Meeting, keys_of
+from policylang.ranks.messages import End, Topic, spell
+
+__all__ = ["agree_on_accounts", "agree_on_collectives", "agree_on_plan", "comparing", "is_compared", "ranks_of"]
+
+Known = list[Account]
+"""The graphs that were agreed on for one piece of code."""
+
+
+@define(eq=False)
+class Comparison:
+    """What one rank compares with the others while it compiles a graph, or changes one."""
+
+    topic: Topic
+    agree: bool
+    mesh: Any
+    known: Known | None
+    settings: Callable[[], Sequence[str]]
+    board: Board | None
+    accounts: list[Account] = field(factory=list)
+    """Of the graphs that have collectives, compared or not, for whoever keeps them beside a cache."""
+    facts: Facts | None = None
+    """Of the graph that is being planned."""
+    account: Account | None = None
+    before: Account | None = None
+    """Of the same code but for sizes, on which the ranks have agreed: nobody is asked again."""
+    meeting: Meeting | None = None
+    members: frozenset[int] = frozenset()
+    """The ranks that share groups of the graphs with this one."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether this rank compares at all."""
+        return self.agree and boards.is_on() and self.board is not None
+
+    # --- one graph ---
+
+    def begin(self, facts: Facts, policy: Policy) -> Account:
+        """A graph is about to be planned, or taken further."""
+        if self.account is not None and self.facts is facts:
+            return self.account
+        self.facts = facts
+        sets = [group.ranks for group in facts.groups.values()]
+        account = account_of(facts)
+        self._open(account, sets, policy, self._outside(facts))
+        return account
+
+    def begin_again(self, account: Account, policy: Policy) -> Account:
+        """It came out of a cache with its account: this one is made anew, step by step."""
+        self.facts = None
+        again = Account(account.label, account.groups, account.signature, account.operators)
+        self._open(again, [group_ranks(name) for name in account.groups], policy, None)
+        return again
+
+    def _open(
+        self, account: Account, sets: Sequence[tuple[int, ...]], policy: Policy, outside: PolicyGraphError | None
+    ) -> None:
+        self._close()
+        self.account, self.before = account, None
+        self.accounts.append(account)
+        self.members |= {rank for each in sets for rank in each}
+        if outside is not None and not self.asks:
+            raise outside
+        if self.board is None:
+            return
+        if not self.asks:
+            self._leave("uncompared", f"{SWITCH}=0" if self.agree else "agree=False")
+            return
+        self.before = next((each for each in self.known or () if each.signature == account.signature), None)
+        if self.before is None:
+            self._meet(account, sets, policy, outside)
+
+    def _meet(
+        self,
+        account: Account,
+        sets: Sequence[tuple[int, ...]],
+        policy: Policy,
+        outside: PolicyGraphError | None = None,
+    ) -> None:
+        assert self.board is not None
+        mesh = () if self.mesh is None else _torch_store.mesh_ranks(self.mesh)
+        keys = keys_of(self.board.rank, [*sets, mesh], self.topic)
+        if not keys:
+            return
+        patience = gathering.patience(_torch_store.patience(account.groups))
+        self.meeting = Meeting(self.board, keys, self._label(account), policy, patience)
+        if outside is not None:
+            raise outside
+        self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()], ()))
+
+    def _label(self, account: Account) -> str:
+        return f"{account.label} ({self.topic.text})"
+
+    def _close(self) -> None:
+        if self.meeting is not None:
+            self.meeting.leave()
+            self.meeting = None
+
+    def _outside(self, facts: Facts) -> PolicyGraphError | None:
+        if self.mesh is None:
+            return None
+        inside = _torch_store.mesh_ranks(self.mesh)
+        groups = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
+        found = [differences.outside_mesh(group.name, group.ranks, inside) for group in groups]
+        return PolicyGraphError(found) if found else None
+
+    def _mesh_lines(self) -> list[str]:
+        if self.mesh is None:
+            return []
+        names, shape, ranks = _torch_store.mesh_order(self.mesh)
+        dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
+        order = spell(ranks) if list(ranks) == sorted(ranks) else ", ".join(map(str, ranks))
+        return [f"mesh of {dims} over ranks {order}"]
+
+    # --- steps ---
+
+    def ranks(self, session: str) -> Ranks | None:
+        assert self.account is not None
+        if self.before is not None:
+            return _Before(session, self.before.rounds)
+        if self.meeting is None or not self.meeting.alike:
+            return None
+        return _Asked(self.meeting, session, self.account)
+
+    def compare(self, stage: Stage) -> None:
+        assert self.account is not None
+        self.account.steps.append(stage)
+        if self.meeting is not None:
+            self.meeting.compare(stage)
+
+    def launch(self, stage: Stage, launched: str, policy: Policy) -> None:
+        """The last step of a graph that is compiled."""
+        account, before = self.account, self.before
+        assert account is not None
+        account.launched[:] = [launched]
+        if before is not None and self.board is not None:
+            if before.launched == [launched]:
+                return
+            if before.operators == account.operators:  # nothing but sizes can have made the difference
+                found = differences.compiled_otherwise(self.board.rank, self._label(account))
+                self._leave("stopped", found.message)
+                raise PolicyDivergenceError([found])
+            self._meet(account, [group_ranks(name) for name in account.groups], policy)
+            if self.meeting is not None:
+                for step in account.steps:
+                    if isinstance(step, Stage):
+                        self.meeting.compare(step)
+        self.compare(stage)
+        if self.meeting is not None and self.known is not None:
+            self.known.append(account)
+
+    def replay(self, account: Account, policy: Policy) -> None:
+        """All steps of a graph that came out of a cache, as they were when it was compiled."""
+        self.begin_again(account, policy)
+        for at, step in enumerate(account.steps):
+            if isinstance(step, Round):
+                self._settle_again(step, account.steps[at + 1 : at + 2])
+            elif step.name == COLLECTIVES:
+                self.launch(step, account.launched[0], policy)
+            else:
+                self.compare(step)
+
+    def _settle_again(self, offered: Round, following: Sequence[Stage | Round]) -> None:
+        """Raises where the ranks settle now on less than the cached graph has."""
+        ranks = self.ranks(offered.session)
+        unshared = ranks.unshared(offered.offers) if ranks is not None else {}
+        settled_more = any(isinstance(each, Round) and each.session == offered.session for each in following)
+        if unshared and not settled_more and self.board is not None:
+            name = next(iter(unshared))
+            found = differences.settled_before(self.board.rank, name, unshared[name])
+            if self.meeting is not None:
+                self.meeting.end(found)
+            raise PolicyDivergenceError([found])
+
+    # --- what others hear ---
+
+    def stop(self, error: Exception) -> None:
+        """This rank goes no further; the others hear why."""
+        if isinstance(error, PolicyDivergenceError) or not self.asks or self.board is None:
+            return  # the others have come to the same
+        said = error.diagnostics[0].message if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}"
+        said = said.partition("\n")[0]
+        with suppress(RuntimeError):  # of a store that is gone, and with it all who could read
+            if self.meeting is not None:
+                self.meeting.end(differences.stopped(self.board.rank, said))
+            else:
+                self._leave("stopped", said)
+
+    def _leave(self, kind: str, text: str) -> None:
+        """Say that this rank leaves the topic without a comparison."""
+        assert self.board is not None
+        address = self.topic.address
+        gathering.left[address] = times = gathering.left.get(address, 0) + 1
+        with suppress(RuntimeError):
+            self.board.say(Status(kind, address, text, times))
+
+    def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
+        """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
+        board, keys = self.board, () if self.meeting is None else self.meeting.keys
+        members = self.members - {board.rank} if board is not None else frozenset()
+
+        def why() -> PolicyDivergenceError | None:
+            if board is None:
+                return None
+            with suppress(RuntimeError):
+                for key in keys:
+                    told = board.read_one(key.end)
+                    if told is not None and (end := End.from_json(told)).occasion >= key.occasion:
+                        return PolicyDivergenceError([end.diagnostic])
+                for rank in sorted(members):
+                    status = board.status(rank)
+                    if status.kind == "stopped":
+                        return PolicyDivergenceError([differences.stopped(rank, status.text)])
+            return None
+
+        return why
+
+
+@frozen
+class _Asked:
+    """Ranks that settle now what they rewrite."""
+
+    meeting: Meeting
+    session: str
+    account: Account
+
+    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+        offered = Round(self.session, tuple(offers))
+        self.account.steps.append(offered)
+        return self.meeting.settle(offered)
+
+
+@frozen
+class _Before:
+    """Ranks that settled it when the same code was compiled for the first time: what they left then is left again."""
+
+    session: str
+    rounds: Sequence[Round]
+
+    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+        last = [each.offers for each in self.rounds if each.session == self.session][-1:]
+        known = {offer.name for offers in last for offer in offers}
+        why = "when this code was first compiled"
+        return {offer.name: f"not {why}" for offer in offers if offer.name not in known}
+
+
+_comparison: ContextVar[Comparison | None] = ContextVar("policylang_comparison", default=None)
+
+
+@contextmanager
+def comparing(
+    topic: str,
+    agree: bool = True,
+    *,
+    mesh: object = None,
+    known: Known | None = None,
+    settings: Callable[[], Sequence[str]] = tuple,
+) -> Iterator[Comparison]:
+    """Within, ranks compare what they plan, the ones with ``agree`` that is.
+
+    ``topic``: what is planned, the same words on every rank. ``known``: what was agreed on for the same code, and is
+    held to where it is compiled again for other sizes; new agreements are added. ``settings``: lines that have to be
+    the same on every rank.
+    """
+    comparison = Comparison(Topic(topic), agree, mesh, known, settings, boards.board())
+    token = _comparison.set(comparison)
+    try:
+        yield comparison
+    except Exception as error:
+        comparison.stop(error)
+        raise
+    finally:
+        comparison._close()
+        _comparison.reset(token)
+
+
+def is_compared(facts: Facts) -> bool:
+    """Whether a graph is one that ranks compare here, or would."""
+    return _comparison.get() is not None and any(len(group.ranks) > 1 for group in facts.groups.values())
+
+
+def ranks_of(facts: Facts, policy: Policy, session: str) -> Ranks | None:
+    """The ranks that share a graph, for a plan that rewrites it; None where they cannot be asked.
+
+    ``session`` tells the graph itself (of ``facts``, as collected) from the halves that are made of it. To be called
+    wherever a plan is made, also under a policy that rewrites nothing: the comparison begins here.
+
+    Raises ``PolicyGraphError`` where the mesh does not contain the graph's groups, and ``PolicyDivergenceError``.
+    """
+    comparison = _comparison.get()
+    if comparison is None or not is_compared(facts):
+        return None
+    comparison.begin(facts, policy)
+    return comparison.ranks(session) if policy.rewrites else None
+
+
+def agree_on_plan(plan: Plan, facts: Facts) -> None:
+    """Return once every rank that shares the graph has the same plan. ``facts``: as collected, before any rewrite.
+
+    Raises ``PolicyDivergenceError`` where plans differ or ranks are missing. Does nothing outside of
+    :func:`comparing`.
+    """
+    comparison = _comparison.get()
+    if comparison is not None and is_compared(facts):
+        comparison.begin(facts, plan.policy)
+        comparison.compare(plan_stage(plan))
+
+
+def agree_on_collectives(plan: Plan, halves: Mapping[str, Facts], settings: Sequence[str] = ()) -> None:
+    """Return once every rank that shares a graph is about to run the same collectives. ``halves``: what was made of
+    it; ``settings``: what else may be why they differ.
+
+    A graph on which ranks have agreed before is compared with what it was then, and nobody is asked.
+    """
+    comparison = _comparison.get()
+    if comparison is not None and is_compared(plan.before):
+        comparison.begin(plan.before, plan.policy)
+        comparison.launch(*collectives_stage(halves, settings), plan.policy)
+
+
+def agree_on_accounts(accounts: Sequence[Account], policy: Policy) -> None:
+    """The same for graphs that came out of a cache: their plans were recorded when they were made."""
+    comparison = _comparison.get()
+    if comparison is None:
+        return
+    for account in accounts:
+        comparison.replay(account, policy)

@@ -1,0 +1,250 @@
+"""The ranks that share one graph, while they compare step by step what they are about to do with it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from attrs import define, evolve, field
+
+from policylang.errors import PolicyDivergenceError
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.planning.rewrites.offers import Offer, compared
+from policylang.ranks import differences
+from policylang.ranks.accounts import Round, Stage, policy_digest
+from policylang.ranks.board import Board, Status
+from policylang.ranks.gathering import Ended, Failed, Gathering
+from policylang.ranks.messages import End, Entry, Key, Topic
+
+_REPLY = 20.0
+"""Seconds that a rank is waited for which has posted, and is to say what is behind it."""
+
+_occasions: dict[tuple[str, tuple[int, ...]], int] = {}
+"""How often each set of ranks has met over each topic. Never reset: a store may outlive a process group."""
+_threads: set[int] = set()
+_open: list[Meeting] = []
+_posted: list[tuple[frozenset[int], frozenset[str], list[str]]] = []
+"""What this rank has posted and others may still read: those who may, the places, the keys in the store."""
+
+
+def keys_of(rank: int, sets: Sequence[tuple[int, ...]], topic: Topic) -> tuple[Key, ...]:
+    """One for each distinct set of several ranks that this rank is in, counted up."""
+    found: list[Key] = []
+    for ranks in sorted({tuple(sorted(each)) for each in sets if len(each) > 1 and rank in each}):
+        key = Key(ranks, topic.address, _occasions.get((topic.address, ranks), 0))
+        _pass(key)
+        found.append(key)
+    return tuple(found)
+
+
+def _pass(key: Key) -> None:
+    known = _occasions.get((key.topic, key.ranks), 0)
+    _occasions[key.topic, key.ranks] = max(known, key.occasion + 1)
+
+
+@define(eq=False)
+class Meeting:
+    """One graph, as this rank meets the others over it.
+
+    Every method raises ``PolicyDivergenceError`` where the ranks differ or one does not come: the same on all of them.
+    """
+
+    board: Board
+    keys: tuple[Key, ...]
+    label: str
+    """For people: what is compared, ``a joint graph of 812 nodes, compiling forward (model.py:12)``."""
+    policy: Policy
+    patience: float
+    alike: bool = True
+    """Whether all have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
+    _digest: str = ""
+    _step: int = 0
+    _entries: dict[int, Entry] = field(factory=dict)
+    """The last that were read."""
+    _reached: dict[Key, Entry] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._digest = policy_digest(self.policy)
+        _threads.add(threading.get_ident())
+        _open.append(self)
+
+    def leave(self) -> None:
+        _open.remove(self)
+
+    # --- what is compared ---
+
+    def compare(self, stage: Stage) -> None:
+        """Return once every rank has posted the same."""
+        entries = self._exchange(stage)
+        if stage.name == "settings":
+            self.alike = len({entry.policy for entry in entries.values()}) == 1
+        pair = differences.first_pair(entries)
+        if pair is not None:
+            self._confront(stage, *pair)
+
+    def settle(self, offered: Round) -> Mapping[str, str]:
+        """One round: what not all ranks offer alike (see :class:`Ranks`)."""
+        packed = offered.pack()
+        stage = Stage(f"rewrites of the {offered.session} graph", _digest_of(packed), (), lambda: packed)
+        entries = self._exchange(stage)
+        self._check_stages(entries)
+        first: dict[str, int] = {}
+        for rank in sorted(entries):
+            first.setdefault(entries[rank].digest, rank)
+        if len(first) == 1:
+            return {}
+        if first[stage.digest] == self.board.rank:
+            self._publish(packed)
+        contents: dict[str, tuple[Offer, ...]] = {stage.digest: offered.offers}
+        for digest, rank in first.items():
+            if digest not in contents:
+                contents[digest] = Round.unpack(self._content(rank)).offers
+        by_offers: dict[tuple[Offer, ...], list[int]] = {}
+        for rank, entry in entries.items():
+            by_offers.setdefault(contents[entry.digest], []).append(rank)
+        return compared(by_offers)
+
+    def end(self, diagnostic: Diagnostic, keys: Sequence[Key] = (), rules: Mapping[str, int] | None = None) -> End:
+        """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
+        standing: End | None = None
+        for key in sorted({*self.keys, *self._reached, *keys}, key=lambda key: (key.place, key.occasion)):
+            said = evolve(standing, occasion=key.occasion) if standing else End(key.occasion, diagnostic, rules or {})
+            old = self.board.read_one(key.end) or b""
+            if old and End.from_json(old).occasion >= key.occasion:
+                standing = standing or End.from_json(old)
+                continue
+            found = End.from_json(self.board.swap(key.end, old, said.to_json()))
+            standing = standing or found
+        assert standing is not None
+        return standing
+
+    # --- steps ---
+
+    def _exchange(self, stage: Stage) -> dict[int, Entry]:
+        self._step += 1
+        elsewhere = tuple(key.place for meeting in _open if meeting is not self for key in meeting.keys)
+        mine = Entry(
+            self.board.rank,
+            stage.name,
+            stage.digest,
+            self.keys,
+            self.label,
+            self._digest,
+            stage.shares,
+            elsewhere,
+        )
+        one = Gathering(self.board, mine, self._step, self.patience, len(_threads))
+        with self._telling(), self._store():
+            posts = [key.post(self.board.rank, self._step) for key in self.keys]
+            for post in posts:
+                self.board.write(post, mine.to_json())
+            try:
+                one.hear()
+                self._entries = one.run()
+            finally:
+                self._reached = one.named_by
+                for key in one.named_by:
+                    if self.board.rank in key.ranks:
+                        _pass(key)
+                self._keep(posts, frozenset(one.known))
+            self._clean_up()
+            if self.board.said.kind:
+                self.board.say(Status())
+        return self._entries
+
+    def _confront(self, stage: Stage, first: int, second: int) -> None:
+        """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
+        mine = self.board.rank
+        with self._telling(), self._store():
+            if mine == second:
+                self._publish(stage.pack())
+            if mine == first:
+                theirs = self._content(second)
+                found, rules = differences.between(stage.name, self._entries, (first, second), (stage.pack(), theirs))
+                raise Failed(found, rules=rules)
+            deadline = time.monotonic() + self.patience
+            while time.monotonic() < deadline:
+                for key in self.keys:
+                    told = self.board.read_one(key.end)
+                    if told is not None and (end := End.from_json(told)).occasion >= key.occasion:
+                        raise Ended(end)
+                time.sleep(0.02)
+            raise Failed(differences.missing(self._entries[mine], {first: "differs, and has not said how"}))
+
+    def _check_stages(self, entries: Mapping[int, Entry]) -> None:
+        """A rank whose graph is from a cache may have settled other rewrites than are settled now, or none."""
+        mine = entries[self.board.rank]
+        for rank, entry in sorted(entries.items()):
+            if entry.stage != mine.stage:
+                with self._telling():
+                    raise Failed(differences.out_of_step(mine, rank, entry))
+
+    # --- what is behind a digest ---
+
+    def _publish(self, content: bytes) -> None:
+        with self._store():
+            place = self._place(self._entries[self.board.rank])
+            self._keep(self.board.write_parts(place, content), frozenset(self._entries))
+
+    def _content(self, rank: int) -> bytes:
+        with self._telling(), self._store():
+            end = time.monotonic() + min(_REPLY, self.patience)
+            while time.monotonic() < end:
+                content = self.board.read_parts(self._place(self._entries[rank]))
+                if content is not None:
+                    return content
+                time.sleep(0.01)
+            why = {rank: "has posted a digest, and not what is behind it"}
+            raise Failed(differences.missing(self._entries[self.board.rank], why))
+
+    def _place(self, entry: Entry) -> str:
+        return f"{entry.keys[0].post(entry.rank, self._step)}/content"
+
+    # --- the store ---
+
+    def _keep(self, posts: list[str], readers: frozenset[int]) -> None:
+        _posted.append((readers, frozenset(key.place for key in self.keys), posts))
+
+    def _clean_up(self) -> None:
+        """Take away what nobody reads any more: whoever has posted in a later step has left those before."""
+        here = {key.place for key in self.keys}
+        step = [key.post(self.board.rank, self._step) for key in self.keys]
+        still = {place for entry in self._entries.values() for place in entry.elsewhere}
+        still |= {place for meeting in _open if meeting is not self for place in (key.place for key in meeting.keys)}
+        come = self._entries.keys()
+        for each in list(_posted):
+            readers, places, posts = each
+            if posts != step and readers <= come and not places & (still - here):
+                _posted.remove(each)
+                self.board.remove(posts)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Within, a rank that finds why nobody can go on says so to the others, and all raise the same."""
+        try:
+            yield
+        except Failed as failed:
+            end = self.end(failed.diagnostic, failed.keys, failed.rules)
+        except Ended as ended:  # of one of the groups: those of the others are to hear it too
+            end = self.end(ended.end.diagnostic, (), ended.end.rules)
+        else:
+            return
+        rule = end.rules.get(self._digest)
+        span = self.policy.rules[rule].span if rule is not None else None
+        raise PolicyDivergenceError([evolve(end.diagnostic, span=span)]) from None
+
+    @contextmanager
+    def _store(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as failure:  # torch's own errors of a store
+            raise PolicyDivergenceError([differences.store_gone(failure)]) from failure
+
+
+def _digest_of(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
