@@ -169,6 +169,21 @@ def group_ranks(name: str) -> tuple[int, ...]:
         return ()
 
 
+def name_of_group(value: Any) -> str:
+    """The name of a process group that a call passes as itself; empty for anything else.
+
+    A group is an object of Python's or, where an operator of ``c10d`` is dispatched, TorchScript's box around one,
+    which has a way back that is not documented. A box of another kind (a reduction) has none.
+    """
+    name = getattr(value, "group_name", None)
+    if name is None and isinstance(value, torch.ScriptObject) and torch.distributed.is_available():
+        try:
+            name = torch.distributed.ProcessGroup.unbox(value).group_name
+        except (AttributeError, RuntimeError):
+            return ""
+    return name if isinstance(name, str) else ""
+
+
 def compute_operators() -> frozenset[str]:
     """``namespace.name`` of PyTorch's compute-intensive operators (``get_default_op_list``)."""
     from torch._functorch.partitioners import get_default_op_list

@@ -37,6 +37,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.rewrites.data import Rewrites
 from policylang.planning.settled import settle_expectations
+from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import agree_on_collectives, agree_on_plan, is_compared, ranks_of
 
 
@@ -204,10 +205,8 @@ def partition_planned(
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if is_compared(plan.before):
         kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-        launched = {kind.value: collect(half, kind=kind, root=root) for half, kind in kinds}
-        agree_on_collectives(
-            plan, launched, _torch.settings_lines("torch._functorch.config", _torch.functorch_settings())
-        )
+        runs = [Run(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
+        agree_on_collectives(plan, runs, _torch.settings_lines("torch._functorch.config", _torch.functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
     partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)))
     record(gm, partition)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang._torch_graph import OpOverload, schema_of
+from policylang._torch_graph import OpOverload, name_of_group, schema_of
 from policylang.graph.facts import Flag, Ref
 from policylang.graph.operators import GETITEM, WAITS, describe
 
@@ -74,5 +74,4 @@ def _plain(value: Any, row_of: Mapping[fx.Node, int]) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return _plain_tuple(value, row_of)
-    name = getattr(value, "group_name", None)  # a process group that is passed as itself
-    return name if isinstance(name, str) else str(value).removeprefix("torch.")
+    return name_of_group(value) or str(value).removeprefix("torch.")

@@ -15,6 +15,7 @@ from policylang._torch_graph import (
     OpOverload,
     OpOverloadPacket,
     compute_operators,
+    name_of_group,
     schema_of,
     side_effect_functions,
 )
@@ -95,8 +96,7 @@ def group_name(operator: Operator, node: fx.Node) -> str:
     for value in argument(node, operator.group):
         if isinstance(value, str):
             return value
-        name = getattr(value, "group_name", None)
-        if isinstance(name, str):
+        if name := name_of_group(value):
             return name
     return ""
 

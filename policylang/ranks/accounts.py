@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,11 +63,23 @@ class Collective:
         return f"{self.operator.rpartition('.')[0]}({types})"
 
 
-def collectives_of(facts: Facts, when: str = "") -> list[Collective]:
-    """Those of a graph over groups of several ranks, in order."""
+@frozen(eq=False)
+class Run:
+    """A graph that is run, or a part of one."""
+
+    when: str
+    """``forward``, ``backward``; empty for all at once."""
+    facts: Facts
+    rows: Collection[int] | None = None
+    """Where it is a part."""
+
+
+def collectives_of(run: Run) -> list[Collective]:
+    """Those over groups of several ranks, in order."""
     found = []
+    facts, when = run.facts, run.when
     for row, name in enumerate(facts.group_names):
-        if name and len(facts.groups[name].ranks) > 1:
+        if name and len(facts.groups[name].ranks) > 1 and (run.rows is None or row in run.rows):
             own_sizes = "all_to_all" in facts.targets[row]
             tensors = list(_tensors(facts.arguments[row]))
             found.append(
@@ -204,7 +216,7 @@ def signature_of(facts: Facts) -> str:
     inputs = (
         f"{facts.dtypes[row]}{facts.shapes[row]}" for row, kind in enumerate(facts.input_kinds) if kind in _STATIC
     )
-    return _digest([*inputs, "", *(each.but_for_sizes for each in collectives_of(facts))])
+    return _digest([*inputs, "", *(each.but_for_sizes for each in collectives_of(Run("", facts)))])
 
 
 def policy_digest(policy: Policy) -> str:
@@ -214,7 +226,7 @@ def policy_digest(policy: Policy) -> str:
 def plan_stage(plan: Plan) -> Stage:
     """``plan.before`` has the groups that exist; the plan's own facts may name others."""
     before, facts = plan.before, plan.facts
-    collectives = collectives_of(before)
+    collectives = collectives_of(Run("", before))
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     decided = [words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in plan.decisions]
     kept = _kept(facts)
@@ -233,13 +245,10 @@ def plan_stage(plan: Plan) -> Stage:
     return Stage(PLAN, digest, _shares(collectives, before), partial(_pack_plan, plan, kept, collectives))
 
 
-def collectives_stage(halves: Mapping[str, Facts], settings: Sequence[str]) -> tuple[Stage, str]:
-    """The collectives that the halves of a graph run, and their digest but for sizes.
-
-    ``settings``: what may be why they differ.
-    """
-    found = [each for when, facts in halves.items() for each in collectives_of(facts, when)]
-    groups = {name: group for facts in halves.values() for name, group in facts.groups.items()}
+def collectives_stage(runs: Sequence[Run], settings: Sequence[str]) -> tuple[Stage, str]:
+    """The collectives that are run, and their digest but for sizes. ``settings``: what may be why they differ."""
+    found = [each for run in runs for each in collectives_of(run)]
+    groups = {name: group for run in runs for name, group in run.facts.groups.items()}
     launched = _digest(each.but_for_sizes for each in found)
     shares = tuple(
         Share(name, groups[name].ranks, _digest(f"{each.when} {each}" for each in found if each.group == name))

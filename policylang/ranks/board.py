@@ -15,6 +15,7 @@ from typing import Any
 from attrs import asdict, define, frozen
 
 from policylang import _torch_store
+from policylang.ranks.messages import Left
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
@@ -33,12 +34,10 @@ class Status:
 
     kind: str = ""
     """``waiting``, ``stopped``, ``uncompared``; empty while there is nothing to say."""
-    topic: str = ""
-    """The address of what it is about."""
     text: str = ""
     """For people: what the rank has, why it stopped, or why it does not compare."""
-    times: int = 0
-    """How often the rank has left this topic without a comparison."""
+    left: Left | None = None
+    """Where it stopped, or does not compare."""
     posts: tuple[str, ...] = ()
     """What a rank waits for."""
     threads: int = 1
@@ -112,7 +111,8 @@ class Board:
         if told is None:
             return Status()
         content = json.loads(told)
-        return Status(**{**content, "posts": tuple(content["posts"])})
+        left = None if content["left"] is None else Left(**content["left"])
+        return Status(**{**content, "posts": tuple(content["posts"]), "left": left})
 
 
 _current: Board | None = None

@@ -28,6 +28,7 @@ from policylang.ranks.accounts import (
     COLLECTIVES,
     Account,
     Round,
+    Run,
     Stage,
     account_of,
     collectives_stage,
@@ -35,7 +36,7 @@ from policylang.ranks.accounts import (
     settings_stage,
 )
 from policylang.ranks.board import SWITCH, Board, Status
-from policylang.ranks.meeting import Meeting, keys_of
+from policylang.ranks.meeting import Meeting, abouts_of
 from policylang.ranks.messages import End, Topic, spell
 
 __all__ = ["agree_on_accounts", "agree_on_collectives", "agree_on_plan", "comparing", "is_compared", "ranks_of"]
@@ -101,7 +102,7 @@ class Comparison:
         if self.board is None:
             return
         if not self.asks:
-            self._leave("uncompared", f"{SWITCH}=0" if self.agree else "agree=False")
+            self._leave(abouts_of(self.topic, account.operators)[1], f"`{SWITCH}=0`" if self.agree else "`agree=False`")
             return
         self.before = next((each for each in self.known or () if each.signature == account.signature), None)
         if self.before is None:
@@ -116,11 +117,12 @@ class Comparison:
     ) -> None:
         assert self.board is not None
         mesh = () if self.mesh is None else _torch_store.mesh_ranks(self.mesh)
-        keys = keys_of(self.board.rank, [*sets, mesh], self.topic)
-        if not keys:
+        shared = [each for each in (*sets, mesh) if len(each) > 1 and self.board.rank in each]
+        if not shared:
             return
         patience = gathering.patience(_torch_store.patience(account.groups))
-        self.meeting = Meeting(self.board, keys, self._label(account), policy, patience)
+        label = self._label(account)
+        self.meeting = Meeting(self.board, self.topic, shared, account.operators, label, policy, patience)
         if outside is not None:
             raise outside
         self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()], ()))
@@ -155,8 +157,10 @@ class Comparison:
         assert self.account is not None
         if self.before is not None:
             return _Before(session, self.before.rounds)
-        if self.meeting is None or not self.meeting.alike:
+        if self.meeting is None:
             return None
+        if not self.meeting.alike:
+            return _Apart()
         return _Asked(self.meeting, session, self.account)
 
     def compare(self, stage: Stage) -> None:
@@ -175,7 +179,7 @@ class Comparison:
                 return
             if before.operators == account.operators:  # nothing but sizes can have made the difference
                 found = differences.compiled_otherwise(self.board.rank, self._label(account))
-                self._leave("stopped", found.message)
+                self._leave(self.topic.address, found.message, stopped=True)
                 raise PolicyDivergenceError([found])
             self._meet(account, [group_ranks(name) for name in account.groups], policy)
             if self.meeting is not None:
@@ -206,7 +210,7 @@ class Comparison:
             name = next(iter(unshared))
             found = differences.settled_before(self.board.rank, name, unshared[name])
             if self.meeting is not None:
-                self.meeting.end(found)
+                self.meeting.end(End(0, found))
             raise PolicyDivergenceError([found])
 
     # --- what others hear ---
@@ -219,17 +223,16 @@ class Comparison:
         said = said.partition("\n")[0]
         with suppress(RuntimeError):  # of a store that is gone, and with it all who could read
             if self.meeting is not None:
-                self.meeting.end(differences.stopped(self.board.rank, said))
+                self.meeting.end(End(0, differences.stopped(self.board.rank, said)))
             else:
-                self._leave("stopped", said)
+                self._leave(self.topic.address, said, stopped=True)
 
-    def _leave(self, kind: str, text: str) -> None:
-        """Say that this rank leaves the topic without a comparison."""
+    def _leave(self, about: str, reason: str, stopped: bool = False) -> None:
+        """Say that this rank leaves without a comparison what others may compare."""
         assert self.board is not None
-        address = self.topic.address
-        gathering.left[address] = times = gathering.left.get(address, 0) + 1
+        left = gathering.leave(about, reason, stopped)
         with suppress(RuntimeError):
-            self.board.say(Status(kind, address, text, times))
+            self.board.say(Status("stopped" if stopped else "uncompared", reason, left))
 
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
         """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
@@ -265,6 +268,14 @@ class _Asked:
         offered = Round(self.session, tuple(offers))
         self.account.steps.append(offered)
         return self.meeting.settle(offered)
+
+
+@frozen
+class _Apart:
+    """Ranks with different policies, which is an error in a moment: until then nothing is rewritten."""
+
+    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+        return {offer.name: "not under the policies of all ranks" for offer in offers}
 
 
 @frozen
@@ -343,16 +354,16 @@ def agree_on_plan(plan: Plan, facts: Facts) -> None:
         comparison.compare(plan_stage(plan))
 
 
-def agree_on_collectives(plan: Plan, halves: Mapping[str, Facts], settings: Sequence[str] = ()) -> None:
-    """Return once every rank that shares a graph is about to run the same collectives. ``halves``: what was made of
-    it; ``settings``: what else may be why they differ.
+def agree_on_collectives(plan: Plan, runs: Sequence[Run], settings: Sequence[str] = ()) -> None:
+    """Return once every rank that shares a graph is about to run the same collectives. ``runs``: what was made of it;
+    ``settings``: what else may be why they differ.
 
     A graph on which ranks have agreed before is compared with what it was then, and nobody is asked.
     """
     comparison = _comparison.get()
     if comparison is not None and is_compared(plan.before):
         comparison.begin(plan.before, plan.policy)
-        comparison.launch(*collectives_stage(halves, settings), plan.policy)
+        comparison.launch(*collectives_stage(runs, settings), plan.policy)
 
 
 def agree_on_accounts(accounts: Sequence[Account], policy: Policy) -> None:

@@ -9,7 +9,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks.accounts import COLLECTIVES, PLAN, Content, Row, unpack
 from policylang.ranks.board import Status
-from policylang.ranks.messages import Entry, Key, named, spell
+from policylang.ranks.messages import Entry, Key, Left, named, spell
 
 DECIDED = "APL601"
 GRAPHS = "APL602"
@@ -127,7 +127,8 @@ def _unlike_collectives(pair: tuple[int, int], one: Content, two: Content) -> tu
         )  # fmt: skip
         both = f"ranks {left} and {right} run `{ours.node}` (collective {at})"
         if (ours.when, ours.operator) != (theirs.when, theirs.operator) or (shared and ours.call != theirs.call):
-            return f"ranks {left} and {right} run different collectives at place {at}", details
+            calls = f"{ours.call} and {theirs.call}"
+            return f"ranks {left} and {right} run different collectives at place {at}: {calls}", details
         if unlike_groups:
             return f"{both} over different process groups", details
     return None
@@ -153,12 +154,12 @@ def stopped(rank: int, error: str) -> Diagnostic:
     return diagnose(STOPPED, message, help=f"mend the error of rank {rank}")
 
 
-def left(mine: Entry, rank: int, status: Status) -> Diagnostic:
+def left(mine: Entry, rank: int, left: Left) -> Diagnostic:
     """``rank`` has left, without a comparison, what this rank waits to compare with it."""
-    if status.kind == "stopped":
-        return stopped(rank, status.text)
+    if left.stopped:
+        return stopped(rank, left.reason)
     message = f"rank {mine.rank} compares {mine.label} with the ranks that share it, and rank {rank} does not"
-    details = (f"rank {rank} has {status.text}",)
+    details = (f"rank {rank} has {left.reason}",)
     return diagnose(UNCOMPARED, message, help="set it on every rank alike, or on none", details=details)
 
 

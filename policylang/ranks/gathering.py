@@ -13,13 +13,14 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 from attrs import define, field
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
 from policylang.ranks.board import Board, Status
-from policylang.ranks.messages import End, Entry, Key, named
+from policylang.ranks.messages import End, Entry, Key, Left, named
 
 PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
 NOTICE = 10.0
@@ -29,8 +30,30 @@ _LOOK = 0.25
 
 log = logging.getLogger("policylang.ranks")
 
-left: dict[str, int] = {}
-"""By the address of a topic, how often this rank has left it without a comparison, as far as others know."""
+_left: dict[str, Left] = {}
+"""What this rank has left, and what it has heard that others have."""
+
+
+def leave(about: str, reason: str, stopped: bool) -> Left:
+    """Note that this rank leaves what others may compare."""
+    known = _left.get(about)
+    _left[about] = found = Left(about, 1 if known is None else known.times + 1, reason, stopped)
+    return found
+
+
+def note(left: Left | None) -> None:
+    """Another rank has left it, and all know."""
+    if left is not None and _is_news(left):
+        _left[left.about] = left
+
+
+def left_of(abouts: Sequence[str]) -> tuple[Left, ...]:
+    return tuple(_left.get(about) or Left(about, 0, "", False) for about in abouts)
+
+
+def _is_news(left: Left) -> bool:
+    known = _left.get(left.about)
+    return left.times > (0 if known is None else known.times)
 
 
 class Ended(Exception):
@@ -42,16 +65,19 @@ class Ended(Exception):
 
 
 class Failed(Exception):
-    """This rank has found why nobody can go on. ``keys``: who waits there is to hear it too; ``rules``: of
-    :class:`End`."""
+    """This rank has found why nobody can go on. ``keys``: who waits there is to hear it too."""
 
     def __init__(
-        self, diagnostic: Diagnostic, keys: Sequence[Key] = (), rules: Mapping[str, int] | None = None
+        self,
+        diagnostic: Diagnostic,
+        keys: Sequence[Key] = (),
+        rules: Mapping[str, int] = MappingProxyType({}),
+        leaver: int | None = None,
+        left: Left | None = None,
     ) -> None:
         super().__init__(diagnostic)
-        self.diagnostic = diagnostic
         self.keys = keys
-        self.rules = rules or {}
+        self.end = End(0, diagnostic, 0, rules, leaver, left)
 
 
 @define(eq=False)
@@ -65,6 +91,8 @@ class Gathering:
     """Seconds."""
     threads: int
     """How many of this rank's have compared anything."""
+    abouts: Sequence[str]
+    """What a rank may have left, as in :class:`Left`."""
     known: dict[int, Entry] = field(factory=dict)
     named_by: dict[Key, Entry] = field(factory=dict)
     awaited: dict[int, Key] = field(factory=dict)
@@ -98,7 +126,7 @@ class Gathering:
         """Raises :class:`Ended` where another rank has said that nobody is to go on."""
         for key in self.named_by or self.mine.keys:
             told = self.board.read_one(key.end)
-            if told is not None and (end := End.from_json(told)).occasion >= key.occasion:
+            if told is not None and (end := End.from_json(told)).ends(key, self.step):
                 raise Ended(end)
 
     # --- reading ---
@@ -110,9 +138,15 @@ class Gathering:
             return False
         for value in values:
             self._meet(Entry.from_json(value))
-        return True
+        return not self.awaited.keys() >= ranks.keys()
 
     def _meet(self, entry: Entry) -> None:
+        for left in entry.left:
+            if left.about in self.abouts:  # a graph of other operators is a difference of its own
+                self._check_left(entry.rank, left)
+        theirs = {left.about: left.times for left in entry.left}
+        if any(left.times > theirs.get(left.about, left.times) for left in self.mine.left):
+            return  # this rank has left what the other still waits for, and will end; it comes again after that
         self.known[entry.rank] = entry
         self.awaited.pop(entry.rank, None)
         for key, other in self.named_by.items():
@@ -137,14 +171,17 @@ class Gathering:
             if rank in self.awaited:
                 self._read({rank: key})
         posts = tuple(key.post(rank, self.step) for rank, key in self.awaited.items())
-        topic = self.mine.keys[0].topic
-        self.board.say(Status("waiting", topic, self.mine.label, left.get(topic, 0), posts, self.threads))
+        self.board.say(Status("waiting", self.mine.label, None, posts, self.threads))
         for rank in self.awaited:
-            status = self.board.status(rank)
-            if status.topic == topic and status.times > left.get(topic, 0):
-                left[topic] = status.times
-                raise Failed(differences.left(self.mine, rank, status))
+            left = self.board.status(rank).left
+            if left is not None and left.about in self.abouts:
+                self._check_left(rank, left)
         self._look_for_circle()
+
+    def _check_left(self, rank: int, left: Left) -> None:
+        if _is_news(left):
+            note(left)
+            raise Failed(differences.left(self.mine, rank, left), leaver=rank, left=left)
 
     def _look_for_circle(self) -> None:
         """Whether a rank that is awaited itself waits, and in the end for this one.

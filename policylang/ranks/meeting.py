@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from attrs import define, evolve, field
 
 from policylang.errors import PolicyDivergenceError
-from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.rewrites.offers import Offer, compared
 from policylang.ranks import differences
 from policylang.ranks.accounts import Round, Stage, policy_digest
 from policylang.ranks.board import Board, Status
-from policylang.ranks.gathering import Ended, Failed, Gathering
+from policylang.ranks.gathering import Ended, Failed, Gathering, left_of, note
 from policylang.ranks.messages import End, Entry, Key, Topic
 
 _REPLY = 20.0
@@ -40,6 +39,15 @@ def keys_of(rank: int, sets: Sequence[tuple[int, ...]], topic: Topic) -> tuple[K
     return tuple(found)
 
 
+def abouts_of(topic: Topic, operators: str) -> tuple[str, str]:
+    """What a rank leaves where it stops, and where it does not compare a graph of these operators."""
+    return topic.address, f"{topic.address}/{operators[:12]}"
+
+
+class _Passed(Exception):
+    """The ranks have ended what this one had left: it is to meet them at what comes next."""
+
+
 def _pass(key: Key) -> None:
     known = _occasions.get((key.topic, key.ranks), 0)
     _occasions[key.topic, key.ranks] = max(known, key.occasion + 1)
@@ -53,21 +61,29 @@ class Meeting:
     """
 
     board: Board
-    keys: tuple[Key, ...]
+    topic: Topic
+    sets: Sequence[tuple[int, ...]]
+    """The ranks of each of the graph's groups."""
+    operators: str
+    """The digest of the graph's."""
     label: str
     """For people: what is compared, ``a joint graph of 812 nodes, compiling forward (model.py:12)``."""
     policy: Policy
     patience: float
     alike: bool = True
     """Whether all have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
+    keys: tuple[Key, ...] = ()
     _digest: str = ""
     _step: int = 0
+    _taken: int = 0
+    """How many steps are behind it."""
     _entries: dict[int, Entry] = field(factory=dict)
     """The last that were read."""
     _reached: dict[Key, Entry] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._digest = policy_digest(self.policy)
+        self.keys = keys_of(self.board.rank, self.sets, self.topic)
         _threads.add(threading.get_ident())
         _open.append(self)
 
@@ -107,24 +123,38 @@ class Meeting:
             by_offers.setdefault(contents[entry.digest], []).append(rank)
         return compared(by_offers)
 
-    def end(self, diagnostic: Diagnostic, keys: Sequence[Key] = (), rules: Mapping[str, int] | None = None) -> End:
+    def end(self, end: End, keys: Sequence[Key] = ()) -> End:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
         standing: End | None = None
-        for key in sorted({*self.keys, *self._reached, *keys}, key=lambda key: (key.place, key.occasion)):
-            said = evolve(standing, occasion=key.occasion) if standing else End(key.occasion, diagnostic, rules or {})
+        concerned = sorted({*self.keys, *self._reached, *keys}, key=lambda key: (key.place, key.occasion))
+        end = evolve(end, keys=tuple(concerned))
+        for key in concerned:
+            said = evolve(standing or end, occasion=key.occasion, steps=self._taken)
             old = self.board.read_one(key.end) or b""
             if old and End.from_json(old).occasion >= key.occasion:
                 standing = standing or End.from_json(old)
                 continue
             found = End.from_json(self.board.swap(key.end, old, said.to_json()))
             standing = standing or found
-        assert standing is not None
-        return standing
+        found = standing or end
+        note(found.left)
+        for key in (*concerned, *found.keys):
+            if self.board.rank in key.ranks:
+                _pass(key)
+        return found
 
     # --- steps ---
 
     def _exchange(self, stage: Stage) -> dict[int, Entry]:
+        while True:
+            try:
+                return self._exchange_once(stage)
+            except _Passed:  # the others have ended what this rank had left
+                self.keys, self._step = keys_of(self.board.rank, self.sets, self.topic), 0
+
+    def _exchange_once(self, stage: Stage) -> dict[int, Entry]:
         self._step += 1
+        abouts = abouts_of(self.topic, self.operators)
         elsewhere = tuple(key.place for meeting in _open if meeting is not self for key in meeting.keys)
         mine = Entry(
             self.board.rank,
@@ -135,8 +165,9 @@ class Meeting:
             self._digest,
             stage.shares,
             elsewhere,
+            left_of(abouts),
         )
-        one = Gathering(self.board, mine, self._step, self.patience, len(_threads))
+        one = Gathering(self.board, mine, self._step, self.patience, len(_threads), abouts)
         with self._telling(), self._store():
             posts = [key.post(self.board.rank, self._step) for key in self.keys]
             for post in posts:
@@ -150,6 +181,7 @@ class Meeting:
                     if self.board.rank in key.ranks:
                         _pass(key)
                 self._keep(posts, frozenset(one.known))
+            self._taken = self._step
             self._clean_up()
             if self.board.said.kind:
                 self.board.say(Status())
@@ -227,11 +259,13 @@ class Meeting:
         try:
             yield
         except Failed as failed:
-            end = self.end(failed.diagnostic, failed.keys, failed.rules)
-        except Ended as ended:  # of one of the groups: those of the others are to hear it too
-            end = self.end(ended.end.diagnostic, (), ended.end.rules)
+            end = self.end(failed.end, failed.keys)
+        except Ended as ended:  # over one of the groups: those of the others are to hear it too
+            end = self.end(ended.end)
         else:
             return
+        if end.leaver == self.board.rank and self._step == 1:
+            raise _Passed from None
         rule = end.rules.get(self._digest)
         span = self.policy.rules[rule].span if rule is not None else None
         raise PolicyDivergenceError([evolve(end.diagnostic, span=span)]) from None

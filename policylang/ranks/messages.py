@@ -9,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from attrs import field, frozen
+from attrs import astuple, field, frozen
 
 from policylang.language.diagnostics import Diagnostic
+
+_ENDS = 8
+"""How many are kept of those over one set of ranks and one topic."""
 
 
 @frozen
@@ -52,8 +56,8 @@ class Key:
 
     @property
     def end(self) -> str:
-        """Where a rank says why nobody is to go on: one message for all occasions, the last that failed."""
-        return f"{self.place}/end"
+        """Where a rank says why nobody is to go on. The last few are kept, for ranks that come late."""
+        return f"{self.place}/end/{self.occasion % _ENDS}"
 
 
 @frozen
@@ -65,6 +69,19 @@ class Share:
     ranks: tuple[int, ...]
     """Global, in group order."""
     digest: str
+
+
+@frozen
+class Left:
+    """That a rank has left what others compare: it stopped before it could, or it does not compare."""
+
+    about: str
+    """The address of a topic; of what a rank does not compare, with the digest of the graph's operators."""
+    times: int
+    """How often it has."""
+    reason: str
+    """For people."""
+    stopped: bool
 
 
 @frozen
@@ -85,26 +102,28 @@ class Entry:
     """In the order in which the graph first uses the groups."""
     elsewhere: tuple[str, ...] = ()
     """The places of comparisons that other threads of this rank are in."""
+    left: tuple[Left, ...] = ()
+    """What the rank has left before, of what is compared now."""
 
     def to_json(self) -> str:
-        keys = [(spell(key.ranks), key.topic, key.occasion) for key in self.keys]
+        keys = _listed(self.keys)
         shares = [(share.name, _spell_order(share.ranks), share.digest) for share in self.shares]
-        return json.dumps(
-            [self.rank, self.stage, self.digest, keys, self.label, self.policy, shares, list(self.elsewhere)]
-        )
+        words = [self.rank, self.stage, self.digest, keys, self.label, self.policy, shares, list(self.elsewhere)]
+        return json.dumps([*words, [astuple(each) for each in self.left]])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Entry:
-        rank, stage, digest, keys, label, policy, shares, elsewhere = json.loads(text)
+        rank, stage, digest, keys, label, policy, shares, elsewhere, left = json.loads(text)
         return cls(
             rank,
             stage,
             digest,
-            tuple(Key(unspell(ranks), topic, occasion) for ranks, topic, occasion in keys),
+            _unlisted(keys),
             label,
             policy,
             tuple(Share(name, _unspell_order(ranks), share) for name, ranks, share in shares),
             tuple(elsewhere),
+            tuple(Left(*each) for each in left),
         )
 
 
@@ -115,18 +134,32 @@ class End:
     occasion: int
     diagnostic: Diagnostic
     """Its span does not travel."""
+    steps: int = 0
+    """How many steps the rank that says it has taken with the others: until there, all go on."""
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
+    leaver: int | None = None
+    """The rank that has left, where that is why: it is not told, and goes by what comes next."""
+    left: Left | None = None
+    keys: tuple[Key, ...] = ()
+    """All that it is said under: whoever hears it counts these as past."""
+
+    def ends(self, key: Key, step: int) -> bool:
+        """Whether it concerns a rank that is in a step of the comparison over a key."""
+        return self.occasion > key.occasion or (self.occasion == key.occasion and self.steps < step)
 
     def to_json(self) -> str:
         found = self.diagnostic
         words = [found.code, found.message, found.help, list(found.details)]
-        return json.dumps([self.occasion, *words, dict(self.rules)])
+        left = None if self.left is None else astuple(self.left)
+        return json.dumps([self.occasion, *words, self.steps, dict(self.rules), self.leaver, left, _listed(self.keys)])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> End:
-        occasion, code, message, help, details, rules = json.loads(text)
-        return cls(occasion, Diagnostic(code, message, None, help, details=tuple(details)), rules)
+        occasion, code, message, help, details, steps, rules, leaver, left, keys = json.loads(text)
+        diagnostic = Diagnostic(code, message, None, help, details=tuple(details))
+        about = None if left is None else Left(*left)
+        return cls(occasion, diagnostic, steps, rules, leaver, about, _unlisted(keys))
 
 
 def spell(ranks: Sequence[int]) -> str:
@@ -160,6 +193,14 @@ def named(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-2``."""
     listed = sorted(ranks)
     return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {spell(listed)}"
+
+
+def _listed(keys: Sequence[Key]) -> list[Any]:
+    return [(spell(key.ranks), key.topic, key.occasion) for key in keys]
+
+
+def _unlisted(keys: Sequence[Any]) -> tuple[Key, ...]:
+    return tuple(Key(unspell(ranks), topic, occasion) for ranks, topic, occasion in keys)
 
 
 def _spell_order(ranks: Sequence[int]) -> str | list[int]:

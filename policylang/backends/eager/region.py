@@ -33,6 +33,8 @@ from policylang.planning.place import Place
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import MATCHES_NOTHING
+from policylang.ranks.accounts import Run
+from policylang.ranks.comparison import Known, agree_on_collectives, agree_on_plan, comparing, ranks_of
 
 
 @define(eq=False)
@@ -73,6 +75,8 @@ class Region:
     kept: dict[Hashable, Kept] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
     """By the way it is called, the errors that say "matches nothing": another block may have what a rule names."""
+    agreed: Known = field(factory=list)
+    """What the ranks that share the block have agreed on."""
     idle: bool = False
     """Whether it has been called without anything for its backward to read."""
 
@@ -122,20 +126,30 @@ class Region:
             self.idle = True
             return
         trace = self._trace(observation, returned)
-        facts = trace.facts
-        plan = make_plan(self.policy, facts, EAGER, self._place(trace, running.module))
-        errors = [found for found in plan.diagnostics if is_error(found)]
-        nothing = tuple(found for found in errors if found.code == MATCHES_NOTHING)
-        if errors and (len(self.names) < 2 or len(nothing) < len(errors)):
-            raise PolicyMatchError(errors)
-        self.nothing[running.key] = nothing
-        schedule = schedule_of(trace, _of_one_block(plan, self._named(running.module)))
+        # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
+        with comparing(f"checkpoint of {self._named(running.module)}", known=self.agreed):
+            schedule, self.nothing[running.key] = self._schedule(trace, running.module)
         before = running.before
         assert before is not None
         volatile = before.volatile()
         running.kept = self.kept[running.key] = Kept(schedule, volatile)
         running.call = observed_call(self._call(running, schedule, before.surroundings(volatile)), observation)
         self._audit(running.kept, running.call, before)
+
+    def _schedule(self, trace: BlockTrace, module: nn.Module) -> tuple[Schedule, tuple[Diagnostic, ...]]:
+        """What is done with the block, and the errors that say "matches nothing"."""
+        facts = trace.facts
+        ranks_of(facts, self.policy, facts.kind.value)
+        plan = make_plan(self.policy, facts, EAGER, self._place(trace, module))
+        errors = [found for found in plan.diagnostics if is_error(found)]
+        nothing = tuple(found for found in errors if found.code == MATCHES_NOTHING)
+        if errors and (len(self.names) < 2 or len(nothing) < len(errors)):
+            raise PolicyMatchError(errors)
+        agree_on_plan(plan, facts)
+        schedule = schedule_of(trace, _of_one_block(plan, self._named(module)))
+        again = frozenset(schedule.needs.recomputed)
+        agree_on_collectives(plan, [Run("forward", facts), Run("backward", facts, again)])
+        return schedule, nothing
 
     def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
         """Blocks that do the same share what is known of it."""
