@@ -133,7 +133,7 @@ def _with_inductor(
     findings = _findings(done)
     made = [order for partition in done for order in partition.groups]
     partitions_as_json = [to_json(found) for found in findings]
-    told = [account.to_json() for account in comparison.accounts]
+    told = [account.pack() for account in comparison.accounts]
     record.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made), "accounts": told})
     return Outcome(run, findings)
 
@@ -163,7 +163,7 @@ def _remembered(key: str, policy: Policy) -> _Remembered | None:
         return None
     try:
         findings = tuple(from_json(found, policy) for found in content["partitions"])
-        accounts = tuple(Account.from_json(account) for account in content["accounts"])
+        accounts = tuple(Account.unpack(account) for account in content["accounts"])
         return _Remembered(findings, groups.from_json(content["groups"]), accounts)
     except (KeyError, TypeError, ValueError):
         return None

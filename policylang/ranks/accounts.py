@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
+import pickle
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.language.syntax import Policy
@@ -27,6 +27,7 @@ from policylang.planning.rewrites.alike import words_of
 from policylang.planning.rewrites.offers import Offer
 from policylang.ranks.messages import Share
 
+SETTINGS = "settings"
 PLAN = "plan"
 COLLECTIVES = "collectives"
 _DONE = {"save": "saves it", "recompute": "recomputes it", "offload": "offloads it"}
@@ -125,19 +126,8 @@ class Stage:
     name: str
     digest: str
     shares: tuple[Share, ...]
-    pack: Callable[[], bytes] = field(repr=False, eq=False)
-    """Made when it is asked for: ranks that agree never do."""
-
-    def to_json(self) -> list[Any]:
-        shares = [[share.name, list(share.ranks), share.digest] for share in self.shares]
-        return [self.name, self.digest, shares, base64.b64encode(self.pack()).decode()]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Stage:
-        name, digest, shares, packed = data
-        content = base64.b64decode(packed, validate=True)
-        found = tuple(Share(str(group), tuple(ranks), str(each)) for group, ranks, each in shares)
-        return cls(str(name), str(digest), found, lambda: content)
+    content: Callable[[], Any] = field(repr=False, eq=False)
+    """What is behind the digest. Made when it is asked for: ranks that agree never do."""
 
 
 @frozen
@@ -148,20 +138,10 @@ class Round:
     """Which of the graphs that are made of one: the joint graph itself, then its halves."""
     offers: tuple[Offer, ...]
 
-    def to_json(self) -> list[Any]:
-        return [self.session, [[offer.name, offer.terms, list(offer.among)] for offer in self.offers]]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Round:
-        session, offers = data
-        return cls(str(session), tuple(Offer(str(name), str(terms), tuple(among)) for name, terms, among in offers))
-
-    def pack(self) -> bytes:
-        return _packed(self.to_json())
-
-    @classmethod
-    def unpack(cls, content: bytes) -> Round:
-        return cls.from_json(json.loads(zlib.decompress(content)))
+    @property
+    def stage(self) -> Stage:
+        words = (f"{offer.name} {offer.terms} {offer.among}" for offer in self.offers)
+        return Stage(f"rewrites of the {self.session} graph", _digest(words), (), lambda: self.offers)
 
 
 @frozen
@@ -174,7 +154,7 @@ class Account:
     """The names of the process groups in the graph."""
     signature: str
     """See :func:`signature_of`."""
-    operators: str = ""
+    operators: str
     """The digest of its operators, those on sizes left out."""
     steps: list[Stage | Round] = field(factory=list, eq=False)
     launched: list[str] = field(factory=list, eq=False)
@@ -184,23 +164,33 @@ class Account:
     def rounds(self) -> tuple[Round, ...]:
         return tuple(each for each in self.steps if isinstance(each, Round))
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "groups": list(self.groups),
-            "signature": self.signature,
-            "operators": self.operators,
-            "steps": [[isinstance(each, Round), each.to_json()] for each in self.steps],
-            "launched": list(self.launched),
-        }
+    def pack(self) -> str:
+        """As text, with all that is behind its digests."""
+        steps = [
+            evolve(each, content=Fixed(each.content())) if isinstance(each, Stage) else each for each in self.steps
+        ]
+        return base64.b64encode(zlib.compress(pickle.dumps(evolve(self, steps=steps)), 1)).decode()
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Account:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :meth:`to_json` writes."""
-        steps = [Round.from_json(step) if is_round else Stage.from_json(step) for is_round, step in data["steps"]]
-        words = (str(data["signature"]), str(data["operators"]))
-        groups, launched = tuple(map(str, data["groups"])), list(map(str, data["launched"]))
-        return cls(str(data["label"]), groups, *words, steps, launched)
+    def unpack(cls, text: str) -> Account:
+        """Raises ``ValueError`` for a text that is not what :meth:`pack` gives."""
+        try:
+            found = pickle.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+        except Exception as error:  # whatever unpickling runs into
+            raise ValueError(f"not an account: {error}") from error
+        if not isinstance(found, cls):
+            raise ValueError("not an account")
+        return found
+
+
+@frozen
+class Fixed:
+    """A content that was made before."""
+
+    content: Any
+
+    def __call__(self) -> Any:
+        return self.content
 
 
 def account_of(facts: Facts) -> Account:
@@ -242,7 +232,7 @@ def plan_stage(plan: Plan) -> Stage:
             *words_of(plan.rewrites),
         ]
     )
-    return Stage(PLAN, digest, _shares(collectives, before), partial(_pack_plan, plan, kept, collectives))
+    return Stage(PLAN, digest, _shares(collectives, before), partial(_plan_content, plan, kept, collectives))
 
 
 def collectives_stage(runs: Sequence[Run], settings: Sequence[str]) -> tuple[Stage, str]:
@@ -254,13 +244,14 @@ def collectives_stage(runs: Sequence[Run], settings: Sequence[str]) -> tuple[Sta
         Share(name, groups[name].ranks, _digest(f"{each.when} {each}" for each in found if each.group == name))
         for name in _groups(found)
     )
-    pack = partial(_pack_collectives, found, {name: groups[name].ranks for name in _groups(found)}, settings)
-    return Stage(COLLECTIVES, _digest(_order(found)), shares, pack), launched
+    rows = tuple(Row(each.node, each.operator, collective=each, group=groups[each.group].ranks) for each in found)
+    content = Fixed(Content(rows=rows, lines=tuple(settings)))
+    return Stage(COLLECTIVES, _digest(_order(found)), shares, content), launched
 
 
-def settings_stage(settings: Sequence[str], shares: tuple[Share, ...]) -> Stage:
+def settings_stage(settings: Sequence[str]) -> Stage:
     """Lines that have to be the same on every rank."""
-    return Stage("settings", _digest(settings), shares, lambda: _packed(list(settings)))
+    return Stage(SETTINGS, _digest(settings), (), Fixed(Content(lines=tuple(settings))))
 
 
 def _kept(facts: Facts) -> list[int]:
@@ -309,28 +300,23 @@ def _digest(words: Iterable[str]) -> str:
 
 @frozen
 class Row:
-    """What was decided about a node, as text."""
+    """What is done with a node, as text."""
 
     node: str
     operator: str
-    did: str
+    did: str = ""
     """``saves it``."""
-    by: str
+    by: str = ""
     """``` `save mm` (llama3_sac.apl:4) ```."""
-    rule: int | None
+    rule: int | None = None
+    collective: Collective | None = None
     group: tuple[int, ...] = ()
-    """The ranks of a collective's group, in order."""
-    name: str = ""
-    """The group's name."""
-    call: str = ""
-    """A collective in words."""
-    when: str = ""
-    """Of a graph that was split: ``forward`` or ``backward``."""
+    """The ranks of the collective's group, in order."""
 
 
 @frozen
 class Content:
-    """A stage as another rank reads it."""
+    """What is behind the digest of a stage."""
 
     policy: str = ""
     rewrites: tuple[str, ...] = ()
@@ -339,52 +325,15 @@ class Content:
     """Settings."""
 
 
-def unpack(name: str, packed: bytes) -> Content:
-    """``name``: the stage's."""
-    content = json.loads(zlib.decompress(packed))
-    if name == PLAN:
-        policy, rewrites, names, operators, by_operator, decisions, by_decision, calls = content
-        rows = []
-        for at, (node, operator, decision) in enumerate(zip(names, by_operator, by_decision, strict=True)):
-            did, by, rule = decisions[decision]
-            ranks, group, call = calls.get(str(at), ((), "", ""))
-            rows.append(Row(node, operators[operator], did, by, rule, tuple(ranks), group, call))
-        return Content(policy, tuple(rewrites), tuple(rows))
-    if name == COLLECTIVES:
-        rows = [
-            Row(node, operator, "", "", None, tuple(ranks), group, call, when)
-            for when, node, operator, ranks, group, call in content[0]
-        ]
-        return Content(rows=tuple(rows), lines=tuple(content[1]))
-    return Content(lines=tuple(content))
-
-
-def _pack_plan(plan: Plan, kept: Sequence[int], collectives: Sequence[Collective]) -> bytes:
-    facts = plan.facts
-    operators, by_operator = _numbered([facts.targets[row] for row in kept])
-    chosen = [plan.decisions[row] for row in kept]
-    decisions, by_decision = _numbered([id(decision) for decision in chosen])
-    first = {id(decision): decision for decision in chosen}
-    spelled = [_spelled(plan, first[each]) for each in decisions]
-    names = [facts.names[row] for row in kept]
-    at = {name: number for number, name in enumerate(names)}
-    groups = plan.before.groups
-    calls = {
-        at[each.node]: (groups[each.group].ranks, each.group, str(each)) for each in collectives if each.node in at
-    }
-    rewrites = list(words_of(plan.rewrites))
-    return _packed([policy_text(plan.policy), rewrites, names, operators, by_operator, spelled, by_decision, calls])
-
-
-def _pack_collectives(
-    collectives: Sequence[Collective], ranks: Mapping[str, tuple[int, ...]], settings: Sequence[str]
-) -> bytes:
-    rows = [(each.when, each.node, each.operator, ranks[each.group], each.group, str(each)) for each in collectives]
-    return _packed([rows, list(settings)])
-
-
-def _packed(content: Any) -> bytes:
-    return zlib.compress(json.dumps(content, separators=(",", ":")).encode("utf-8", "surrogatepass"), 1)
+def _plan_content(plan: Plan, kept: Sequence[int], collectives: Sequence[Collective]) -> Content:
+    facts, groups = plan.facts, plan.before.groups
+    calls = {each.node: each for each in collectives}
+    rows = []
+    for row in kept:
+        name, call = facts.names[row], calls.get(facts.names[row])
+        ranks = () if call is None else groups[call.group].ranks
+        rows.append(Row(name, facts.targets[row], *_spelled(plan, plan.decisions[row]), call, ranks))
+    return Content(policy_text(plan.policy), tuple(words_of(plan.rewrites)), tuple(rows))
 
 
 def _spelled(plan: Plan, decision: Decision | None) -> tuple[str, str, int | None]:
@@ -403,10 +352,3 @@ def _spelled(plan: Plan, decision: Decision | None) -> tuple[str, str, int | Non
 def _done(action: str) -> str:
     word = action.removeprefix("must_").removeprefix("prefer_")
     return _DONE.get(word, word) + (" (`" + action + "`)" if word != action else "")
-
-
-def _numbered(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
-    """The distinct values in the order they come, and for each value its number there."""
-    numbers: dict[Any, int] = {}
-    by_value = [numbers.setdefault(value, len(numbers)) for value in values]
-    return list(numbers), by_value

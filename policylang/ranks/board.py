@@ -6,16 +6,18 @@ runs beside the program: a rank reads and writes while it compares, and at no ot
 
 from __future__ import annotations
 
-import json
+import base64
 import os
+import pickle
 import weakref
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from attrs import asdict, define, frozen
+from attrs import define, field
 
 from policylang import _torch_store
-from policylang.ranks.messages import Left
+from policylang.ranks.messages import Status
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
@@ -28,22 +30,6 @@ def is_on() -> bool:
     return os.environ.get(SWITCH, "1") not in ("0", "false", "off")
 
 
-@frozen
-class Status:
-    """What a rank has to say outside of any comparison. The last one replaces those before."""
-
-    kind: str = ""
-    """``waiting``, ``stopped``, ``uncompared``; empty while there is nothing to say."""
-    text: str = ""
-    """For people: what the rank has, why it stopped, or why it does not compare."""
-    left: Left | None = None
-    """Where it stopped, or does not compare."""
-    posts: tuple[str, ...] = ()
-    """What a rank waits for."""
-    threads: int = 1
-    """How many threads of the rank have compared anything: one may come while another waits."""
-
-
 @define(eq=False)
 class Board:
     """Where this rank posts and reads, over a connection of policylang's own."""
@@ -52,67 +38,70 @@ class Board:
     store: Any
     default: weakref.ref[Any]
     """The store of torch.distributed. Not kept alive: its server's port belongs to the user."""
-    said: Status = Status()
+    said: Status = field(factory=Status)
 
-    def write(self, key: str, value: str | bytes) -> None:
-        self.store.set(f"{PREFIX}/{key}", value)
+    def write(self, key: str, value: Any) -> None:
+        self.store.set(f"{PREFIX}/{key}", _packed(value))
 
-    def has(self, keys: Iterable[str]) -> bool:
-        """Whether all of them are there."""
-        return bool(self.store.check([f"{PREFIX}/{key}" for key in keys]))
-
-    def read(self, keys: Sequence[str]) -> list[bytes] | None:
+    def read(self, keys: Sequence[str]) -> list[Any] | None:
         """None where one of them is not there."""
-        if not keys:
-            return []
-        full = [f"{PREFIX}/{key}" for key in keys]
-        found: list[bytes] | None = _torch_store.read_all(self.store, full)
-        return found
+        found = _torch_store.read_all(self.store, [f"{PREFIX}/{key}" for key in keys])
+        return None if found is None else [_unpacked(value) for value in found]
 
-    def read_one(self, key: str) -> bytes | None:
+    def read_one(self, key: str) -> Any:
         found = self.read([key])
         return found[0] if found else None
 
-    def swap(self, key: str, old: bytes, new: str) -> bytes:
-        """Write ``new`` where ``old`` stands (empty: nothing); what stands there afterwards."""
-        found: bytes = self.store.compare_set(f"{PREFIX}/{key}", old.decode(), new)
-        return found
+    def has(self, key: str) -> bool:
+        return bool(self.store.check([f"{PREFIX}/{key}"]))
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
             self.store.delete_key(f"{PREFIX}/{key}")
 
-    # --- what is too long for one value ---
+    def replace(self, key: str, is_past: Callable[[Any], bool], value: Any) -> Any:
+        """What stands there afterwards: ``value``, unless there is something that is not past. One of several ranks
+        that do this at once has its way."""
+        old = _torch_store.read_all(self.store, [f"{PREFIX}/{key}"])
+        if old is not None and not is_past(standing := _unpacked(old[0])):
+            return standing
+        expected = "" if old is None else old[0].decode()
+        return _unpacked(self.store.compare_set(f"{PREFIX}/{key}", expected, _packed(value)))
 
-    def write_parts(self, place: str, content: bytes) -> list[str]:
-        """The keys that were written."""
-        parts = [content[at : at + _PART] for at in range(0, len(content), _PART)]
-        keys = [f"{place}/{number}" for number in range(len(parts))]
-        for key, part in zip(keys, parts, strict=True):
-            self.write(key, part)
-        self.write(place, str(len(parts)))
+    def write_parts(self, place: str, content: Any) -> list[str]:
+        """What is too long for one value. The keys that were written."""
+        packed = zlib.compress(pickle.dumps(content), 1)
+        keys = [f"{place}/{at}" for at in range(0, len(packed), _PART)]
+        for number, key in enumerate(keys):
+            self.write(key, packed[number * _PART : (number + 1) * _PART])
+        self.write(place, keys)
         return [*keys, place]
 
-    def read_parts(self, place: str) -> bytes | None:
+    def read_parts(self, place: str) -> Any:
         """None while it is not there."""
-        count = self.read_one(place)
-        parts = None if count is None else self.read([f"{place}/{number}" for number in range(int(count))])
-        return None if parts is None else b"".join(parts)
+        keys = self.read_one(place)
+        parts = None if keys is None else self.read(keys)
+        return None if parts is None else pickle.loads(zlib.decompress(b"".join(parts)))
 
     # --- what a rank says of itself ---
 
     def say(self, status: Status) -> None:
         if status != self.said:
-            self.write(_status(self.rank), json.dumps(asdict(status)))
+            self.write(f"status/{self.rank}", status)
             self.said = status
 
     def status(self, rank: int) -> Status:
-        told = self.read_one(_status(rank))
-        if told is None:
-            return Status()
-        content = json.loads(told)
-        left = None if content["left"] is None else Left(**content["left"])
-        return Status(**{**content, "posts": tuple(content["posts"]), "left": left})
+        found: Status | None = self.read_one(f"status/{rank}")
+        return found or Status()
+
+
+def _packed(value: Any) -> str:
+    """Everything that ranks say is plain data of this package; the store compares text."""
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def _unpacked(text: bytes) -> Any:
+    return pickle.loads(base64.b64decode(text))
 
 
 _current: Board | None = None
@@ -127,7 +116,3 @@ def board() -> Board | None:
     if _current is None or _current.default() is not default:
         _current = Board(_torch_store.own_rank(), _torch_store.own_connection(default), weakref.ref(default))
     return _current
-
-
-def _status(rank: int) -> str:
-    return f"status/{rank}"

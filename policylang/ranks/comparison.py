@@ -35,9 +35,9 @@ from policylang.ranks.accounts import (
     plan_stage,
     settings_stage,
 )
-from policylang.ranks.board import SWITCH, Board, Status
+from policylang.ranks.board import SWITCH, Board
 from policylang.ranks.meeting import Meeting, abouts_of
-from policylang.ranks.messages import End, Topic, spell
+from policylang.ranks.messages import End, Status, Topic, spell
 
 __all__ = ["agree_on_accounts", "agree_on_collectives", "agree_on_plan", "comparing", "is_compared", "ranks_of"]
 
@@ -125,7 +125,7 @@ class Comparison:
         self.meeting = Meeting(self.board, self.topic, shared, account.operators, label, policy, patience)
         if outside is not None:
             raise outside
-        self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()], ()))
+        self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()]))
 
     def _label(self, account: Account) -> str:
         return f"{account.label} ({self.topic.text})"
@@ -244,8 +244,8 @@ class Comparison:
                 return None
             with suppress(RuntimeError):
                 for key in keys:
-                    told = board.read_one(key.end)
-                    if told is not None and (end := End.from_json(told)).occasion >= key.occasion:
+                    end: End | None = board.read_one(key.end)
+                    if end is not None and end.occasion >= key.occasion:
                         return PolicyDivergenceError([end.diagnostic])
                 for rank in sorted(members):
                     status = board.status(rank)

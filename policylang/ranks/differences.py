@@ -7,9 +7,8 @@ from itertools import zip_longest
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.ranks.accounts import COLLECTIVES, PLAN, Content, Row, unpack
-from policylang.ranks.board import Status
-from policylang.ranks.messages import Entry, Key, Left, named, spell
+from policylang.ranks.accounts import COLLECTIVES, PLAN, Content, Row
+from policylang.ranks.messages import Entry, Key, Left, Status, named, spell
 
 DECIDED = "APL601"
 GRAPHS = "APL602"
@@ -20,7 +19,7 @@ MESH = "APL606"
 WAITING = "APL607"
 SETTLED = "APL608"
 DIFFERENT_COLLECTIVES = "APL609"
-SETTINGS = "APL610"
+SETTINGS_DIFFER = "APL610"
 ALONE = "APL611"
 UNCOMPARED = "APL612"
 
@@ -50,12 +49,12 @@ def first_pair(entries: Mapping[int, Entry]) -> tuple[int, int] | None:
     return None
 
 
-def between(stage: str, entries: Mapping[int, Entry], pair: tuple[int, int], packed: tuple[bytes, bytes]) -> Found:
-    """``packed``: what is behind the digests of the two."""
-    left, right = pair
+def between(stage: str, entries: Mapping[int, Entry], contents: Mapping[int, Content]) -> Found:
+    """``contents``: what is behind the digests of two ranks."""
+    left, right = pair = min(contents), max(contents)
     if entries[left].stage != entries[right].stage:
         return out_of_step(entries[left], right, entries[right]), {}
-    one, two = (unpack(stage, each) for each in packed)
+    one, two = contents[left], contents[right]
     parties = _parties(entries, pair)
     if stage == PLAN:
         return _plans(entries, pair, one, two, parties)
@@ -68,7 +67,7 @@ def between(stage: str, entries: Mapping[int, Entry], pair: tuple[int, int], pac
             return diagnose(DIFFERENT_COLLECTIVES, message, help=help, details=(*details, *lines, *parties)), {}
     message = f"ranks {left} and {right} have different settings, which change what is run"
     help = "set them alike on every rank, and pass the same mesh"
-    return diagnose(SETTINGS, message, help=help, details=(*lines, *parties)), {}
+    return diagnose(SETTINGS_DIFFER, message, help=help, details=(*lines, *parties)), {}
 
 
 def _plans(
@@ -110,27 +109,23 @@ def _plans(
 def _unlike_collectives(pair: tuple[int, int], one: Content, two: Content) -> tuple[str, tuple[str, ...]] | None:
     """The first collective in which two graphs differ."""
     left, right = pair
-    here, there = ([row for row in each.rows if row.call] for each in (one, two))
+    here, there = ([row for row in each.rows if row.collective] for each in (one, two))
     numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for at, (ours, theirs) in enumerate(zip_longest(here, there), 1):
         details = (_runs(left, ours), _runs(right, theirs))
-        if ours is None or theirs is None:
-            more, row = (left, ours) if ours is not None else (right, theirs)
-            assert row is not None
-            when = f" in the {row.when}" if row.when else ""
-            return f"rank {more} runs collective {at}{when}, `{row.node}`, and the other has no further one", details
+        a, b = (None if row is None else row.collective for row in (ours, theirs))
+        if a is None or b is None:
+            more, which = (left, a) if a is not None else (right, b)
+            assert which is not None
+            where = f" in the {which.when}" if which.when else ""
+            return f"rank {more} runs collective {at}{where}, `{which.node}`, and the other has no further one", details
         shared = left in theirs.group and right in ours.group
-        places = [number.setdefault(row.name, len(number)) for number, row in zip(numbers, (ours, theirs), strict=True)]
-        same_group = (ours.name, ours.group) == (theirs.name, theirs.group)
-        unlike_groups = places[0] != places[1] or (shared and not same_group) or (
-            not shared and (right in ours.group) != (left in theirs.group)
-        )  # fmt: skip
-        both = f"ranks {left} and {right} run `{ours.node}` (collective {at})"
-        if (ours.when, ours.operator) != (theirs.when, theirs.operator) or (shared and ours.call != theirs.call):
-            calls = f"{ours.call} and {theirs.call}"
-            return f"ranks {left} and {right} run different collectives at place {at}: {calls}", details
-        if unlike_groups:
-            return f"{both} over different process groups", details
+        if (a.when, a.operator) != (b.when, b.operator) or (shared and str(a) != str(b)):
+            return f"ranks {left} and {right} run different collectives at place {at}: {a} and {b}", details
+        places = [number.setdefault(each.group, len(number)) for number, each in zip(numbers, (a, b), strict=True)]
+        one_sided = (right in ours.group) != (left in theirs.group)
+        if one_sided or places[0] != places[1] or (shared and (a.group, ours.group) != (b.group, theirs.group)):
+            return f"ranks {left} and {right} run `{a.node}` (collective {at}) over different process groups", details
     return None
 
 
@@ -248,9 +243,10 @@ def _has(rank: int, row: Row | None) -> str:
 
 
 def _runs(rank: int, row: Row | None) -> str:
-    if row is None:
+    if row is None or row.collective is None:
         return f"rank {rank} runs no further collective"
-    return f"rank {rank} runs `{row.node}`, {row.call}, over group `{row.name}` of ranks {_ordered(row.group)}"
+    one = row.collective
+    return f"rank {rank} runs `{one.node}`, {one}, over group `{one.group}` of ranks {_ordered(row.group)}"
 
 
 def _ordered(ranks: Sequence[int]) -> str:

@@ -19,8 +19,8 @@ from attrs import define, field
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
-from policylang.ranks.board import Board, Status
-from policylang.ranks.messages import End, Entry, Key, Left, named
+from policylang.ranks.board import Board
+from policylang.ranks.messages import End, Entry, Key, Left, Status, named
 
 PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
 NOTICE = 10.0
@@ -77,7 +77,7 @@ class Failed(Exception):
     ) -> None:
         super().__init__(diagnostic)
         self.keys = keys
-        self.end = End(0, diagnostic, 0, rules, leaver, left)
+        self.end = End(0, diagnostic, 0, dict(rules), leaver, left)
 
 
 @define(eq=False)
@@ -125,8 +125,8 @@ class Gathering:
     def hear(self) -> None:
         """Raises :class:`Ended` where another rank has said that nobody is to go on."""
         for key in self.named_by or self.mine.keys:
-            told = self.board.read_one(key.end)
-            if told is not None and (end := End.from_json(told)).ends(key, self.step):
+            end: End | None = self.board.read_one(key.end)
+            if end is not None and end.ends(key, self.step):
                 raise Ended(end)
 
     # --- reading ---
@@ -137,7 +137,7 @@ class Gathering:
         if values is None:
             return False
         for value in values:
-            self._meet(Entry.from_json(value))
+            self._meet(value)
         return not self.awaited.keys() >= ranks.keys()
 
     def _meet(self, entry: Entry) -> None:
@@ -201,10 +201,10 @@ class Gathering:
                 reached[at] = status
                 for post in status.posts:
                     awaited = int(post.rpartition("/")[2])
-                    if awaited in reached or self.board.has([post]):
+                    if awaited in reached or self.board.has(post):
                         continue
                     posts.add(post)
-                    if awaited == me and not self.board.has([key.post(rank, self.step)]):
+                    if awaited == me and not self.board.has(key.post(rank, self.step)):
                         keys = [Key.of_post(each) for each in posts]
                         raise Failed(differences.waiting(self.mine, key, rank, reached), keys)
                     queue.append(awaited)

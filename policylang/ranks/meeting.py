@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from attrs import define, evolve, field
 
@@ -13,10 +15,10 @@ from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
 from policylang.planning.rewrites.offers import Offer, compared
 from policylang.ranks import differences
-from policylang.ranks.accounts import Round, Stage, policy_digest
-from policylang.ranks.board import Board, Status
+from policylang.ranks.accounts import SETTINGS, Round, Stage, policy_digest
+from policylang.ranks.board import Board
 from policylang.ranks.gathering import Ended, Failed, Gathering, left_of, note
-from policylang.ranks.messages import End, Entry, Key, Topic
+from policylang.ranks.messages import End, Entry, Key, Status, Topic
 
 _REPLY = 20.0
 """Seconds that a rank is waited for which has posted, and is to say what is behind it."""
@@ -42,6 +44,10 @@ def keys_of(rank: int, sets: Sequence[tuple[int, ...]], topic: Topic) -> tuple[K
 def abouts_of(topic: Topic, operators: str) -> tuple[str, str]:
     """What a rank leaves where it stops, and where it does not compare a graph of these operators."""
     return topic.address, f"{topic.address}/{operators[:12]}"
+
+
+def _is_before(occasion: int, end: End) -> bool:
+    return end.occasion < occasion
 
 
 class _Passed(Exception):
@@ -95,7 +101,7 @@ class Meeting:
     def compare(self, stage: Stage) -> None:
         """Return once every rank has posted the same."""
         entries = self._exchange(stage)
-        if stage.name == "settings":
+        if stage.name == SETTINGS:
             self.alike = len({entry.policy for entry in entries.values()}) == 1
         pair = differences.first_pair(entries)
         if pair is not None:
@@ -103,8 +109,7 @@ class Meeting:
 
     def settle(self, offered: Round) -> Mapping[str, str]:
         """One round: what not all ranks offer alike (see :class:`Ranks`)."""
-        packed = offered.pack()
-        stage = Stage(f"rewrites of the {offered.session} graph", _digest_of(packed), (), lambda: packed)
+        stage = offered.stage
         entries = self._exchange(stage)
         self._check_stages(entries)
         first: dict[str, int] = {}
@@ -113,11 +118,11 @@ class Meeting:
         if len(first) == 1:
             return {}
         if first[stage.digest] == self.board.rank:
-            self._publish(packed)
+            self._publish(offered.offers)
         contents: dict[str, tuple[Offer, ...]] = {stage.digest: offered.offers}
         for digest, rank in first.items():
             if digest not in contents:
-                contents[digest] = Round.unpack(self._content(rank)).offers
+                contents[digest] = self._content(rank)
         by_offers: dict[tuple[Offer, ...], list[int]] = {}
         for rank, entry in entries.items():
             by_offers.setdefault(contents[entry.digest], []).append(rank)
@@ -130,12 +135,8 @@ class Meeting:
         end = evolve(end, keys=tuple(concerned))
         for key in concerned:
             said = evolve(standing or end, occasion=key.occasion, steps=self._taken)
-            old = self.board.read_one(key.end) or b""
-            if old and End.from_json(old).occasion >= key.occasion:
-                standing = standing or End.from_json(old)
-                continue
-            found = End.from_json(self.board.swap(key.end, old, said.to_json()))
-            standing = standing or found
+            there = self.board.replace(key.end, partial(_is_before, key.occasion), said)
+            standing = standing or there
         found = standing or end
         note(found.left)
         for key in (*concerned, *found.keys):
@@ -171,7 +172,7 @@ class Meeting:
         with self._telling(), self._store():
             posts = [key.post(self.board.rank, self._step) for key in self.keys]
             for post in posts:
-                self.board.write(post, mine.to_json())
+                self.board.write(post, mine)
             try:
                 one.hear()
                 self._entries = one.run()
@@ -192,16 +193,17 @@ class Meeting:
         mine = self.board.rank
         with self._telling(), self._store():
             if mine == second:
-                self._publish(stage.pack())
+                self._publish(stage.content())
             if mine == first:
                 theirs = self._content(second)
-                found, rules = differences.between(stage.name, self._entries, (first, second), (stage.pack(), theirs))
+                contents = {first: stage.content(), second: theirs}
+                found, rules = differences.between(stage.name, self._entries, contents)
                 raise Failed(found, rules=rules)
             deadline = time.monotonic() + self.patience
             while time.monotonic() < deadline:
                 for key in self.keys:
-                    told = self.board.read_one(key.end)
-                    if told is not None and (end := End.from_json(told)).occasion >= key.occasion:
+                    end: End | None = self.board.read_one(key.end)
+                    if end is not None and end.occasion >= key.occasion:
                         raise Ended(end)
                 time.sleep(0.02)
             raise Failed(differences.missing(self._entries[mine], {first: "differs, and has not said how"}))
@@ -216,12 +218,12 @@ class Meeting:
 
     # --- what is behind a digest ---
 
-    def _publish(self, content: bytes) -> None:
+    def _publish(self, content: Any) -> None:
         with self._store():
             place = self._place(self._entries[self.board.rank])
             self._keep(self.board.write_parts(place, content), frozenset(self._entries))
 
-    def _content(self, rank: int) -> bytes:
+    def _content(self, rank: int) -> Any:
         with self._telling(), self._store():
             end = time.monotonic() + min(_REPLY, self.patience)
             while time.monotonic() < end:
@@ -276,9 +278,3 @@ class Meeting:
             yield
         except RuntimeError as failure:  # torch's own errors of a store
             raise PolicyDivergenceError([differences.store_gone(failure)]) from failure
-
-
-def _digest_of(content: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest()

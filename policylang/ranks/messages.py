@@ -7,11 +7,9 @@ checkpoint; by the set of ranks that it concerns; and by how often these ranks h
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from attrs import astuple, field, frozen
+from attrs import field, frozen
 
 from policylang.language.diagnostics import Diagnostic
 
@@ -51,7 +49,8 @@ class Key:
 
     @classmethod
     def of_post(cls, post: str) -> Key:
-        topic, ranks, occasion, _, _ = post.split("/")
+        place, occasion, _, _ = post.rsplit("/", 3)
+        topic, _, ranks = place.partition("/")
         return cls(unspell(ranks), topic, int(occasion))
 
     @property
@@ -105,27 +104,6 @@ class Entry:
     left: tuple[Left, ...] = ()
     """What the rank has left before, of what is compared now."""
 
-    def to_json(self) -> str:
-        keys = _listed(self.keys)
-        shares = [(share.name, _spell_order(share.ranks), share.digest) for share in self.shares]
-        words = [self.rank, self.stage, self.digest, keys, self.label, self.policy, shares, list(self.elsewhere)]
-        return json.dumps([*words, [astuple(each) for each in self.left]])
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Entry:
-        rank, stage, digest, keys, label, policy, shares, elsewhere, left = json.loads(text)
-        return cls(
-            rank,
-            stage,
-            digest,
-            _unlisted(keys),
-            label,
-            policy,
-            tuple(Share(name, _unspell_order(ranks), share) for name, ranks, share in shares),
-            tuple(elsewhere),
-            tuple(Left(*each) for each in left),
-        )
-
 
 @frozen
 class End:
@@ -148,18 +126,21 @@ class End:
         """Whether it concerns a rank that is in a step of the comparison over a key."""
         return self.occasion > key.occasion or (self.occasion == key.occasion and self.steps < step)
 
-    def to_json(self) -> str:
-        found = self.diagnostic
-        words = [found.code, found.message, found.help, list(found.details)]
-        left = None if self.left is None else astuple(self.left)
-        return json.dumps([self.occasion, *words, self.steps, dict(self.rules), self.leaver, left, _listed(self.keys)])
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> End:
-        occasion, code, message, help, details, steps, rules, leaver, left, keys = json.loads(text)
-        diagnostic = Diagnostic(code, message, None, help, details=tuple(details))
-        about = None if left is None else Left(*left)
-        return cls(occasion, diagnostic, steps, rules, leaver, about, _unlisted(keys))
+@frozen
+class Status:
+    """What a rank has to say outside of any comparison. The last one replaces those before."""
+
+    kind: str = ""
+    """``waiting``, ``stopped``, ``uncompared``; empty while there is nothing to say."""
+    text: str = ""
+    """For people: what the rank has, why it stopped, or why it does not compare."""
+    left: Left | None = None
+    """Where it stopped, or does not compare."""
+    posts: tuple[str, ...] = ()
+    """What a rank waits for."""
+    threads: int = 1
+    """How many threads of the rank have compared anything: one may come while another waits."""
 
 
 def spell(ranks: Sequence[int]) -> str:
@@ -193,19 +174,3 @@ def named(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-2``."""
     listed = sorted(ranks)
     return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {spell(listed)}"
-
-
-def _listed(keys: Sequence[Key]) -> list[Any]:
-    return [(spell(key.ranks), key.topic, key.occasion) for key in keys]
-
-
-def _unlisted(keys: Sequence[Any]) -> tuple[Key, ...]:
-    return tuple(Key(unspell(ranks), topic, occasion) for ranks, topic, occasion in keys)
-
-
-def _spell_order(ranks: Sequence[int]) -> str | list[int]:
-    return spell(ranks) if list(ranks) == sorted(ranks) else list(ranks)
-
-
-def _unspell_order(ranks: str | list[int]) -> tuple[int, ...]:
-    return unspell(ranks) if isinstance(ranks, str) else tuple(ranks)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.ranks.messages import End, Entry, Key, Left, Share, spell, unspell
+from policylang.ranks.messages import End, Key, spell, unspell
 
 RANKS = st.sets(st.integers(0, 300), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
 
@@ -26,22 +26,6 @@ def test_regular_ranks_are_short(ranks: range, text: str) -> None:
 
 
 KEYS = st.builds(Key, RANKS, st.sampled_from(["ab", "cd"]), st.integers(0, 9))
-LEFT = st.builds(Left, st.text(), st.integers(1, 9), st.text(), st.booleans())
-
-
-@given(st.lists(KEYS, max_size=3), st.text(), st.permutations(range(4)), st.lists(LEFT, max_size=2))
-def test_an_entry_is_read_back_as_it_was_posted(
-    keys: list[Key], label: str, order: list[int], left: list[Left]
-) -> None:
-    shares = (Share("0", tuple(order), "ef"), Share("tp", (0, 1), ""))
-    entry = Entry(3, "plan", "ab", tuple(keys), label, "cd", shares, ("a place",), tuple(left))
-    assert Entry.from_json(entry.to_json()) == entry
-
-
-@given(st.integers(0, 9), st.integers(0, 9), st.text(), st.none() | LEFT)
-def test_an_end_is_read_back_as_it_was_said(occasion: int, steps: int, message: str, left: Left | None) -> None:
-    end = End(occasion, Diagnostic("APL605", message, None, "mend it", details=("a", "b")), steps, {"ab": 1}, 2, left)
-    assert End.from_json(end.to_json()) == end
 
 
 def test_an_end_concerns_those_who_have_not_come_further() -> None:
