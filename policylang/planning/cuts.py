@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -56,14 +56,21 @@ class Cuts:
         These are the nodes whose memory the value is and that share the decision of the node that allocated it, a
         ``wait_tensor`` for instance, and the owner of that decision. A mere view is none of them.
         """
-        facts, cuts = self.facts, self.positions(size)
-        roots, owners = self._roots, facts.owners
+        cuts = self.positions(size)
+        return self._told(lambda value: self._crosses(value, cuts)) if cuts else bytearray(len(self.facts))
+
+    @cached_property
+    def crossable(self) -> bytearray:
+        """The same for cuts that lie anywhere: of other sizes, the values would be cut at other places."""
+        born, last = self._lifetimes
+        return self._told(lambda value: _NEVER != born[value] < last[value])
+
+    def _told(self, crosses: Callable[[int], bool]) -> bytearray:
+        facts, roots, owners = self.facts, self._roots, self.facts.owners
         mask = bytearray(len(facts))
-        if not cuts:
-            return mask
         for row in facts.forward:
             value = roots[row]
-            if owners[row] == owners[value] and self._crosses(value, cuts):
+            if owners[row] == owners[value] and crosses(value):
                 mask[row] = mask[owners[row]] = 1
         return mask
 

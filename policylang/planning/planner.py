@@ -26,6 +26,7 @@ from policylang.planning.rewrites.planning import plan_rewrites
 from policylang.planning.routing import keep_routing
 from policylang.planning.safety import Safety
 from policylang.planning.selectors import Selections
+from policylang.planning.thresholds import flipping_thresholds
 from policylang.planning.user_tags import user_decisions
 
 
@@ -90,6 +91,7 @@ def plan(
             *gathers_left(policy, facts, chains, rules),
             *records_lost(policy, facts),
             *records_outranked(policy, facts, rules, decisions, needs),
+            *flipping_thresholds(policy, facts, capabilities, selections, tagged, fate),
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *refusals.routing_kept(routing, decisions, policy, facts),

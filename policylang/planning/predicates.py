@@ -20,7 +20,7 @@ from policylang.planning.storage import GETITEM
 Test = Callable[[int], bool]
 Amount = Callable[[int], float | None]
 
-_COMPARISONS: dict[Comparison, Callable[[float, float], bool]] = {
+COMPARISONS: dict[Comparison, Callable[[float, float], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
@@ -83,7 +83,7 @@ def forward_users(facts: Facts, row: int) -> list[int]:
 
 def _compare(predicate: Compare, facts: Facts) -> Test:
     amount = _amount(predicate, facts)
-    compare = _COMPARISONS[predicate.op]
+    compare = COMPARISONS[predicate.op]
     limit = predicate.value.value
 
     def test(row: int) -> bool:

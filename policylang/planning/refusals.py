@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from policylang.graph.facts import Facts, InputKind, LostRecord
 from policylang.language.diagnostics import Diagnostic, Related, Severity
 from policylang.language.source import Span
-from policylang.language.syntax import Blocks, Expectation, Policy, Rewriting, Rule, Selector, Undecided
+from policylang.language.syntax import (
+    NOWHERE,
+    Blocks,
+    Compare,
+    CrossesCut,
+    Expectation,
+    Policy,
+    Rewriting,
+    Rule,
+    Selector,
+    Undecided,
+)
 from policylang.planning.figures import figure
 from policylang.planning.matching import nearest_paths, part_counts
 from policylang.planning.plan import Capabilities, Decision, RuleOutcome
@@ -29,6 +40,7 @@ STAYS_ON_DEVICE = "APL313"
 OFFLOADS_NOTHING = "APL316"
 RECORDS_OUTRANKED = "APL317"
 GATHERS_LEFT = "APL318"
+FLIPPING_THRESHOLD = "APL386"
 
 _MOST_NAMES = 8
 _OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
@@ -281,6 +293,25 @@ def _all_nodes(count: int) -> str:
 
 def _values(count: int) -> str:
     return "1 forward value" if count == 1 else f"{count} forward values"
+
+
+def flipping_threshold(
+    rule: Rule, test: Compare | CrossesCut | None, runs: Sequence[tuple[int, int]], facts: Facts
+) -> Diagnostic:
+    """``test``: the size that may flip. ``runs``: owners in graph order, each with a collective that runs with it."""
+    row, collective = runs[0]
+    more = f" and {_values(len(runs) - 1)} more" if len(runs) > 1 else ""
+    return Diagnostic(
+        FLIPPING_THRESHOLD,
+        f"`{rule.text}` decides about `{facts.names[row]}`{more} by a size that changes with the batch: a rank that "
+        f"compiles for another batch alone may run `{facts.names[collective]}` in its backward where the others do "
+        "not, and all of them wait for ever",
+        span=rule.span if test is None or test.span is NOWHERE else test.span,
+        help="decide by name or module in place of size, have every rank compile for the same sizes, or put the "
+        "threshold where no batch reaches it",
+        details=_listed([f"{_where(facts, row)}: runs {facts.names[gather]} again" for row, gather in runs]),
+        severity=Severity.WARNING,
+    )
 
 
 def expects_of_nothing(text: str, selector: Selector, details: tuple[str, ...]) -> Diagnostic:

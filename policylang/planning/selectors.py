@@ -117,11 +117,12 @@ class Selections:
         number = self._classes.get(key)
         if number is None:
             number = self._classes[key] = len(self._rows)
-            self._rows.append(self._evaluate(node, [self._rows[part] for part in parts]))
+            self._rows.append(self.evaluate(node, [self._rows[part] for part in parts]))
         self._numbers[id(node)] = number
         self._alive.append(node)
 
-    def _evaluate(self, node: Selector, parts: list[list[int]]) -> list[int]:
+    def evaluate(self, node: Selector, parts: list[list[int]]) -> list[int]:
+        """What one node of a tree denotes where its parts denote these rows: one pass, and nothing is remembered."""
         facts, length = self.facts, len(self.facts)
         if isinstance(node, Everything):
             return facts.forward

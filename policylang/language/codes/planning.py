@@ -1,4 +1,4 @@
-"""APL301–APL320: the meeting of a policy with one graph."""
+"""APL301–APL320 and APL386: the meeting of a policy with one graph."""
 
 from __future__ import annotations
 
@@ -163,5 +163,21 @@ CODES: tuple[Code, ...] = (
         wrong="include <fsdp_reshard_always>",
         mended="include <fsdp_reshard_always>\noverride must_recompute chain through (all_gather where from buffer)",
         severity=Severity.NOTE,
+    ),
+    Code(
+        "APL386",
+        "a threshold that the batch can flip",
+        "Under `torch.compile` a rank that meets a batch of another size compiles the same code again, alone: what it "
+        "then decides cannot be compared with the other ranks. A rule here decides by a size that changes with the "
+        "batch (`bytes`, `numel`, `flops`, `shape[i]`, `crosses cut`), and where the value is recomputed a collective "
+        "runs again with it. The rank would run that collective in its backward and the others would not, or they "
+        "would and it would not: all of them wait for ever. The details name the values, each with such a collective. "
+        "Nothing is said where it cannot happen: the size follows from parameters alone, as that of a gathered weight "
+        "does; the threshold is met by a single token, or by no batch a thousand times as large; or the same "
+        "collectives run either way. Decide by name, module or position in place of size, or let every rank compile "
+        "for the same sizes: drop a last batch that is smaller, pad to a fixed length.",
+        wrong="undecided -> recompute\nsave mm where bytes > 64 MiB",
+        mended="undecided -> recompute\nsave mm in layers.*.feed_forward",
+        severity=Severity.WARNING,
     ),
 )
