@@ -35,6 +35,8 @@ FAILS = ("RuntimeError", "DistBackendError")
 """A collective that nobody else runs."""
 SAYS_SAVE, SAYS_RECOMPUTE = "rank 0 saves it", "rank 1 recomputes it"
 BOTH = ("rank", "0", "1")
+NOTHING = "recompute everything in block\n"
+PRODUCTS = NOTHING + "save matmul in block\n"
 SEQUENCE = case.SequenceParallel
 
 
@@ -65,8 +67,8 @@ TWO = [
           (POLICIES,), (*BOTH, "optional save bmm", "come to the same")),
     Fault("a rule goes by a size of its own", case.batches(nets, case.batch(2), case.batch(64), RECOMPUTE + LARGE),
           (DECIDED,), ("`mm", "rank 0 recomputes it", "rank 1 saves it", "bytes > 1KiB")),
-    Fault("a rule matches nothing", case.policies(SAVE, SAVE + "save attention\n"),
-          (STOPPED,), ("rank 1", "`save attention` matches nothing"), own=("APL301",)),
+    Fault("an expectation fails", case.policies(SAVE, SAVE + "expect saved <= 1 B\n"),
+          (STOPPED,), ("rank 1", "`expect saved <= 1 B` does not hold"), own=("APL305",)),
     # --- what the model is ---
     Fault("one layer more", case.models(nets, lambda at: Net([at.group] * 3)), DIFFERENT, BOTH),
     Fault("another width", case.of_widths(8, 16), (COLLECTIVES,), (*BOTH, "8", "16")),
@@ -120,6 +122,8 @@ TWO = [
           (SETTING,), (*BOTH, "bucket_all_gathers_fx")),
     # --- graphs at hand ---
     Fault("a traced step, saved and recomputed", case.flat(SAVE, RECOMPUTE), (DECIDED,), (SAYS_SAVE, SAYS_RECOMPUTE)),
+    Fault("a rule matches nothing", case.flat(SAVE, SAVE + "save attention\n"),
+          (STOPPED,), ("rank 1", "`save attention` matches nothing"), own=("APL301",)),
     Fault("another flat graph", case.flat(SAVE, SAVE, other=lambda at: Net([at.group] * 3)), DIFFERENT, BOTH),
     Fault("a flat graph over another group", case.flat(SAVE, SAVE, other=lambda at: Net(at.groups)),
           (COLLECTIVES, GRAPHS, WAITING), BOTH),
@@ -129,21 +133,21 @@ TWO = [
     Fault("a mesh on one rank", case.meshed(lambda at: None, whole),
           (GRAPHS, POLICIES, MESH, WAITING, COLLECTIVES), (*BOTH, "mesh")),
     Fault("no graph at all", case.not_a_graph, (STOPPED,), ("rank 1", "Net"), own=("APL328",)),
-    Fault("a graph of modules", case.a_graph_of_modules, (STOPPED,), ("rank 1",), own=("APL341",)),
+    Fault("a graph of modules", case.a_graph_of_modules, (STOPPED,), ("rank 1",), own=("APL341", "APL324")),
     Fault("half of a partition", case.half_of_a_partition, (STOPPED,), ("rank 1", "half"), own=("APL324",)),
     Fault("a second policy on one graph", case.a_second_policy, (STOPPED,), ("rank 1",), own=("APL382",)),
     # --- eager ---
-    Fault("a checkpoint", case.eager(nets, "save everything in block", "recompute everything in block"),
-          (DECIDED,), (SAYS_SAVE, SAYS_RECOMPUTE)),
+    Fault("a checkpoint", case.eager(nets, NOTHING, PRODUCTS), (DECIDED,), ("rank 0 recomputes it", "rank 1 saves it")),
+    Fault("a checkpoint that keeps what is gathered", case.eager(nets, RECOMPUTE, SAVE),
+          (DECIDED,), ("rank 0 recomputes it", "rank 1 saves it")),
     Fault("a checkpoint over two groups in another order",
-          case.eager(lambda at: Net(at.groups), "save everything in block", "save everything in block",
-                     other=lambda at: Net(at.groups[::-1])), (COLLECTIVES, GRAPHS, WAITING), BOTH),
-    Fault("a tensor-parallel checkpoint",
-          case.eager(case.tensor_parallel, "save everything in block", "recompute everything in block"),
-          (DECIDED, POLICIES), BOTH),
-    Fault("a checkpoint with FSDP inside",
-          case.eager(case.sharded_inside, "save everything in block", "recompute everything in block"),
-          (DECIDED, POLICIES), BOTH),
+          case.eager(lambda at: Net(at.groups), NOTHING, NOTHING, other=lambda at: Net(at.groups[::-1])),
+          (COLLECTIVES, GRAPHS, WAITING), BOTH),
+    Fault("a tensor-parallel checkpoint", case.eager(case.tensor_parallel, NOTHING, PRODUCTS), (DECIDED,), BOTH),
+    Fault("FSDP inside a checkpoint", case.eager(case.sharded_inside, PRODUCTS, PRODUCTS + "recompute first matmul per block\n"),
+          (DECIDED,), BOTH),
+    Fault("FSDP put inside a checkpoint", case.checkpointed_and_sharded(PRODUCTS, PRODUCTS + "recompute first matmul per block\n"),
+          (DECIDED,), BOTH),
     # --- ranks that compare nothing ---
     Fault("`agree=False` on one rank", case.left_out("agree"),
           (UNCOMPARED,), ("rank 1", "agree=False"), own=(UNCOMPARED, *FAILS), gives_up=4.0),

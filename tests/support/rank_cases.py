@@ -535,9 +535,8 @@ def half_of_a_partition(at: Place, fault: bool) -> None:
 def a_second_policy(at: Place, fault: bool) -> None:
     """Of which it is said before anything is planned."""
     step, again = traced(nets(at)), traced(nets(at))
-    policy = policylang.parse(SAVE)
-    step.apply(policy)
-    (step if fault else again).apply(policy)
+    step.apply(policylang.parse(RECOMPUTE))
+    (step if fault else again).apply(policylang.parse(SAVE))
 
 
 def partitioned(at: Place, fault: bool) -> None:
@@ -564,10 +563,14 @@ def eager(
     def case(at: Place, fault: bool) -> None:
         made = other if fault and other is not None else make
         plain = made(at)
-        model = policylang.checkpoint_model(made(at), policylang.parse(there if fault else here))
+        model = checkpointed(made(at), there if fault else here)
         at.trains(model, model, batch(), plain=plain)
 
     return case
+
+
+def checkpointed(model: nn.Module, policy: str) -> nn.Module:
+    return policylang.checkpoint_model(model, policylang.parse(policy))
 
 
 def tensor_parallel(at: Place) -> nn.Module:
@@ -579,11 +582,25 @@ def tensor_parallel(at: Place) -> nn.Module:
 
 def sharded_inside(at: Place) -> nn.Module:
     """FSDP on the linear layers, so that their gathers lie within the checkpoints."""
-    model = Plain()
+    return sharded(Plain(), at)
+
+
+def sharded(model: nn.Module, at: Place) -> nn.Module:
     for layer in model.layers:
         fully_shard(layer.up, mesh=at.mesh)
         fully_shard(layer.down, mesh=at.mesh)
     return fully_shard(model, mesh=at.mesh)
+
+
+def checkpointed_and_sharded(here: str, there: str) -> Case:
+    """The checkpoints come first, as the documents want it."""
+
+    def case(at: Place, fault: bool) -> None:
+        plain = sharded_inside(at)
+        model = sharded(checkpointed(Plain(), there if fault else here), at)
+        at.trains(model, model, batch(), plain=plain)
+
+    return case
 
 
 # --- threads, time --------------------------------------------------------------------------------------------------

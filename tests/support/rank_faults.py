@@ -114,7 +114,8 @@ class Outcome:
 class Place:
     """Where a case runs. Its groups are made before it starts, so that whatever it does, all ranks have made the same.
 
-    ``groups`` are two over all ranks; with four ranks, ``mesh`` is one of 2 × 2, named ``dp`` and ``tp``.
+    ``groups`` are two over all ranks. With two ranks ``mesh`` is over the first of them, under a name of its own; with
+    four, one of 2 × 2, named ``dp`` and ``tp``.
     """
 
     rank: int
@@ -171,8 +172,10 @@ def column(rank: int, rows: Sequence[Fault], folder: str) -> None:
                     outcome = _outcome(row, place, faulty and rank in row.odd)
                 file.write(json.dumps([row.name, faulty, asdict(outcome)]) + "\n")
                 file.flush()
-                if not (row.gone and faulty):
-                    _meet(label, world)
+                if row.gone and faulty:
+                    return
+                if not _all_as_meant(label, world, not _wrong(row, rank, outcome, faulty)):
+                    return  # who knows what it has left behind
                 if not outcome.error or outcome.codes:
                     _forget(place)
 
@@ -188,7 +191,8 @@ def _place(rank: int, world: int, faulty: bool, label: str, gives_up: float) -> 
         own = [next(each for ranks, each in made.items() if rank in ranks) for made in (columns, rows)]
         mesh = DeviceMesh.from_group(own, "cpu", mesh=torch.arange(4).view(2, 2), mesh_dim_names=("dp", "tp"))
     else:
-        mesh = DeviceMesh.from_group(groups[0], "cpu", mesh_dim_names=("dp",))
+        # equal meshes share what DTensor keeps, and with it the groups of an earlier trial
+        mesh = DeviceMesh.from_group(groups[0], "cpu", mesh_dim_names=(f"dp_{groups[0].group_name}",))
     return Place(rank, world, faulty, label, groups, mesh)
 
 
@@ -219,8 +223,8 @@ def _outcome(row: Fault, place: Place, at_fault: bool) -> Outcome:
 def _environment(row: Fault, faulty: bool) -> Iterator[None]:
     with mock.patch.dict(os.environ):
         os.environ.pop(PATIENCE, None)
-        if faulty and row.patience is not None:
-            os.environ[PATIENCE] = f"{row.patience:g}"
+        if row.patience is not None:
+            os.environ[PATIENCE] = f"{row.patience if faulty else GIVES_UP:g}"
         yield
 
 
@@ -235,6 +239,13 @@ def _listening() -> Iterator[list[str]]:
         yield found
     finally:
         logging.getLogger().removeHandler(handler)
+
+
+def _all_as_meant(label: str, world: int, own: bool) -> bool:
+    store = dist.distributed_c10d._get_default_store()
+    store.add(f"faults/{label}/wrong", 0 if own else 1)
+    _meet(label, world)
+    return bool(store.add(f"faults/{label}/wrong", 0) == 0)
 
 
 def _meet(label: str, world: int) -> None:
@@ -266,7 +277,7 @@ Program = Callable[[int, list[str], str], None]
 def run_column(
     program: Program, rows: Sequence[Fault], folder: Path, timeout: float = 240.0, group: bool = True
 ) -> dict[str, Found]:
-    """All rows, which have equally many ranks, in one set of processes; in another after a row that ends a rank."""
+    """All rows, which have equally many ranks, in one set of processes; in another after a row that is not as meant."""
     found = {row.name: Found() for row in rows}
     left, attempt = list(rows), 0
     while left:
@@ -280,18 +291,19 @@ def run_column(
             run_ranks(program, world, [row.name for row in left], str(place), gone=gone, timeout=timeout, group=group)
         except RanksFailed as error:
             ended = str(error)
+        begun = 1
         for rank in range(world):
             file = place / str(rank)
-            for line in file.read_text().splitlines() if file.exists() else ():
-                name, faulty, outcome = json.loads(line)
+            lines = file.read_text().splitlines() if file.exists() else []
+            for name, faulty, outcome in map(json.loads, lines):
                 kept = found[name].fault if faulty else found[name].control
                 kept[rank] = Outcome.from_json(outcome)
-        done = [row for row in left if len(found[row.name].fault) == world or row.gone]
-        left = [row for row in left if row not in done]
-        if left and ended:
-            found[left.pop(0).name].ended = ended
-        elif ended and rows[-1:] == done[-1:]:
-            found[done[-1].name].ended = ended
+                begun = max(begun, 1 + [row.name for row in left].index(name))
+        if ended:
+            last = left[begun - 1]
+            begun += len(found[last.name].fault) == world and begun < len(left)  # it ended in the one after
+            found[left[begun - 1].name].ended = ended
+        left = left[begun:]
     return found
 
 
@@ -308,51 +320,47 @@ def run_alone(program: Program, rows: Sequence[Fault], folder: Path) -> dict[str
 
 def complaints(row: Fault, found: Found) -> list[str]:
     """What is not as the row says, a line each; empty where it is."""
-    wrong = [f"control, rank {rank}: {each}" for rank, each in sorted(found.control.items()) if each.error]
-    wrong += [f"control, rank {rank}: did not end" for rank in range(row.world) if rank not in found.control]
-    shown: dict[int, tuple[str, ...]] = {}
+    wrong = []
+    shown = set()
     for rank in range(row.world):
-        at_fault = rank in row.odd
-        if at_fault and row.gone:
-            continue
-        outcome = found.fault.get(rank)
-        if outcome is None:
-            wrong.append(f"rank {rank}: did not end")
-            continue
-        if rank in row.spared:
-            wrong += [f"rank {rank} has to pass: {outcome}"] if outcome.error else []
-            continue
-        codes = (row.own if at_fault else ()) or row.told
-        wrong += [f"rank {rank}: {each}" for each in _wrong(outcome, codes, row)]
-        if not (at_fault and row.own) and outcome.codes:
-            shown[rank] = outcome.codes
-        if not at_fault:
-            missing = [word for word in row.logged if not any(word in line for line in outcome.logged)]
-            wrong += [f"rank {rank}: does not log `{word}`: {outcome.logged}" for word in missing]
-    if len(set(shown.values())) > 1:
-        wrong.append(f"one cause, and not one message: {shown}")
+        control, fault = found.control.get(rank), found.fault.get(rank)
+        wrong += _wrong(row, rank, control, False)
+        wrong += _wrong(row, rank, fault, True)
+        if fault is not None and fault.codes and not (rank in row.odd and row.own):
+            shown.add(fault.codes)
+    if len(shown) > 1:
+        wrong.append(f"one cause, and not one message: {sorted(shown)}")
     if found.ended:
         wrong.append(f"its processes: {found.ended.strip().splitlines()[0]}")
     return wrong
 
 
-def _wrong(outcome: Outcome, codes: Codes, row: Fault) -> Iterator[str]:
-    if not row.told:
-        if outcome.error:
-            yield f"has to pass: {outcome}"
-        return
-    names = outcome.codes or (outcome.error,)
-    if len(names) > 1 or names[0] not in codes:
-        yield f"not {' or '.join(codes)}: {outcome}"
+def _wrong(row: Fault, rank: int, outcome: Outcome | None, faulty: bool) -> list[str]:
+    """What is not as it should be about one trial on one rank."""
+    at_fault = faulty and rank in row.odd
+    which = f"rank {rank}" if faulty else f"control, rank {rank}"
+    if at_fault and row.gone:
+        return []
+    if outcome is None:
+        return [f"{which}: did not end"]
+    found = []
+    if faulty and row.told and rank not in row.spared:
+        codes = (row.own if at_fault else ()) or row.told
+        names = outcome.codes or (outcome.error,)
+        if len(names) > 1 or names[0] not in codes:
+            found.append(f"not {' or '.join(codes)}: {outcome}")
+        elif codes is row.told and outcome.codes:
+            missing = [word for word in row.words if not any(each in outcome.text for each in word.split("|"))]
+            found += [f"does not say `{word}`: {outcome}" for word in missing]
+        found += [f"says `{word}`" for word in row.never if word in outcome.text]
+    elif outcome.error:
+        found.append(f"has to pass: {outcome}")
     if outcome.seconds > LIMIT:
-        yield f"too late: {outcome}"
-    if codes is row.told and outcome.codes:
-        for word in row.words:
-            if not any(each in outcome.text for each in word.split("|")):
-                yield f"does not say `{word}`: {outcome}"
-    for word in row.never:
-        if word in outcome.text:
-            yield f"says `{word}`"
+        found.append(f"too late: {outcome}")
+    if faulty and not at_fault:
+        missing = [word for word in row.logged if not any(word in line for line in outcome.logged)]
+        found += [f"does not log `{word}`: {outcome.logged}" for word in missing]
+    return [f"{which}: {each}" for each in found]
 
 
 def report(rows: Sequence[Fault], found: Mapping[str, Found]) -> str:
