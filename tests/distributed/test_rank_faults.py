@@ -37,6 +37,7 @@ SAYS_SAVE, SAYS_RECOMPUTE = "rank 0 saves it", "rank 1 recomputes it"
 BOTH = ("rank", "0", "1")
 NOTHING = "recompute everything in block\n"
 PRODUCTS = NOTHING + "save matmul in block\n"
+MORE = PRODUCTS + "save relu in block\n"
 SEQUENCE = case.SequenceParallel
 
 
@@ -144,9 +145,9 @@ TWO = [
           case.eager(lambda at: Net(at.groups), NOTHING, NOTHING, other=lambda at: Net(at.groups[::-1])),
           (COLLECTIVES, GRAPHS, WAITING), BOTH),
     Fault("a tensor-parallel checkpoint", case.eager(case.tensor_parallel, NOTHING, PRODUCTS), (DECIDED,), BOTH),
-    Fault("FSDP inside a checkpoint", case.eager(case.sharded_inside, PRODUCTS, PRODUCTS + "recompute first matmul per block\n"),
+    Fault("FSDP inside a checkpoint", case.eager(case.sharded_inside, PRODUCTS, MORE),
           (DECIDED,), BOTH),
-    Fault("FSDP put inside a checkpoint", case.checkpointed_and_sharded(PRODUCTS, PRODUCTS + "recompute first matmul per block\n"),
+    Fault("FSDP put inside a checkpoint", case.checkpointed_and_sharded(PRODUCTS, MORE),
           (DECIDED,), BOTH),
     # --- ranks that compare nothing ---
     Fault("`agree=False` on one rank", case.left_out("agree"),
