@@ -1,0 +1,727 @@
+"""What a rank does in the rows of ``tests/distributed/test_rank_faults.py``: small models that gather their weights."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch._inductor.config
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import policylang
+from policylang.tracing import TracedStep, trace_step
+from tests.support.flat_graphs import copy_graph
+from tests.support.joint import capture_joint
+from tests.support.rank_faults import Case, Place, gradients
+
+SAVE = "undecided -> save\n"
+RECOMPUTE = "undecided -> recompute\n"
+LARGE = "optional save mm where bytes > 1KiB\n"
+"""Of products as wide as :data:`WIDTH`: those of more than 32 rows."""
+WIDTH = 8
+
+
+def batch(rows: int = 2, width: int = WIDTH, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.linspace(-1, 1, rows * width).view(rows, width).to(dtype)
+
+
+def shard(rows: int, width: int) -> nn.Parameter:
+    """Another on every rank."""
+    generator = torch.Generator().manual_seed(11 + dist.get_rank())
+    return nn.Parameter(torch.randn(rows, width, generator=generator) / 4)
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """A weight that is gathered over one group after the other."""
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup], width: int = WIDTH) -> None:
+        super().__init__()
+        self.groups = list(groups)
+        parts = 1
+        for group in groups:
+            parts *= group.size()
+        self.weight = shard(width // parts, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        for group in self.groups:
+            weight = functional.all_gather_tensor_autograd(weight, 0, group)
+        return x + torch.sin(x @ weight.t())
+
+
+class Net(nn.Module):
+    """``groups``: of each layer, those that its weight is gathered over. Nothing else communicates."""
+
+    def __init__(self, groups: Sequence[Any], width: int = WIDTH, dropout: float = 0.0) -> None:
+        super().__init__()
+        sets = [each if isinstance(each, (tuple, list)) else [each] for each in groups]
+        self.layers = nn.ModuleList(Layer(each, width) for each in sets)
+        self.dropout = nn.Dropout(dropout) if dropout else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if self.dropout is not None:
+                x = self.dropout(x)
+        return x
+
+
+class Products(nn.Module):
+    """Nothing but products, for which Inductor has no kernel to compile."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+        self.first, self.second = shard(WIDTH // 2, WIDTH), shard(WIDTH // 2, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in (self.first, self.second):
+            x = x @ functional.all_gather_tensor_autograd(weight, 0, self.group).t()
+        return x
+
+
+class Twice(nn.Module):
+    """Gathers one weight two times, where common subexpressions are left alone."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = shard(WIDTH // 2, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def whole() -> Tensor:
+            return functional.all_gather_tensor_autograd(self.weight, 0, self.group)
+
+        return x @ whole().t() + torch.sin(x) @ whole().t()
+
+
+class Reduced(nn.Module):
+    """Adds what all ranks have: ``operation`` is a reduction, or ``gather`` for a gather of as many bytes."""
+
+    def __init__(self, group: dist.ProcessGroup, operation: str) -> None:
+        super().__init__()
+        self.group, self.operation = group, operation
+        self.inner = Net([group])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        if self.operation == "gather":
+            both = functional.all_gather_tensor(x.detach(), 0, self.group)
+            return x + both.view(2, *x.shape).sum(0)
+        return x + functional.all_reduce(x.detach(), self.operation, self.group)
+
+
+class SequenceParallel(nn.Module):
+    """Gathers its activations, as sequence parallelism does."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(torch.eye(WIDTH) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = functional.all_gather_tensor_autograd(x @ self.weight, 0, self.group)
+        return functional.reduce_scatter_tensor_autograd(torch.sin(whole), "sum", 0, self.group)
+
+
+class Branching(nn.Module):
+    """Has one layer more for a large batch."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.net, self.more = Net([group]), Net([group])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.net(x)
+        return self.more(x) if x.shape[0] > 8 else x
+
+
+class Broken(nn.Module):
+    def __init__(self, net: Net, graph_break: bool = False, error: bool = False) -> None:
+        super().__init__()
+        self.net, self.graph_break, self.error = net, graph_break, error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.error:
+            raise ValueError("this rank has read another batch")
+        for layer in self.net.layers:
+            x = layer(x)
+            if self.graph_break:
+                torch._dynamo.graph_break()
+        return x
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Plain(nn.Module):
+    """Two blocks without collectives of their own, for DTensor and FSDP to put them there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(FeedForward() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+# --- under torch.compile --------------------------------------------------------------------------------------------
+
+
+def compiled(model: nn.Module, policy: str, *, dynamic: bool | None = None, **options: Any) -> Any:
+    backend = policylang.backend(policylang.parse(policy), **{"inner": "aot_eager", **options})
+    return torch.compile(model, backend=backend, dynamic=dynamic)
+
+
+def nets(at: Place) -> Net:
+    return Net([at.group, at.group])
+
+
+def policies(here: str, there: str) -> Case:
+    """One model, and ``there`` is the policy of who is at fault."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = nets(at)
+        at.trains(compiled(model, there if fault else here), model, batch())
+
+    return case
+
+
+def models(here: Callable[[Place], nn.Module], there: Callable[[Place], nn.Module], policy: str = SAVE) -> Case:
+    """One policy, and ``there`` makes the model of who is at fault."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = (there if fault else here)(at)
+        at.trains(compiled(model, policy), model, batch())
+
+    return case
+
+
+def batches(make: Callable[[Place], nn.Module], here: Tensor, there: Tensor, policy: str = SAVE) -> Case:
+    """One model and policy, and ``there`` is the first batch of who is at fault."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = make(at)
+        at.trains(compiled(model, policy), model, there if fault else here)
+
+    return case
+
+
+def settings(
+    make: Callable[[Place], nn.Module], change: Callable[[], AbstractContextManager[Any]], **options: Any
+) -> Case:
+    """One model and policy, and who is at fault runs within a setting of torch's."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = make(at)
+        with torch._inductor.config.patch(force_disable_caches=True), change() if fault else nullcontext():
+            at.trains(compiled(model, SAVE, **options), model, batch())
+
+    return case
+
+
+def in_another_order(at: Place, fault: bool) -> None:
+    one, other = nets(at), Net([at.group] * 3)
+    for model in (other, one) if fault else (one, other):
+        at.trains(compiled(model, SAVE), model, batch())
+
+
+def after_evaluation(at: Place, fault: bool) -> None:
+    model = nets(at)
+    step = compiled(model, RECOMPUTE if fault else SAVE)
+    with torch.no_grad():
+        step(batch())
+    at.trains(step, model, batch())
+
+
+def same_backend_again(at: Place, fault: bool) -> None:
+    model = nets(at)
+    step = compiled(model, RECOMPUTE if fault else SAVE)
+    caught(at, lambda: gradients(step, model, batch()))
+    at.trains(step, model, batch())
+
+
+def mended_in_between(at: Place, fault: bool) -> None:
+    model = nets(at)
+    caught(at, lambda: gradients(compiled(model, RECOMPUTE if fault else SAVE), model, batch()))
+    at.trains(compiled(model, SAVE), model, batch())
+
+
+def another_model_afterwards(at: Place, fault: bool) -> None:
+    model = nets(at)
+    caught(at, lambda: gradients(compiled(model, RECOMPUTE if fault else SAVE), model, batch()))
+    following = Net([at.group] * 3)
+    at.trains(compiled(following, RECOMPUTE), following, batch())
+
+
+def after_ones_own_error(at: Place, fault: bool) -> None:
+    """Who is at fault has an error of its own, the other is told; then both have the same."""
+    model = nets(at)
+    caught(at, lambda: gradients(compiled(model, SAVE + "save attention\n" * fault), model, batch()))
+    at.trains(compiled(model, SAVE), model, batch())
+
+
+def caught(at: Place, call: Callable[[], Any]) -> None:
+    """Where somebody is at fault, every rank is told."""
+    try:
+        call()
+    except policylang.PolicyError:
+        return
+    assert not at.faulty, "nobody was told"
+
+
+def second_backend(at: Place, fault: bool) -> None:
+    model = nets(at)
+    at.trains(compiled(model, SAVE), model, batch())
+    at.trains(compiled(model, RECOMPUTE if fault else SAVE), model, batch())
+
+
+def block_by_block(policy: str, here: str, there: str) -> Case:
+    """Each block with a backend of its own; ``here`` and ``there`` are the roots of the second one."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = nets(at)
+        for layer, root in zip(model.layers, ("layers.0", there if fault else here), strict=True):
+            layer.compile(backend=policylang.backend(policylang.parse(policy), inner="aot_eager", root=root))
+        plain = nets(at)
+        expected = None if at.faulty else gradients(plain, plain, batch())
+        found = gradients(model, model, batch())
+        if expected is not None:
+            torch.testing.assert_close(found, expected)
+
+    return case
+
+
+def another_shape(
+    make: Callable[[Place], nn.Module], policy: str, here: int, there: int, dynamic: bool | None = False
+) -> Case:
+    """Rows of the second batch; of the first all have two."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = make(at)
+        step = compiled(model, policy, dynamic=dynamic)
+        at.trains(step, model, batch())
+        at.trains(step, model, batch(there if fault else here))
+
+    return case
+
+
+def told_at_the_next(at: Place, fault: bool) -> None:
+    """A graph compiled alone is refused before anything of it runs; who did not launch anything goes on to compare."""
+    model = Branching(at.group)
+    step = compiled(model, SAVE, dynamic=False)
+    at.trains(step, model, batch())
+    if fault:
+        step(batch(64))
+    following = nets(at)
+    at.trains(compiled(following, SAVE), following, batch())
+
+
+def frozen_weight(at: Place, fault: bool) -> None:
+    model = nets(at)
+    model.layers[0].weight.requires_grad_(not fault)
+    at.trains(compiled(model, SAVE), model, batch())
+
+
+def evaluated(at: Place, fault: bool) -> None:
+    model = Net([at.group] * 2, dropout=0.5).train(not fault)
+    step = compiled(model, SAVE)
+    gradients(step, model, batch())
+
+
+def of_dtypes(here: torch.dtype, there: torch.dtype) -> Case:
+    def case(at: Place, fault: bool) -> None:
+        dtype = there if fault else here
+        model = nets(at).to(dtype)
+        at.trains(compiled(model, SAVE), model, batch(dtype=dtype))
+
+    return case
+
+
+def of_widths(here: int, there: int) -> Case:
+    def case(at: Place, fault: bool) -> None:
+        width = there if fault else here
+        model = Net([at.group] * 2, width)
+        at.trains(compiled(model, SAVE), model, batch(width=width))
+
+    return case
+
+
+def left_out(how: str) -> Case:
+    """Who is at fault compares nothing."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = nets(at)
+        options = {}
+        if fault and how == "agree":
+            options["agree"] = False
+        elif fault:
+            os.environ["POLICYLANG_AGREE"] = "0"
+        at.trains(compiled(model, SAVE, **options), model, batch())
+
+    return case
+
+
+def nobody_compares(at: Place, fault: bool) -> None:
+    """What is decided differently has no collective in it."""
+    os.environ["POLICYLANG_AGREE"] = "0"
+    model = nets(at)
+    at.trains(compiled(model, SAVE + "recompute mm\n" * fault), model, batch())
+
+
+def fails_in_the_forward(at: Place, fault: bool) -> None:
+    model = Broken(nets(at), error=fault)
+    at.trains(compiled(model, SAVE), model, batch())
+
+
+# --- flat graphs, joint graphs --------------------------------------------------------------------------------------
+
+
+def square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).float().square().mean()
+
+
+def traced(model: nn.Module, x: Tensor | None = None) -> TracedStep:
+    return trace_step(model, square, batch() if x is None else x)
+
+
+def runs(at: Place, step: TracedStep, model: nn.Module) -> None:
+    expected = gradients(model, model, batch()) if not at.faulty else None
+    _, found = step(batch())
+    if expected is not None:
+        torch.testing.assert_close({name: found[name] for name in expected}, expected)
+
+
+def flat(
+    here: str, there: str, make: Callable[[Place], nn.Module] = nets, other: Callable[[Place], nn.Module] = nets
+) -> Case:
+    def case(at: Place, fault: bool) -> None:
+        model = (other if fault else make)(at)
+        runs(at, traced(model).apply(policylang.parse(there if fault else here)), model)
+
+    return case
+
+
+def meshed(
+    here: Callable[[Place], DeviceMesh | None], there: Callable[[Place], DeviceMesh | None], dims: int = 1
+) -> Case:
+    """The same graph and policy, and ``there`` is the mesh that who is at fault passes."""
+
+    def case(at: Place, fault: bool) -> None:
+        groups = [at.mesh.get_group(dim) for dim in range(dims)]
+        model = Net([groups] * 2)
+        step = traced(model).apply(policylang.parse(SAVE), (there if fault else here)(at))
+        runs(at, step, model)
+
+    return case
+
+
+def swapped_names(at: Place) -> DeviceMesh:
+    groups = [at.mesh.get_group(dim) for dim in range(2)]
+    return DeviceMesh.from_group(groups, "cpu", mesh=at.mesh.mesh, mesh_dim_names=("tp", "dp"))
+
+
+def row_of(at: Place) -> DeviceMesh:
+    """The smaller of two meshes: this rank's part of ``tp``."""
+    return at.mesh["tp"]
+
+
+def gathers_of(gm: fx.GraphModule) -> list[fx.Node]:
+    return gm.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.all_gather_into_tensor.default)
+
+
+def reordered(at: Place, fault: bool) -> None:
+    """A pass of the user's starts the second gather before the first, on one rank."""
+    model = nets(at)
+    step = traced(model)
+    if fault:
+        first, second = gathers_of(step.gm)[:2]
+        first.prepend(second)
+        step.gm.recompile()
+    runs(at, step.apply(policylang.parse(SAVE)), model)
+
+
+def bucketed(at: Place, fault: bool) -> None:
+    """A pass of the user's makes one gather of the first two, on one rank."""
+    model = nets(at)
+    step = traced(model)
+    if fault:
+        _bucket(step.gm)
+    runs(at, step.apply(policylang.parse(SAVE)), model)
+
+
+def _bucket(gm: fx.GraphModule) -> None:
+    first, second = gathers_of(gm)[:2]
+    group = first.args[2]
+    shards = [first.args[0], second.args[0]]
+    with gm.graph.inserting_before(first):
+        make = [gm.graph.call_function(torch.ops.aten.cat.default, (shards, 1))]
+        make.append(gm.graph.call_function(first.target, (make[0], 2, group)))
+        make.append(gm.graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (make[1],)))
+        values = [each.meta["val"] for each in shards]
+        with values[0].fake_mode:
+            joined = torch.cat(values, 1)
+            whole = torch.cat([joined, joined], 0)
+        for node, value in zip(make, (joined, whole, whole), strict=True):
+            node.meta = {**first.meta, "val": value}
+        parts = [
+            gm.graph.call_function(torch.ops.aten.slice.Tensor, (make[2], 1, number * WIDTH, (number + 1) * WIDTH))
+            for number in range(2)
+        ]
+        for part in parts:
+            with values[0].fake_mode:
+                part.meta = {**first.meta, "val": whole[:, :WIDTH]}
+    for gather, part in zip((first, second), parts, strict=True):
+        (wait,) = gather.users
+        wait.replace_all_uses_with(part)
+        gm.graph.erase_node(wait)
+        gm.graph.erase_node(gather)
+    gm.graph.lint()
+    gm.recompile()
+
+
+def not_a_graph(at: Place, fault: bool) -> None:
+    model = nets(at)
+    step = traced(model)
+    if fault:
+        policylang.apply(model, policylang.parse(SAVE))  # the model in place of its graph
+    runs(at, step.apply(policylang.parse(SAVE)), model)
+
+
+def a_graph_of_modules(at: Place, fault: bool) -> None:
+    model = nets(at)
+    step = traced(model)
+    if fault:
+        policylang.apply(fx.symbolic_trace(nn.Linear(2, 2)), policylang.parse(SAVE))
+    runs(at, step.apply(policylang.parse(SAVE)), model)
+
+
+def half_of_a_partition(at: Place, fault: bool) -> None:
+    model = nets(at)
+    joint = capture_joint(model, [batch()])
+    policy = policylang.parse(SAVE)
+    options = {"num_fwd_outputs": joint.num_fwd_outputs, "agree": False}
+    graph = joint.gm
+    if fault:
+        graph, _ = policylang.partition(copy_graph(joint.gm), joint.joint_inputs, policy=policy, **options)
+    policylang.apply(graph, policy)
+
+
+def a_second_policy(at: Place, fault: bool) -> None:
+    """Of which it is said before anything is planned."""
+    step, again = traced(nets(at)), traced(nets(at))
+    step.apply(policylang.parse(RECOMPUTE))
+    (step if fault else again).apply(policylang.parse(SAVE))
+
+
+def partitioned(at: Place, fault: bool) -> None:
+    joint = capture_joint(nets(at), [batch()])
+    policy = policylang.parse(RECOMPUTE if fault else SAVE)
+    forward, backward = policylang.partition(
+        joint.gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
+    )
+    assert gathers_of(forward)
+    assert not gathers_of(backward), "what is saved is not gathered again"
+
+
+# --- eager ----------------------------------------------------------------------------------------------------------
+
+
+def eager(
+    make: Callable[[Place], nn.Module],
+    here: str,
+    there: str,
+    other: Callable[[Place], nn.Module] | None = None,
+) -> Case:
+    """``checkpoint_model`` on what ``make`` returns, twice the same; ``other`` makes the model of who is at fault."""
+
+    def case(at: Place, fault: bool) -> None:
+        made = other if fault and other is not None else make
+        plain = made(at)
+        model = checkpointed(made(at), there if fault else here)
+        at.trains(model, model, batch(), plain=plain)
+
+    return case
+
+
+def checkpointed(model: nn.Module, policy: str) -> nn.Module:
+    return policylang.checkpoint_model(model, policylang.parse(policy))
+
+
+def tensor_parallel(at: Place) -> nn.Module:
+    model = Plain()
+    for layer in model.layers:
+        parallelize_module(layer, at.mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def sharded_inside(at: Place) -> nn.Module:
+    """FSDP on the linear layers, so that their gathers lie within the checkpoints."""
+    return sharded(Plain(), at)
+
+
+def sharded(model: nn.Module, at: Place) -> nn.Module:
+    for layer in model.layers:
+        fully_shard(layer.up, mesh=at.mesh)
+        fully_shard(layer.down, mesh=at.mesh)
+    return fully_shard(model, mesh=at.mesh)
+
+
+def checkpointed_and_sharded(here: str, there: str) -> Case:
+    """The checkpoints come first, as the documents want it."""
+
+    def case(at: Place, fault: bool) -> None:
+        plain = sharded_inside(at)
+        model = sharded(checkpointed(Plain(), there if fault else here), at)
+        at.trains(model, model, batch(), plain=plain)
+
+    return case
+
+
+# --- threads, time --------------------------------------------------------------------------------------------------
+
+
+def in_two_threads(swap: bool) -> Case:
+    """Two models over two groups of equal ranks; ``swap``: one rank starts with the other one."""
+
+    def case(at: Place, fault: bool) -> None:
+        made = [Net([group] * (2 + number)) for number, group in enumerate(at.groups)]
+        steps = [traced(model) for model in made]
+        errors: list[BaseException] = []
+
+        def applied(number: int) -> None:
+            try:
+                steps[number].apply(policylang.parse(SAVE))
+            except BaseException as error:
+                errors.append(error)
+
+        order = (1, 0) if fault and swap else (0, 1)
+        threads = [threading.Thread(target=applied, args=(number,), daemon=True) for number in order]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.3)
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        for step, model in zip(steps, made, strict=True):
+            runs(at, step, model)
+
+    return case
+
+
+def keys_stay_few(at: Place, fault: bool) -> None:
+    """The store of a long program does not fill up."""
+    step = traced(nets(at))
+    policy = policylang.parse(SAVE)
+    store = dist.distributed_c10d._get_default_store()
+    counts = []
+    for times in (5, 30):
+        for _ in range(times):
+            policylang.apply(copy_graph(step.gm), policy)
+        at.meet()
+        counts.append(store.num_keys())
+        at.meet()
+    assert counts[1] - counts[0] <= 15, f"thirty comparisons leave {counts[1] - counts[0]} keys"
+
+
+def keys_of_compiled(at: Place, fault: bool) -> None:
+    """The same under torch.compile, each time another model of the same code."""
+    store = dist.distributed_c10d._get_default_store()
+    counts = []
+    for times in (2, 10):
+        for _ in range(times):
+            model = Net([at.group])
+            torch._dynamo.reset()
+            gradients(compiled(model, SAVE), model, batch())
+        at.meet()
+        counts.append(store.num_keys())
+        at.meet()
+    assert counts[1] - counts[0] <= 8, f"ten comparisons leave {counts[1] - counts[0]} keys"
+
+
+def no_thread_runs(at: Place, fault: bool) -> None:
+    model = nets(at)
+    at.trains(compiled(model, SAVE), model, batch())
+    running = [thread.name for thread in threading.enumerate() if thread.name.startswith("policylang")]
+    assert not running, f"threads of policylang's run: {running}"
+
+
+def is_late(seconds: float) -> Case:
+    def case(at: Place, fault: bool) -> None:
+        model = nets(at)
+        if fault:
+            time.sleep(seconds)
+        at.trains(compiled(model, SAVE), model, batch())
+
+    return case
+
+
+def holds_the_lock(seconds: int) -> Case:
+    """No other thread of the rank runs meanwhile."""
+
+    def case(at: Place, fault: bool) -> None:
+        model = nets(at)
+        if fault:
+            ctypes.PyDLL(None).sleep(seconds)
+        at.trains(compiled(model, SAVE), model, batch())
+
+    return case
+
+
+def is_killed(at: Place, fault: bool) -> None:
+    model = nets(at)
+    if fault:
+        os.kill(os.getpid(), signal.SIGKILL)
+    at.trains(compiled(model, SAVE), model, batch())
+
+
+def is_stopped(seconds: int) -> Case:
+    def case(at: Place, fault: bool) -> None:
+        model = nets(at)
+        if fault:
+            waker = subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            waker.wait()
+        at.trains(compiled(model, SAVE), model, batch())
+
+    return case
+
+
+def never_comes(at: Place, fault: bool) -> None:
+    """Who is at fault does something else, and is there all the time."""
+    model = nets(at)
+    if not fault:
+        at.trains(compiled(model, SAVE), model, batch())
+
+
+def reads_its_policy(fault: bool) -> None:
+    """Before there is a process group; the other rank reads it afterwards."""
+    if fault:
+        policylang.parse(SAVE)
+        policylang.backend(policylang.parse(SAVE), inner="aot_eager")
