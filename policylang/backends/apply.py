@@ -45,8 +45,8 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     or to which one was applied already if it is flat. The graph is then as it was. ``PolicyAuditError`` where a graph
     does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
     """
-    _check_graph(gm, "a policy is applied to a graph module")
     with comparing("apply", agree, mesh=mesh):
+        _check_graph(gm, "a policy is applied to a graph module")
         return _apply(gm, _loaded(policy), mesh)
 
 

@@ -152,10 +152,15 @@ class Account:
     label: str
     groups: tuple[str, ...]
     """The names of the process groups in the graph."""
-    signature: str
-    """See :func:`signature_of`."""
     operators: str
     """The digest of its operators, those on sizes left out."""
+    static: str
+    """Of the types and sizes of its parameters and buffers, which do not change while a model trains."""
+    inputs: str
+    """Of those of its other inputs."""
+    signature: str
+    """Of what two compilations of one piece of code have alike where they differ in sizes alone: its parameters and
+    buffers, and the collectives but for sizes."""
     steps: list[Stage | Round] = field(factory=list, eq=False)
     launched: list[str] = field(factory=list, eq=False)
     """The digest of the collectives that run, but for sizes, once it is known."""
@@ -196,17 +201,15 @@ class Fixed:
 def account_of(facts: Facts) -> Account:
     """``facts``: of the graph as it was collected, whose groups exist; a rewrite may name others."""
     label = f"a {facts.kind.value} graph of {len(facts)} nodes"
+    static: list[str] = []
+    inputs: list[str] = []
+    for row, kind in enumerate(facts.input_kinds):
+        if facts.dtypes[row] and kind not in (InputKind.NOT_AN_INPUT, InputKind.TANGENT):
+            (static if kind in _STATIC else inputs).append(f"{facts.dtypes[row]}{facts.shapes[row]}")
+    collectives = (each.but_for_sizes for each in collectives_of(Run("", facts)))
     operators = _digest(facts.targets[row] for row in _kept(facts))
-    return Account(label, tuple(facts.groups), signature_of(facts), operators)
-
-
-def signature_of(facts: Facts) -> str:
-    """What two compilations of one piece of code have alike where they differ in sizes alone: parameters and buffers,
-    whose sizes do not change, and the collectives but for theirs."""
-    inputs = (
-        f"{facts.dtypes[row]}{facts.shapes[row]}" for row, kind in enumerate(facts.input_kinds) if kind in _STATIC
-    )
-    return _digest([*inputs, "", *(each.but_for_sizes for each in collectives_of(Run("", facts)))])
+    signature = _digest([*static, "", *collectives])
+    return Account(label, tuple(facts.groups), operators, _digest(static), _digest(inputs), signature)
 
 
 def policy_digest(policy: Policy) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from policylang import _torch_store
 from policylang._torch_graph import group_ranks
@@ -36,7 +36,7 @@ from policylang.ranks.accounts import (
     settings_stage,
 )
 from policylang.ranks.board import SWITCH, Board
-from policylang.ranks.meeting import Meeting, abouts_of
+from policylang.ranks.meeting import ALONE, Meeting, abouts_of
 from policylang.ranks.messages import End, Status, Topic, spell
 
 __all__ = ["agree_on_accounts", "agree_on_collectives", "agree_on_plan", "comparing", "is_compared", "ranks_of"]
@@ -86,7 +86,7 @@ class Comparison:
     def begin_again(self, account: Account, policy: Policy) -> Account:
         """It came out of a cache with its account: this one is made anew, step by step."""
         self.facts = None
-        again = Account(account.label, account.groups, account.signature, account.operators)
+        again = evolve(account, steps=[], launched=[])
         self._open(again, [group_ranks(name) for name in account.groups], policy, None)
         return again
 
@@ -104,9 +104,18 @@ class Comparison:
         if not self.asks:
             self._leave(abouts_of(self.topic, account.operators)[1], f"`{SWITCH}=0`" if self.agree else "`agree=False`")
             return
-        self.before = next((each for each in self.known or () if each.signature == account.signature), None)
+        alike = [each for each in self.known or () if each.static == account.static]
+        self.before = next((each for each in alike if each.signature == account.signature), None)
+        if self.before is None and alike and all(each.inputs != account.inputs for each in alike):
+            raise self._refused_alone(account)  # a new shape, which nobody else may have met
         if self.before is None:
             self._meet(account, sets, policy, outside)
+
+    def _refused_alone(self, account: Account) -> PolicyDivergenceError:
+        assert self.board is not None
+        found = differences.compiled_otherwise(self.board.rank, self._label(account))
+        self._leave(ALONE, found.message, stopped=True)
+        return PolicyDivergenceError([found])
 
     def _meet(
         self,
@@ -178,9 +187,7 @@ class Comparison:
             if before.launched == [launched]:
                 return
             if before.operators == account.operators:  # nothing but sizes can have made the difference
-                found = differences.compiled_otherwise(self.board.rank, self._label(account))
-                self._leave(self.topic.address, found.message, stopped=True)
-                raise PolicyDivergenceError([found])
+                raise self._refused_alone(account)
             self._meet(account, [group_ranks(name) for name in account.groups], policy)
             if self.meeting is not None:
                 for step in account.steps:
@@ -250,6 +257,7 @@ class Comparison:
                 for rank in sorted(members):
                     status = board.status(rank)
                     if status.kind == "stopped":
+                        gathering.note(status.left)
                         return PolicyDivergenceError([differences.stopped(rank, status.text)])
             return None
 

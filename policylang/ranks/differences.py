@@ -198,7 +198,10 @@ def waiting(mine: Entry, key: Key, rank: int, others: Mapping[int, Status]) -> D
 def compiled_otherwise(rank: int, label: str) -> Diagnostic:
     """A graph that no other rank was asked about runs other collectives than those that were agreed on."""
     message = f"rank {rank} compiled this code again, alone, and comes to other collectives than the ranks agreed on"
-    help = "decide by name in place of size (`where bytes > …`), or have every rank compile for the same sizes"
+    help = (
+        "decide by name in place of size (`where bytes > …`); where all ranks meet the new size together, compile for "
+        "it with a backend of its own, which compares again"
+    )
     return diagnose(ALONE, message, help=help, details=(f"it has {label}",))
 
 

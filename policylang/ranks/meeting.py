@@ -23,6 +23,8 @@ from policylang.ranks.messages import End, Entry, Key, Status, Topic
 _REPLY = 20.0
 """Seconds that a rank is waited for which has posted, and is to say what is behind it."""
 
+ALONE = "alone"
+
 _occasions: dict[tuple[str, tuple[int, ...]], int] = {}
 """How often each set of ranks has met over each topic. Never reset: a store may outlive a process group."""
 _threads: set[int] = set()
@@ -41,9 +43,10 @@ def keys_of(rank: int, sets: Sequence[tuple[int, ...]], topic: Topic) -> tuple[K
     return tuple(found)
 
 
-def abouts_of(topic: Topic, operators: str) -> tuple[str, str]:
-    """What a rank leaves where it stops, and where it does not compare a graph of these operators."""
-    return topic.address, f"{topic.address}/{operators[:12]}"
+def abouts_of(topic: Topic, operators: str) -> tuple[str, str, str]:
+    """What a rank leaves where it stops, where it does not compare a graph of these operators, and where it stops in
+    the middle of what all run."""
+    return topic.address, f"{topic.address}/{operators[:12]}", ALONE
 
 
 def _is_before(occasion: int, end: End) -> bool:
@@ -86,6 +89,8 @@ class Meeting:
     _entries: dict[int, Entry] = field(factory=dict)
     """The last that were read."""
     _reached: dict[Key, Entry] = field(factory=dict)
+    _known: frozenset[int] = frozenset()
+    """The ranks that have come."""
 
     def __attrs_post_init__(self) -> None:
         self._digest = policy_digest(self.policy)
@@ -132,7 +137,8 @@ class Meeting:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
         standing: End | None = None
         concerned = sorted({*self.keys, *self._reached, *keys}, key=lambda key: (key.place, key.occasion))
-        end = evolve(end, keys=tuple(concerned))
+        leavers = set() if end.leaver is None else {end.leaver}
+        end = evolve(end, keys=tuple(concerned), party=end.party | self._known | {self.board.rank, *leavers})
         for key in concerned:
             said = evolve(standing or end, occasion=key.occasion, steps=self._taken)
             there = self.board.replace(key.end, partial(_is_before, key.occasion), said)
@@ -148,10 +154,13 @@ class Meeting:
 
     def _exchange(self, stage: Stage) -> dict[int, Entry]:
         while True:
+            if not self._step:
+                with self._store():
+                    self._skip_past()
             try:
                 return self._exchange_once(stage)
             except _Passed:  # the others have ended what this rank had left
-                self.keys, self._step = keys_of(self.board.rank, self.sets, self.topic), 0
+                self._step = 0
 
     def _exchange_once(self, stage: Stage) -> dict[int, Entry]:
         self._step += 1
@@ -177,16 +186,28 @@ class Meeting:
                 one.hear()
                 self._entries = one.run()
             finally:
-                self._reached = one.named_by
+                self._reached, self._known = one.named_by, frozenset(one.known)
                 for key in one.named_by:
                     if self.board.rank in key.ranks:
                         _pass(key)
-                self._keep(posts, frozenset(one.known))
+                self._keep(posts, self._known)
             self._taken = self._step
             self._clean_up()
             if self.board.said.kind:
                 self.board.say(Status())
         return self._entries
+
+    def _skip_past(self) -> None:
+        """What this rank has been through with others, over other groups than all of theirs, is past for it."""
+        keys = []
+        for key in self.keys:
+            end: End | None = self.board.read_one(key.end)
+            while end is not None and end.ends(key, 1) and self.board.rank in end.party:
+                key = Key(key.ranks, key.topic, end.occasion + 1)
+                end = self.board.read_one(key.end)
+            _pass(key)
+            keys.append(key)
+        self.keys = tuple(keys)
 
     def _confront(self, stage: Stage, first: int, second: int) -> None:
         """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""

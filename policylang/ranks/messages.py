@@ -121,6 +121,8 @@ class End:
     left: Left | None = None
     keys: tuple[Key, ...] = ()
     """All that it is said under: whoever hears it counts these as past."""
+    party: frozenset[int] = frozenset()
+    """The ranks that were there, under whatever keys: what they come with next is another occasion."""
 
     def ends(self, key: Key, step: int) -> bool:
         """Whether it concerns a rank that is in a step of the comparison over a key."""

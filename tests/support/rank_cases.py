@@ -333,8 +333,8 @@ def another_shape(
 
 def told_at_the_next(at: Place, fault: bool) -> None:
     """A graph compiled alone is refused before anything of it runs; who did not launch anything goes on to compare."""
-    model = Branching(at.group)
-    step = compiled(model, SAVE, dynamic=False)
+    model = nets(at)
+    step = compiled(model, RECOMPUTE + LARGE, dynamic=False)
     at.trains(step, model, batch())
     if fault:
         step(batch(64))
