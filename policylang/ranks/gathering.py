@@ -105,7 +105,7 @@ class Gathering:
         since = datetime.now()
         pause, notice = 0.001, NOTICE
         while self.awaited:
-            if self._read(self.awaited):
+            if self._read(dict(self.awaited)):
                 continue
             time.sleep(pause)
             pause = min(2 * pause, 0.1)

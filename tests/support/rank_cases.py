@@ -637,6 +637,8 @@ def in_two_threads(swap: bool) -> Case:
 
 def keys_stay_few(at: Place, fault: bool) -> None:
     """The store of a long program does not fill up."""
+    if not at.faulty:
+        return  # once is enough: there is no fault in it
     step = traced(nets(at))
     policy = policylang.parse(SAVE)
     store = dist.distributed_c10d._get_default_store()
@@ -652,9 +654,11 @@ def keys_stay_few(at: Place, fault: bool) -> None:
 
 def keys_of_compiled(at: Place, fault: bool) -> None:
     """The same under torch.compile, each time another model of the same code."""
+    if not at.faulty:
+        return  # once is enough: there is no fault in it
     store = dist.distributed_c10d._get_default_store()
     counts = []
-    for times in (2, 10):
+    for times in (2, 6):
         for _ in range(times):
             model = Net([at.group])
             torch._dynamo.reset()
@@ -662,10 +666,12 @@ def keys_of_compiled(at: Place, fault: bool) -> None:
         at.meet()
         counts.append(store.num_keys())
         at.meet()
-    assert counts[1] - counts[0] <= 8, f"ten comparisons leave {counts[1] - counts[0]} keys"
+    assert counts[1] - counts[0] <= 5, f"six comparisons leave {counts[1] - counts[0]} keys"
 
 
 def no_thread_runs(at: Place, fault: bool) -> None:
+    if not at.faulty:
+        return  # once is enough: there is no fault in it
     model = nets(at)
     at.trains(compiled(model, SAVE), model, batch())
     running = [thread.name for thread in threading.enumerate() if thread.name.startswith("policylang")]
