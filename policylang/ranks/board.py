@@ -17,6 +17,7 @@ from typing import Any
 from attrs import define, field
 
 from policylang import _torch_store
+from policylang.ranks.memory import Memory
 from policylang.ranks.messages import Status
 
 SWITCH = "POLICYLANG_AGREE"
@@ -36,8 +37,9 @@ class Board:
 
     rank: int
     store: Any
-    default: weakref.ref[Any]
-    """The store of torch.distributed. Not kept alive: its server's port belongs to the user."""
+    default: Any
+    """A weak reference to the store of torch.distributed. Not kept alive: its server's port belongs to the user."""
+    memory: Memory = field(factory=Memory)
     said: Status = field(factory=Status)
 
     def write(self, key: str, value: Any) -> None:
@@ -105,6 +107,7 @@ def _unpacked(text: bytes) -> Any:
 
 
 _current: Board | None = None
+_memory = Memory()
 
 
 def board() -> Board | None:
@@ -114,5 +117,6 @@ def board() -> Board | None:
     if default is None:
         return None
     if _current is None or _current.default() is not default:
-        _current = Board(_torch_store.own_rank(), _torch_store.own_connection(default), weakref.ref(default))
+        own = _torch_store.own_connection(default)
+        _current = Board(_torch_store.own_rank(), own, weakref.ref(default), _memory)
     return _current

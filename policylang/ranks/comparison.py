@@ -102,7 +102,8 @@ class Comparison:
         if self.board is None:
             return
         if not self.asks:
-            self._leave(abouts_of(self.topic, account.operators)[1], f"`{SWITCH}=0`" if self.agree else "`agree=False`")
+            about, entered = abouts_of(self.topic, account.operators)[1], self.board.memory.enter(self.topic)
+            self._be_absent(about, entered, f"`{SWITCH}=0`" if self.agree else "`agree=False`")
             return
         alike = [each for each in self.known or () if each.static == account.static]
         self.before = next((each for each in alike if each.signature == account.signature), None)
@@ -114,7 +115,7 @@ class Comparison:
     def _refused_alone(self, account: Account) -> PolicyDivergenceError:
         assert self.board is not None
         found = differences.compiled_otherwise(self.board.rank, self._label(account))
-        self._leave(ALONE, found.message, stopped=True)
+        self._be_absent(ALONE, 0, found.message, stopped=True)
         return PolicyDivergenceError([found])
 
     def _meet(
@@ -163,14 +164,8 @@ class Comparison:
     # --- steps ---
 
     def ranks(self, session: str) -> Ranks | None:
-        assert self.account is not None
-        if self.before is not None:
-            return _Before(session, self.before.rounds)
-        if self.meeting is None:
-            return None
-        if not self.meeting.alike:
-            return _Apart()
-        return _Asked(self.meeting, session, self.account)
+        asked = self.before is not None or self.meeting is not None
+        return _Settling(self, self.account, session) if asked and self.account is not None else None
 
     def compare(self, stage: Stage) -> None:
         assert self.account is not None
@@ -232,14 +227,14 @@ class Comparison:
             if self.meeting is not None:
                 self.meeting.end(End(0, differences.stopped(self.board.rank, said)))
             else:
-                self._leave(self.topic.address, said, stopped=True)
+                self._be_absent(self.topic.address, self.board.memory.enter(self.topic), said, stopped=True)
 
-    def _leave(self, about: str, reason: str, stopped: bool = False) -> None:
-        """Say that this rank leaves without a comparison what others may compare."""
+    def _be_absent(self, about: str, entered: int, reason: str, stopped: bool = False) -> None:
+        """Say that this rank takes no part in what others may compare."""
         assert self.board is not None
-        left = gathering.leave(about, reason, stopped)
+        absences = self.board.memory.note_own(self.board.rank, about, entered, reason, stopped)
         with suppress(RuntimeError):
-            self.board.say(Status("stopped" if stopped else "uncompared", reason, left))
+            self.board.say(Status("stopped" if stopped else "uncompared", reason, absences))
 
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
         """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
@@ -257,7 +252,7 @@ class Comparison:
                 for rank in sorted(members):
                     status = board.status(rank)
                     if status.kind == "stopped":
-                        gathering.note(status.left)
+                        board.memory.note(status.absences[-1])
                         return PolicyDivergenceError([differences.stopped(rank, status.text)])
             return None
 
@@ -265,39 +260,26 @@ class Comparison:
 
 
 @frozen
-class _Asked:
-    """Ranks that settle now what they rewrite."""
+class _Settling:
+    """The ranks that share a graph, as a plan asks them what all of them rewrite."""
 
-    meeting: Meeting
-    session: str
+    comparison: Comparison
     account: Account
+    session: str
 
     def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
+        before, meeting = self.comparison.before, self.comparison.meeting
+        if before is not None:
+            # nobody is asked: what was left when the same code was compiled before is left again
+            last = [each.offers for each in before.rounds if each.session == self.session][-1:]
+            known = {offer.name for offers in last for offer in offers}
+            return {each.name: "not when this code was first compiled" for each in offers if each.name not in known}
+        assert meeting is not None
+        if not meeting.alike:  # an error in a moment; until then nothing is rewritten
+            return {offer.name: "not under the policies of all ranks" for offer in offers}
         offered = Round(self.session, tuple(offers))
         self.account.steps.append(offered)
-        return self.meeting.settle(offered)
-
-
-@frozen
-class _Apart:
-    """Ranks with different policies, which is an error in a moment: until then nothing is rewritten."""
-
-    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
-        return {offer.name: "not under the policies of all ranks" for offer in offers}
-
-
-@frozen
-class _Before:
-    """Ranks that settled it when the same code was compiled for the first time: what they left then is left again."""
-
-    session: str
-    rounds: Sequence[Round]
-
-    def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
-        last = [each.offers for each in self.rounds if each.session == self.session][-1:]
-        known = {offer.name for offers in last for offer in offers}
-        why = "when this code was first compiled"
-        return {offer.name: f"not {why}" for offer in offers if offer.name not in known}
+        return meeting.settle(offered)
 
 
 _comparison: ContextVar[Comparison | None] = ContextVar("policylang_comparison", default=None)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks.accounts import COLLECTIVES, PLAN, Content, Row
-from policylang.ranks.messages import Entry, Key, Left, Status, named, spell
+from policylang.ranks.messages import Absence, Entry, Key, Status, named, spell
 
 DECIDED = "APL601"
 GRAPHS = "APL602"
@@ -149,12 +149,13 @@ def stopped(rank: int, error: str) -> Diagnostic:
     return diagnose(STOPPED, message, help=f"mend the error of rank {rank}")
 
 
-def left(mine: Entry, rank: int, left: Left) -> Diagnostic:
-    """``rank`` has left, without a comparison, what this rank waits to compare with it."""
-    if left.stopped:
-        return stopped(rank, left.reason)
+def absent(mine: Entry, absence: Absence) -> Diagnostic:
+    """A rank takes no part in what this rank waits to compare with it."""
+    rank = absence.rank
+    if absence.stopped:
+        return stopped(rank, absence.reason)
     message = f"rank {mine.rank} compares {mine.label} with the ranks that share it, and rank {rank} does not"
-    details = (f"rank {rank} has {left.reason}",)
+    details = (f"rank {rank} has {absence.reason}",)
     return diagnose(UNCOMPARED, message, help="set it on every rank alike, or on none", details=details)
 
 

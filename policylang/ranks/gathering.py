@@ -20,40 +20,17 @@ from attrs import define, field
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
 from policylang.ranks.board import Board
-from policylang.ranks.messages import End, Entry, Key, Left, Status, named
+from policylang.ranks.messages import Absence, End, Entry, Key, Status, named
 
 PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
 NOTICE = 10.0
 """Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
 _LOOK = 0.25
 """Seconds between two looks at why a rank has not posted yet."""
+_CIRCLE = 4
+"""Looks on end after which ranks that wait for each other are told so: they may be about to hear a better reason."""
 
 log = logging.getLogger("policylang.ranks")
-
-_left: dict[str, Left] = {}
-"""What this rank has left, and what it has heard that others have."""
-
-
-def leave(about: str, reason: str, stopped: bool) -> Left:
-    """Note that this rank leaves what others may compare."""
-    known = _left.get(about)
-    _left[about] = found = Left(about, 1 if known is None else known.times + 1, reason, stopped)
-    return found
-
-
-def note(left: Left | None) -> None:
-    """Another rank has left it, and all know."""
-    if left is not None and _is_news(left):
-        _left[left.about] = left
-
-
-def left_of(abouts: Sequence[str]) -> tuple[Left, ...]:
-    return tuple(_left.get(about) or Left(about, 0, "", False) for about in abouts)
-
-
-def _is_news(left: Left) -> bool:
-    known = _left.get(left.about)
-    return left.times > (0 if known is None else known.times)
 
 
 class Ended(Exception):
@@ -72,12 +49,32 @@ class Failed(Exception):
         diagnostic: Diagnostic,
         keys: Sequence[Key] = (),
         rules: Mapping[str, int] = MappingProxyType({}),
-        leaver: int | None = None,
-        left: Left | None = None,
+        absence: Absence | None = None,
     ) -> None:
         super().__init__(diagnostic)
         self.keys = keys
-        self.end = End(0, diagnostic, 0, dict(rules), leaver, left)
+        self.end = End(0, diagnostic, 0, dict(rules), absence)
+
+
+class Behind(Exception):
+    """Others of this rank's have come to the topic more often, and wait for it there: they run another part of the
+    program than the others did until now."""
+
+    def __init__(self, occasion: int) -> None:
+        super().__init__(occasion)
+        self.occasion = occasion
+
+
+@define(eq=False)
+class _Circle:
+    """Ranks that wait for each other."""
+
+    rank: int
+    """The one that this rank waits for."""
+    key: Key
+    posts: list[str]
+    """What is waited for."""
+    waiting: dict[int, Status] = field(factory=dict)
 
 
 @define(eq=False)
@@ -89,14 +86,12 @@ class Gathering:
     step: int
     patience: float
     """Seconds."""
-    threads: int
-    """How many of this rank's have compared anything."""
-    abouts: Sequence[str]
-    """What a rank may have left, as in :class:`Left`."""
     known: dict[int, Entry] = field(factory=dict)
     named_by: dict[Key, Entry] = field(factory=dict)
     awaited: dict[int, Key] = field(factory=dict)
     """The ranks that have not posted yet, and a key under which they will."""
+    circle: tuple[frozenset[str], int] = (frozenset(), 0)
+    """The posts that ranks wait for in a circle, and in how many looks on end they have been the same."""
 
     def run(self) -> dict[int, Entry]:
         """By rank. Raises :class:`Ended` and :class:`Failed`."""
@@ -114,6 +109,7 @@ class Gathering:
                 continue
             looked = now
             self._look()
+            self._look_for_circle()
             if self.awaited and now - started > self.patience:
                 raise Failed(differences.missing(self.mine, self._reasons(now - started)))
             if self.awaited and now - started > notice:
@@ -141,12 +137,8 @@ class Gathering:
         return not self.awaited.keys() >= ranks.keys()
 
     def _meet(self, entry: Entry) -> None:
-        for left in entry.left:
-            if left.about in self.abouts:  # a graph of other operators is a difference of its own
-                self._check_left(entry.rank, left)
-        theirs = {left.about: left.times for left in entry.left}
-        if any(left.times > theirs.get(left.about, left.times) for left in self.mine.left):
-            return  # this rank has left what the other still waits for, and will end; it comes again after that
+        if entry is not self.mine:
+            self._check(entry.absences)
         self.known[entry.rank] = entry
         self.awaited.pop(entry.rank, None)
         for key, other in self.named_by.items():
@@ -171,43 +163,51 @@ class Gathering:
             if rank in self.awaited:
                 self._read({rank: key})
         posts = tuple(key.post(rank, self.step) for rank, key in self.awaited.items())
-        self.board.say(Status("waiting", self.mine.label, None, posts, self.threads))
+        memory = self.board.memory
+        self.board.say(Status("waiting", self.mine.label, memory.absences, posts, len(memory.threads)))
         for rank in self.awaited:
-            left = self.board.status(rank).left
-            if left is not None and left.about in self.abouts:
-                self._check_left(rank, left)
-        self._look_for_circle()
+            status = self.board.status(rank)
+            self._check(status.absences)
+            if self.step == 1:
+                self._check_occasion(status.posts)
 
-    def _check_left(self, rank: int, left: Left) -> None:
-        if _is_news(left):
-            note(left)
-            raise Failed(differences.left(self.mine, rank, left), leaver=rank, left=left)
+    def _check_occasion(self, posts: Sequence[str]) -> None:
+        own = {key.place: key for key in self.mine.keys}
+        for key in map(Key.of_post, posts):
+            if key.place in own and key.occasion > own[key.place].occasion:
+                raise Behind(key.occasion)
+
+    def _check(self, absences: Sequence[Absence]) -> None:
+        for absence in filter(self.mine.misses, absences):
+            raise Failed(differences.absent(self.mine, absence), absence=absence)
 
     def _look_for_circle(self) -> None:
-        """Whether a rank that is awaited itself waits, and in the end for this one.
+        """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end."""
+        found = next(filter(None, (self._circle_over(rank, key) for rank, key in self.awaited.items())), None)
+        posts = frozenset() if found is None else frozenset(found.posts)
+        self.circle = (posts, self.circle[1] + 1 if posts == self.circle[0] else 1)
+        if found is not None and self.circle[1] >= _CIRCLE:
+            keys = [Key.of_post(each) for each in found.posts]
+            raise Failed(differences.waiting(self.mine, found.key, found.rank, found.waiting), keys)
 
-        What a rank waits for counts only while it is not there; a rank that waits posts nothing meanwhile, so a circle
-        that is seen once is there for good. Unless another thread of it may come.
-        """
-        me = self.mine.rank
-        for rank, key in self.awaited.items():
-            reached: dict[int, Status] = {}
-            queue, posts = deque([rank]), {key.post(rank, self.step)}
-            while queue:
-                at = queue.popleft()
-                status = self.board.status(at)
-                if status.kind != "waiting" or status.threads > 1 or self.threads > 1:
-                    continue
-                reached[at] = status
-                for post in status.posts:
-                    awaited = int(post.rpartition("/")[2])
-                    if awaited in reached or self.board.has(post):
-                        continue
-                    posts.add(post)
-                    if awaited == me and not self.board.has(key.post(rank, self.step)):
-                        keys = [Key.of_post(each) for each in posts]
-                        raise Failed(differences.waiting(self.mine, key, rank, reached), keys)
+    def _circle_over(self, rank: int, key: Key) -> _Circle | None:
+        """What a rank waits for counts only while it is not there, and only where no other thread of it may come."""
+        circle = _Circle(rank, key, [key.post(rank, self.step)])
+        queue = deque([rank])
+        while queue:
+            at = queue.popleft()
+            status = self.board.status(at)
+            if status.kind != "waiting" or status.threads > 1 or len(self.board.memory.threads) > 1:
+                continue
+            circle.waiting[at] = status
+            for post in status.posts:
+                awaited = int(post.rpartition("/")[2])
+                if awaited not in circle.waiting and not self.board.has(post):
+                    circle.posts.append(post)
+                    if awaited == self.mine.rank:
+                        return circle
                     queue.append(awaited)
+        return None
 
     def _reasons(self, seconds: float) -> dict[int, str]:
         """By rank that has not come, what it is seen to do."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from policylang.planning.rewrites.offers import Offer, compared
 from policylang.ranks import differences
 from policylang.ranks.accounts import SETTINGS, Round, Stage, policy_digest
 from policylang.ranks.board import Board
-from policylang.ranks.gathering import Ended, Failed, Gathering, left_of, note
+from policylang.ranks.gathering import Behind, Ended, Failed, Gathering
+from policylang.ranks.memory import Posted
 from policylang.ranks.messages import End, Entry, Key, Status, Topic
 
 _REPLY = 20.0
@@ -25,41 +25,15 @@ _REPLY = 20.0
 
 ALONE = "alone"
 
-_occasions: dict[tuple[str, tuple[int, ...]], int] = {}
-"""How often each set of ranks has met over each topic. Never reset: a store may outlive a process group."""
-_threads: set[int] = set()
-_open: list[Meeting] = []
-_posted: list[tuple[frozenset[int], frozenset[str], list[str]]] = []
-"""What this rank has posted and others may still read: those who may, the places, the keys in the store."""
-
-
-def keys_of(rank: int, sets: Sequence[tuple[int, ...]], topic: Topic) -> tuple[Key, ...]:
-    """One for each distinct set of several ranks that this rank is in, counted up."""
-    found: list[Key] = []
-    for ranks in sorted({tuple(sorted(each)) for each in sets if len(each) > 1 and rank in each}):
-        key = Key(ranks, topic.address, _occasions.get((topic.address, ranks), 0))
-        _pass(key)
-        found.append(key)
-    return tuple(found)
-
 
 def abouts_of(topic: Topic, operators: str) -> tuple[str, str, str]:
-    """What a rank leaves where it stops, where it does not compare a graph of these operators, and where it stops in
-    the middle of what all run."""
+    """What a rank is absent from where it stops, where it does not compare a graph of these operators, and where it
+    stops in the middle of what all run."""
     return topic.address, f"{topic.address}/{operators[:12]}", ALONE
 
 
 def _is_before(occasion: int, end: End) -> bool:
     return end.occasion < occasion
-
-
-class _Passed(Exception):
-    """The ranks have ended what this one had left: it is to meet them at what comes next."""
-
-
-def _pass(key: Key) -> None:
-    known = _occasions.get((key.topic, key.ranks), 0)
-    _occasions[key.topic, key.ranks] = max(known, key.occasion + 1)
 
 
 @define(eq=False)
@@ -89,17 +63,19 @@ class Meeting:
     _entries: dict[int, Entry] = field(factory=dict)
     """The last that were read."""
     _reached: dict[Key, Entry] = field(factory=dict)
-    _known: frozenset[int] = frozenset()
-    """The ranks that have come."""
 
     def __attrs_post_init__(self) -> None:
         self._digest = policy_digest(self.policy)
-        self.keys = keys_of(self.board.rank, self.sets, self.topic)
-        _threads.add(threading.get_ident())
-        _open.append(self)
+        self._enter()
+
+    def _enter(self, at_least: int = 0) -> None:
+        times = self.board.memory.enter(self.topic, at_least)
+        sets = sorted({tuple(sorted(each)) for each in self.sets})
+        self.keys = tuple(Key(ranks, self.topic.address, times) for ranks in sets)
+        self.board.memory.open.append(self.keys)
 
     def leave(self) -> None:
-        _open.remove(self)
+        self.board.memory.open.remove(self.keys)
 
     # --- what is compared ---
 
@@ -137,35 +113,30 @@ class Meeting:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
         standing: End | None = None
         concerned = sorted({*self.keys, *self._reached, *keys}, key=lambda key: (key.place, key.occasion))
-        leavers = set() if end.leaver is None else {end.leaver}
-        end = evolve(end, keys=tuple(concerned), party=end.party | self._known | {self.board.rank, *leavers})
         for key in concerned:
             said = evolve(standing or end, occasion=key.occasion, steps=self._taken)
             there = self.board.replace(key.end, partial(_is_before, key.occasion), said)
             standing = standing or there
         found = standing or end
-        note(found.left)
-        for key in (*concerned, *found.keys):
-            if self.board.rank in key.ranks:
-                _pass(key)
+        self.board.memory.note(found.absence)
         return found
 
     # --- steps ---
 
     def _exchange(self, stage: Stage) -> dict[int, Entry]:
         while True:
-            if not self._step:
-                with self._store():
-                    self._skip_past()
             try:
                 return self._exchange_once(stage)
-            except _Passed:  # the others have ended what this rank had left
+            except Behind as behind:  # before anything was compared
+                self.leave()
+                self._enter(behind.occasion)
                 self._step = 0
 
     def _exchange_once(self, stage: Stage) -> dict[int, Entry]:
         self._step += 1
         abouts = abouts_of(self.topic, self.operators)
-        elsewhere = tuple(key.place for meeting in _open if meeting is not self for key in meeting.keys)
+        memory = self.board.memory
+        elsewhere = tuple(key.place for keys in memory.open if keys is not self.keys for key in keys)
         mine = Entry(
             self.board.rank,
             stage.name,
@@ -175,9 +146,11 @@ class Meeting:
             self._digest,
             stage.shares,
             elsewhere,
-            left_of(abouts),
+            abouts,
+            memory.absences,
+            memory.last_heard(),
         )
-        one = Gathering(self.board, mine, self._step, self.patience, len(_threads), abouts)
+        one = Gathering(self.board, mine, self._step, self.patience)
         with self._telling(), self._store():
             posts = [key.post(self.board.rank, self._step) for key in self.keys]
             for post in posts:
@@ -186,28 +159,12 @@ class Meeting:
                 one.hear()
                 self._entries = one.run()
             finally:
-                self._reached, self._known = one.named_by, frozenset(one.known)
-                for key in one.named_by:
-                    if self.board.rank in key.ranks:
-                        _pass(key)
-                self._keep(posts, self._known)
+                self._reached = one.named_by
+                self._keep(posts, frozenset(one.known))
             self._taken = self._step
             self._clean_up()
-            if self.board.said.kind:
-                self.board.say(Status())
+            self._say_nothing()
         return self._entries
-
-    def _skip_past(self) -> None:
-        """What this rank has been through with others, over other groups than all of theirs, is past for it."""
-        keys = []
-        for key in self.keys:
-            end: End | None = self.board.read_one(key.end)
-            while end is not None and end.ends(key, 1) and self.board.rank in end.party:
-                key = Key(key.ranks, key.topic, end.occasion + 1)
-                end = self.board.read_one(key.end)
-            _pass(key)
-            keys.append(key)
-        self.keys = tuple(keys)
 
     def _confront(self, stage: Stage, first: int, second: int) -> None:
         """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
@@ -261,20 +218,24 @@ class Meeting:
     # --- the store ---
 
     def _keep(self, posts: list[str], readers: frozenset[int]) -> None:
-        _posted.append((readers, frozenset(key.place for key in self.keys), posts))
+        self.board.memory.posted.append(Posted(readers, frozenset(key.place for key in self.keys), posts))
 
     def _clean_up(self) -> None:
-        """Take away what nobody reads any more: whoever has posted in a later step has left those before."""
-        here = {key.place for key in self.keys}
-        step = [key.post(self.board.rank, self._step) for key in self.keys]
+        """Take away what nobody reads any more: whoever has posted in a later step has left those before, but for
+        comparisons that other threads are in."""
+        memory, come = self.board.memory, self._entries.keys()
         still = {place for entry in self._entries.values() for place in entry.elsewhere}
-        still |= {place for meeting in _open if meeting is not self for place in (key.place for key in meeting.keys)}
-        come = self._entries.keys()
-        for each in list(_posted):
-            readers, places, posts = each
-            if posts != step and readers <= come and not places & (still - here):
-                _posted.remove(each)
-                self.board.remove(posts)
+        still |= {key.place for keys in memory.open if keys is not self.keys for key in keys}
+        still -= {key.place for key in self.keys}
+        now = {key.post(self.board.rank, self._step) for key in self.keys}
+        for each in list(memory.posted):
+            if each.readers <= come and not each.places & still and now.isdisjoint(each.keys):
+                memory.posted.remove(each)
+                self.board.remove(each.keys)
+
+    def _say_nothing(self) -> None:
+        if self.board.said.kind:
+            self.board.say(Status(absences=self.board.memory.absences))
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -287,8 +248,8 @@ class Meeting:
             end = self.end(ended.end)
         else:
             return
-        if end.leaver == self.board.rank and self._step == 1:
-            raise _Passed from None
+        with self._store():
+            self._say_nothing()
         rule = end.rules.get(self._digest)
         span = self.policy.rules[rule].span if rule is not None else None
         raise PolicyDivergenceError([evolve(end.diagnostic, span=span)]) from None

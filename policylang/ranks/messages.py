@@ -1,7 +1,7 @@
 """What ranks tell each other, as plain data, and where in the store it stands.
 
 A message is addressed by what it is about: a piece of code that is compiled, a call of ``apply``, a block in a
-checkpoint; by the set of ranks that it concerns; and by how often these ranks have compared that before.
+checkpoint; by the set of ranks that it concerns; and by how often these have come to that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Topic:
 
 @frozen
 class Key:
-    """A set of ranks, a topic, and how often these ranks have met over it before."""
+    """A set of ranks, a topic, and how often they have come to it: one program comes equally often on all."""
 
     ranks: tuple[int, ...]
     """Global ranks, sorted."""
@@ -71,13 +71,17 @@ class Share:
 
 
 @frozen
-class Left:
-    """That a rank has left what others compare: it stopped before it could, or it does not compare."""
+class Absence:
+    """That a rank does not take part in what others compare: it stopped before it could, or it does not compare."""
 
+    rank: int
+    serial: int
+    """Which of this rank's it is."""
     about: str
     """The address of a topic; of what a rank does not compare, with the digest of the graph's operators."""
-    times: int
-    """How often it has."""
+    entered: int
+    """How often the rank had come to the topic by then: ranks that run one program have all come equally often. 0 where
+    it concerns whatever is compared next."""
     reason: str
     """For people."""
     stopped: bool
@@ -101,8 +105,17 @@ class Entry:
     """In the order in which the graph first uses the groups."""
     elsewhere: tuple[str, ...] = ()
     """The places of comparisons that other threads of this rank are in."""
-    left: tuple[Left, ...] = ()
-    """What the rank has left before, of what is compared now."""
+    abouts: tuple[str, ...] = ()
+    """What an absence from this comparison would be about."""
+    absences: tuple[Absence, ...] = ()
+    """The last of this rank."""
+    heard: frozenset[tuple[int, int]] = frozenset()
+    """The absences that it knows of, by rank and serial."""
+
+    def misses(self, absence: Absence) -> bool:
+        """Whether it waits for a rank that is absent, and does not know it."""
+        known = (absence.rank, absence.serial) in self.heard
+        return absence.about in self.abouts and absence.entered in (0, self.keys[0].occasion) and not known
 
 
 @frozen
@@ -116,13 +129,8 @@ class End:
     """How many steps the rank that says it has taken with the others: until there, all go on."""
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
-    leaver: int | None = None
-    """The rank that has left, where that is why: it is not told, and goes by what comes next."""
-    left: Left | None = None
-    keys: tuple[Key, ...] = ()
-    """All that it is said under: whoever hears it counts these as past."""
-    party: frozenset[int] = frozenset()
-    """The ranks that were there, under whatever keys: what they come with next is another occasion."""
+    absence: Absence | None = None
+    """Where that is why."""
 
     def ends(self, key: Key, step: int) -> bool:
         """Whether it concerns a rank that is in a step of the comparison over a key."""
@@ -137,8 +145,8 @@ class Status:
     """``waiting``, ``stopped``, ``uncompared``; empty while there is nothing to say."""
     text: str = ""
     """For people: what the rank has, why it stopped, or why it does not compare."""
-    left: Left | None = None
-    """Where it stopped, or does not compare."""
+    absences: tuple[Absence, ...] = ()
+    """Its last."""
     posts: tuple[str, ...] = ()
     """What a rank waits for."""
     threads: int = 1

@@ -1,0 +1,170 @@
+"""Ranks as threads over one store: whatever one of them does, nobody hangs, and what follows is compared rightly."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import policylang
+from policylang.errors import PolicyDivergenceError
+from policylang.graph.facts import Facts, Flag, GraphKind, Group
+from policylang.planning.paths import JOINT
+from policylang.planning.planner import plan as make_plan
+from policylang.ranks import board as boards
+from policylang.ranks.board import Board
+from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
+from policylang.ranks.gathering import PATIENCE
+from tests.support.textgraph import GraphBuilder
+
+SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
+SETS = {
+    2: ([(0, 1)],),
+    4: ([(0, 1, 2, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1), (2, 3), (0, 2), (1, 3)]),
+}
+WELL, DIFFERS, STOPS, FAILS, UNCOMPARED, FEWER = "well", "differs", "stops", "fails", "uncompared", "fewer groups"
+
+
+class OwnError(Exception):
+    """What a rank at fault runs into."""
+
+
+@frozen
+class Episode:
+    """One graph that all ranks have."""
+
+    topic: str
+    sets: tuple[tuple[int, ...], ...]
+    fault: str
+    odd: int
+    """The rank at fault."""
+
+    @property
+    def concerned(self) -> frozenset[int]:
+        """The ranks that hang together with it."""
+        found, before = frozenset({self.odd}), frozenset[int]()
+        while found != before:
+            before = found
+            found = found.union(*(each for each in self.sets if found & set(each)))
+        return found
+
+
+def facts_for(rank: int, sets: Sequence[tuple[int, ...]]) -> Facts:
+    """A product for each of a rank's groups, with what is gathered over it."""
+    builder = GraphBuilder()
+    whole = {"shape": (4, 4), "dtype": "float32", "bytes": 64, "numel": 16}
+    last = builder.add("x", "input", (), **whole)
+    groups = {}
+    for number, ranks in enumerate(each for each in sets if rank in each):
+        name = f"{number}:{len(ranks)}"
+        shard = builder.add(f"shard_{number}", "input", (), **whole)
+        gather = "_c10d_functional.all_gather_into_tensor.default"
+        gathered = builder.add(f"gather_{number}", gather, (shard,), group=name, flags=Flag.COLLECTIVE, **whole)
+        last = builder.add(f"mm_{number}", "aten.mm.default", (last, gathered), **whole)
+        groups[name] = Group(name, ranks, len(ranks))
+    return evolve(builder.facts(GraphKind.FORWARD), groups=groups)
+
+
+def through(rank: int, episode: Episode) -> None:
+    """One rank's way through an episode; raises what it is told."""
+    at_fault = rank == episode.odd
+    fault = episode.fault if at_fault else WELL
+    sets = episode.sets
+    if fault == FEWER:
+        sets = tuple(each for each in sets if rank not in each or each == next(own for own in sets if rank in own))
+    policy = RECOMPUTE if fault == DIFFERS else SAVE
+    with comparing(episode.topic, fault != UNCOMPARED):
+        if fault == STOPS:
+            raise OwnError
+        facts = facts_for(rank, sets)
+        ranks_of(facts, policy, "forward")
+        if fault == FAILS:
+            raise OwnError
+        agree_on_plan(make_plan(policy, facts, JOINT), facts)
+
+
+def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
+    """By rank, what came of each episode: empty where it was well."""
+    store, own = dist.HashStore(), threading.local()
+    found: list[list[str]] = [[] for _ in range(world)]
+
+    def rank_in_a_thread(rank: int) -> None:
+        own.board = Board(rank, store, None)
+        pauses = random.Random(f"{seed} {rank}")
+        for episode in episodes:
+            time.sleep(pauses.choice((0.0, 0.0, 0.01, 0.3)))
+            try:
+                through(rank, episode)
+            except PolicyDivergenceError as error:
+                found[rank].append(error.diagnostics[0].code)
+            except OwnError:
+                found[rank].append("its own")
+            else:
+                found[rank].append("")
+
+    with mock.patch.object(boards, "board", side_effect=lambda: own.board):
+        threads = [threading.Thread(target=rank_in_a_thread, args=(rank,), daemon=True) for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), f"hangs after {found}"
+    return found
+
+
+TOLD = {
+    DIFFERS: {"APL601", "APL603"},
+    STOPS: {"APL605"},
+    FAILS: {"APL605"},
+    UNCOMPARED: {"APL612"},
+    FEWER: {"APL602"},
+}
+
+
+def expected(rank: int, episode: Episode) -> set[str]:
+    if episode.fault == WELL or rank not in episode.concerned:
+        return {""}
+    if rank == episode.odd and episode.fault in (STOPS, FAILS):
+        return {"its own"}
+    if rank == episode.odd and episode.fault == UNCOMPARED:
+        return {""}
+    if episode.fault == FEWER and sum(rank in each for each in episode.sets) < 2 and rank == episode.odd:
+        return {""}
+    return TOLD[episode.fault]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[int, list[Episode]]:
+    world = draw(st.sampled_from((2, 4)))
+    fault = st.sampled_from((WELL, WELL, DIFFERS, STOPS, FAILS, UNCOMPARED, FEWER))
+
+    def episode() -> Episode:
+        sets, kind = draw(st.sampled_from(SETS[world])), draw(fault)
+        if kind == FEWER and len(sets) < 4:
+            kind = WELL  # every rank has one group
+        topic = draw(st.sampled_from(("forward (model.py:1)", "apply")))
+        return Episode(topic, tuple(sets), kind, draw(st.integers(0, world - 1)))
+
+    return world, [episode() for _ in range(draw(st.integers(1, 6)))]
+
+
+@given(programs(), st.integers(0, 999))
+@settings(max_examples=20, deadline=None)
+def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(
+    program: tuple[int, list[Episode]], seed: int
+) -> None:
+    world, episodes = program
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(PATIENCE, "20")
+        found = run(world, [*episodes, evolve(episodes[-1], fault=WELL)], seed)
+    for number, episode in enumerate((*episodes, evolve(episodes[-1], fault=WELL))):
+        for rank in range(world):
+            assert found[rank][number] in expected(rank, episode), (number, rank, episode, found)
