@@ -92,6 +92,24 @@ def storage_is_freed(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0 and tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0
 
 
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """How large the memory is that a plain tensor lies in; 0 without any."""
+    if tensor.layout is not torch.strided:
+        return 0
+    try:
+        return int(tensor.untyped_storage().nbytes())
+    except NotImplementedError:  # a tensor made of tensors
+        return 0
+
+
+def is_of_fsdp(hook: object) -> bool:
+    """Whether a module's hook was put there by ``fully_shard``: such hooks gather weights and let them go.
+
+    Private because they are methods of a class that torch does not name in public.
+    """
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
 def version(value: torch.Tensor) -> int:
     """How often the memory of a tensor has been written to."""
     return int(value._version)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from attrs import frozen
+from attrs import field, frozen
 
 from policylang.graph.blocks import Blocks
 from policylang.language.codes import diagnose
@@ -38,6 +38,8 @@ class Place:
     """Whether it is known which block it is."""
     unchanged: frozenset[int] = frozenset()
     """The rows that give their argument as it is, and that a second run may come by without."""
+    inner: Mapping[int, int] = field(factory=dict)
+    """By row of an operation inside an operator (a DTensor's), the row of that operator, with which alone it runs."""
 
 
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:

@@ -70,7 +70,7 @@ def plan(
     if stays or policy.offloads or needs.offloaded:
         needs = backward_needs(facts, decisions, safety.settle)
     if place is not None:
-        needs = replayed_needs(facts, decisions, place.reach, place.unchanged)
+        needs = replayed_needs(facts, decisions, place.reach, place.unchanged, place.inner)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)

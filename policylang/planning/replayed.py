@@ -7,7 +7,7 @@ it, and nowhere else: behind that point no one reads it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve
 
@@ -21,15 +21,22 @@ _MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
 _WRITES = int(Flag.WRITES)
 _REPEATABLE = int(Flag.REPEATABLE)
 _FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_NOTHING: Mapping[int, int] = {}
 
 
 def replayed_needs(
-    facts: Facts, decisions: Sequence[Decision | None], reach: int, unchanged: Collection[int] = ()
+    facts: Facts,
+    decisions: Sequence[Decision | None],
+    reach: int,
+    unchanged: Collection[int] = (),
+    inner: Mapping[int, int] = _NOTHING,
 ) -> Needs:
     """``reach``: the first row that a second run does not come to; ``unchanged``: those that give their argument as it
-    is, and have nothing of their own to keep.
+    is, and have nothing of their own to keep; ``inner``: those that run inside an operator, and that operator's row.
 
-    A saved view is kept with the memory it looks into; a view of an input costs nothing and is simply taken again.
+    What runs inside an operator runs again with it, and is not held by itself: where the operator is saved, it is in
+    neither list. A saved view is kept with the memory it looks into; a view of an input costs nothing and is simply
+    taken again.
     """
     roots = storage_roots(facts)
     saved: dict[int, None] = {}
@@ -37,13 +44,18 @@ def replayed_needs(
     for row in facts.forward:
         if row >= reach:
             break
-        decision = decisions[row]
-        recomputes = decision is None or decision.action is None or decision.action.recomputes
+        recomputes = _recomputes(decisions[inner.get(row, row)])
+        if row in inner and not recomputes:
+            continue
         if recomputes or (row in unchanged and roots[row] not in saved):
             recomputed.append(row)
         elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row) and not _writes_outside(facts, row):
             saved[row] = None
     return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
+
+
+def _recomputes(decision: Decision | None) -> bool:
+    return decision is None or decision.action is None or decision.action.recomputes
 
 
 def kept_rows(facts: Facts, needs: Needs) -> frozenset[int]:

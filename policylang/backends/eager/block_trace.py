@@ -51,6 +51,8 @@ class BlockTrace:
     """By operator: which of the tensors that it reads are parameters, buffers or constants."""
     unchanged: frozenset[int]
     """The rows that no operator of the stream stands for: views that give their argument as it is."""
+    inner: dict[int, int]
+    """By row of an operation that runs inside an operator on tensors made of tensors, the row of that operator."""
 
     def under(self, root: str) -> BlockTrace:
         """Of a block with another name."""
@@ -77,13 +79,19 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         at: taken for at, own in enumerate(nodes) if (taken := _read_results(facts, operators[at], own)) is not None
     }
     reach = observation.reach
-    beyond = (row for row in rows[reach:] if row >= 0)
+    beyond = (facts.index[node.name] for own in nodes[reach:] for node in own if node.name in facts.index)
     reach_row = min(beyond, default=len(facts))
+    inner = {
+        facts.index[node.name]: row
+        for row, own in zip(rows, nodes, strict=True)
+        for node in own
+        if facts.index.get(node.name, row) < row
+    }
     differentiable = frozenset(observation.differentiable)
     rows_of_calls = [_row(facts, [node.name for node in own]) for own in graph.nodes]
     unchanged = frozenset(_outside_of(observation.spans, rows_of_calls))
     outside = observation.from_outside
-    return BlockTrace(facts, operators, rows, read, reach, reach_row, differentiable, outside, unchanged)
+    return BlockTrace(facts, operators, rows, read, reach, reach_row, differentiable, outside, unchanged, inner)
 
 
 def _outside_of(spans: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[int]:

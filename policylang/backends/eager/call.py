@@ -9,14 +9,15 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from policylang._torch_eager import outside_of_modes, storage_address, version
+from policylang._torch_eager import outside_of_modes, storage_address, storage_is_freed, version
 from policylang.backends.eager import problems
 from policylang.backends.eager.observing import Observation
-from policylang.backends.eager.origins import tensors_in
+from policylang.backends.eager.origins import Memory, memory_of, tensors_in
 from policylang.backends.eager.random_states import Drawn
-from policylang.backends.eager.schedule import DRAW, KEEP, Steps, steps_so_far
+from policylang.backends.eager.schedule import DRAW, KEEP, PASS, Steps, steps_so_far
 from policylang.backends.eager.surroundings import Surroundings
 from policylang.language.diagnostics import Diagnostic
+from policylang.tracing.subclasses import take_apart
 
 FREED = object()
 """Stands for what a backward has used up."""
@@ -46,8 +47,12 @@ class Call:
     surroundings: Surroundings
     entries: dict[int, Any] = field(factory=dict)
     """By position: what an operator gave, as tensors without a history."""
-    versions: dict[int, list[int]] = field(factory=dict)
+    versions: dict[int, list[Memory]] = field(factory=dict)
     states: dict[int, Drawn] = field(factory=dict)
+    passed: dict[int, list[Tensor]] = field(factory=dict)
+    """By position, of an operator that is not to run again: what it wrote to, from outside the block."""
+    let_go: set[int] = field(factory=set)
+    """Of these, the ones whose memory has been let go since."""
     noted: dict[int, list[Any]] = field(factory=dict)
     """By position: what an operator that runs again has read from outside, as it is when the block has returned."""
     drifted_at: int | None = None
@@ -69,8 +74,16 @@ class Call:
             if self.drifted_at is None or at < self.drifted_at:
                 for holder in holders:
                     if holder in self.entries:
-                        self.versions[holder] = [version(value) for value in tensors_in(self.entries[holder])]
+                        self.versions[holder] = [memory_of(value) for value in tensors_in(self.entries[holder])]
+        self.note_let_go()
         self.noted = {at: [Noted.of(each) for each in tensors] for at, tensors in self.noted.items()}
+
+    def note_let_go(self) -> None:
+        """What was written from outside, and is gone by now, has to be written again: whoever let go of that memory
+        fills it where it is needed."""
+        for at, tensors in self.passed.items():
+            if any(map(storage_is_freed, take_apart(tensors)[0])):
+                self.let_go.add(at)
 
 
 def observed_call(call: Call, observation: Observation) -> Call:
@@ -81,6 +94,7 @@ def observed_call(call: Call, observation: Observation) -> Call:
         call.entries = {at: without_unread(observation.entries[at], schedule.read.get(at)) for at in kept}
     call.versions = {at: _versions(call.entries[at], observation.entries[at], observation.versions[at]) for at in kept}
     call.states = {at: state for at, state in observation.states.items() if schedule.kinds[at] == DRAW}
+    call.passed = {at: own for at, own in observation.writes.items() if schedule.kinds[at] == PASS}
     call.noted = {at: observation.noted[at] for at in schedule.from_outside}
     call.count_writes()
     return call
@@ -91,10 +105,10 @@ def unfinished_call(name: str, observation: Observation, surroundings: Surroundi
     return Call(name, steps_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions)
 
 
-def _versions(entry: Any, whole: Any, found: Sequence[int]) -> list[int]:
+def _versions(entry: Any, whole: Any, found: Sequence[Memory]) -> list[Memory]:
     """As noted; what stands in for a result that nobody reads is new."""
     pairs = zip(tensors_in(entry), tensors_in(whole), found, strict=True)
-    return [own if leaf is before else version(leaf) for leaf, before, own in pairs]
+    return [own if leaf is before else memory_of(leaf) for leaf, before, own in pairs]
 
 
 def without_unread(out: Any, read: frozenset[int] | None) -> Any:

@@ -25,12 +25,12 @@ from policylang._torch_eager import (
     is_wrapper_class,
     outside_of_modes,
     saved_tensor_hooks,
-    version,
 )
+from policylang.backends.eager.gathers import gathers
 from policylang.backends.eager.modes import Mode
-from policylang.backends.eager.origins import Origin, Origins, described, tensors_in
+from policylang.backends.eager.origins import Memory, Origin, Origins, described, memory_of, tensors_in
 from policylang.backends.eager.random_states import Drawn, generator_of
-from policylang.backends.eager.stream import VIEW, draws, is_ignored, is_same_view
+from policylang.backends.eager.stream import VIEW, draws, is_ignored, is_same_view, writes, written_by
 from policylang.graph.values import hint
 from policylang.tracing.subclasses import take_apart
 
@@ -87,7 +87,9 @@ class Observation:
     """These tensors."""
     entries: dict[int, Any] = field(factory=dict)
     """By operator: what it gave, as tensors without a history."""
-    versions: dict[int, list[int]] = field(factory=dict)
+    versions: dict[int, list[Memory]] = field(factory=dict)
+    writes: dict[int, list[Tensor]] = field(factory=dict)
+    """By operator: what it says that it writes to."""
     states: dict[int, Drawn] = field(factory=dict)
     hooks: Any = None
     """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
@@ -120,6 +122,8 @@ class Observation:
             self.differentiable.add(at)
             self.hooked = self.hooked or saved_tensor_hooks() != self.hooks
         out = run()
+        if writes(func):
+            self.writes[at] = list(tensors_in(written_by(func, args, kwargs)))
         self.operators.append(func)
         self.spans.append((first, len(self.operations)))
         outside = [(number, each) for number, each in read if self.origins.is_from_outside(each)]
@@ -130,7 +134,7 @@ class Observation:
             held = hold(out)
         if any(True for _ in tensors_in(held)):
             self.entries[at] = held
-            self.versions[at] = [version(each) for each in tensors_in(held)]
+            self.versions[at] = [memory_of(each) for each in tensors_in(held)]
         return out
 
     def same(self, args: Sequence[Any], out: Any) -> None:
@@ -202,10 +206,11 @@ class Observer(Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         seen = self.observation
-        if self.suspended or is_ignored(func):
+        if self.suspended:
+            return self.aside(func, types, args, kwargs)
+        if is_ignored(func):
             out = func(*args, **kwargs)
-            if not self.suspended:
-                seen.same(args, out)
+            seen.same(args, out)
             return out
 
         def run() -> Any:
@@ -246,6 +251,10 @@ def watched(observation: Observation) -> Iterator[Observer]:
     watching = [observation]  # autograd keeps the hooks for as long as the graph lives, and is not to keep this
     own = threading.get_ident()  # another thread may run the same modules
 
+    def gathered(_module: nn.Module, *_given: Any) -> None:
+        given = observation.origins.given
+        given.update(described(observation.module, ()) | given)
+
     def enter(path: str, module: nn.Module, *_given: Any) -> None:
         if threading.get_ident() == own:
             observation.path.append((path, type(module)))
@@ -267,6 +276,8 @@ def watched(observation: Observation) -> Iterator[Observer]:
                 handles += observer.left_out_of(module)
             handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
+            if gathers(module):  # last: by then whole weights are in the place of the parts that were there
+                handles.append(module.register_forward_pre_hook(gathered))
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, give), observer:
             observation.hooks = saved_tensor_hooks()

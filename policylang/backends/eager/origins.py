@@ -8,7 +8,7 @@ from typing import Any
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
-from policylang._torch_eager import WeakTensorKeyDictionary, storage_address
+from policylang._torch_eager import WeakTensorKeyDictionary, storage_address, storage_bytes, version
 from policylang.graph.facts import InputKind
 from policylang.tracing.model_state import read_state
 from policylang.tracing.subclasses import take_apart
@@ -44,7 +44,7 @@ class Origins:
     as it does with what it saves, it is known by its place in memory: the call that gave that place last made it.
     """
 
-    given: Mapping[int, tuple[InputKind, str]]
+    given: dict[int, tuple[InputKind, str]]
     """By ``id``, what is known of tensors from outside; they live as long as the call."""
     externals: list[External] = field(factory=list)
     _by_tensor: Any = field(factory=WeakTensorKeyDictionary)
@@ -95,6 +95,14 @@ def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[In
         for part in take_apart([tensor])[0]:
             found[id(part)] = kind, name
     return found
+
+
+Memory = tuple[int, int]
+"""How often the memory of a tensor has been written to, and how large it is."""
+
+
+def memory_of(tensor: Tensor) -> Memory:
+    return version(tensor), storage_bytes(tensor)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

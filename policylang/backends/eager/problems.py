@@ -113,6 +113,15 @@ def not_run(names: Sequence[str]) -> PolicyGraphError:
     )
 
 
+def first_fsdp(name: str, part: str) -> PolicyGraphError:
+    return _error(
+        AROUND,
+        f"{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it takes its weights "
+        "apart in its forward, and in another way when it is run again",
+        help="put `FullyShardedDataParallel` around the block's checkpoint, or shard with `fully_shard`",
+    )
+
+
 def run_twice(name: str) -> PolicyGraphError:
     return _error(
         AROUND,
@@ -121,10 +130,11 @@ def run_twice(name: str) -> PolicyGraphError:
     )
 
 
-def changed(name: str, operator: Any, position: int) -> PolicyGraphError:
+def changed(name: str, operator: Any, position: int, resized: bool) -> PolicyGraphError:
+    happened = "its memory was let go or resized" if resized else "that was written to in place"
     return _error(
         CHANGED,
-        f"{name} saves what `{operator}` (operator {position + 1}) gives, and that was written to in place since",
+        f"{name} saves what `{operator}` (operator {position + 1}) gives, and {happened} since",
         help="recompute this value, or let the model write to a copy",
     )
 

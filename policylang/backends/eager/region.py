@@ -17,6 +17,7 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.call import Call, observed_call, unfinished_call
 from policylang.backends.eager.compilers import carries_policies
+from policylang.backends.eager.gathers import is_first_fsdp
 from policylang.backends.eager.observing import Observation
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.schedule import Schedule, schedule_of
@@ -87,6 +88,7 @@ class Region:
         running = Running(key, module, self.kept.get(key))
         if running.kept is None:
             self._refuse_compiled(module)
+            self._refuse_first_fsdp(module)
             running.observation = Observation.of(module, args, kwargs)
             running.before = Before.of(modules, (args, kwargs))
         else:
@@ -182,8 +184,14 @@ class Region:
                 raise problems.compiled(name)
             problems.warn(problems.runs_uncompiled(name))
 
+    def _refuse_first_fsdp(self, module: nn.Module) -> None:
+        for path, inner in module.named_modules():
+            if is_first_fsdp(inner):
+                part = problems.block(inner, ".".join(filter(None, (self.root, path))))
+                raise problems.first_fsdp(self._named(module), part)
+
     def _place(self, trace: BlockTrace, module: nn.Module) -> Place:
-        place, facts = Place(trace.reach_row, unchanged=trace.unchanged), trace.facts
+        place, facts = Place(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
         if self.number is not None:
             blocks = Blocks(array("i", [self.number]) * len(facts), self.names, alone=self.number)
             return evolve(place, blocks=blocks)

@@ -25,10 +25,10 @@ from policylang._torch_graph import schema_of
 from policylang.backends.eager import problems
 from policylang.backends.eager.call import FREED, Call, without_unread
 from policylang.backends.eager.modes import Mode
-from policylang.backends.eager.origins import tensors_in
+from policylang.backends.eager.origins import memory_of, tensors_in
 from policylang.backends.eager.random_states import Drawn, generator_of
-from policylang.backends.eager.schedule import DRAW, KEEP, QUIET, RUN
-from policylang.backends.eager.stream import VIEW, draws, is_no_step, is_same_view
+from policylang.backends.eager.schedule import DRAW, KEEP, PASS, QUIET, RUN
+from policylang.backends.eager.stream import VIEW, draws, is_no_step, is_same_view, written_by
 from policylang.errors import PolicyGraphError
 from policylang.graph.memory import statistics_positions
 from policylang.tracing.subclasses import take_apart
@@ -60,6 +60,8 @@ class Forward(Mode):
         out = func(*args, **kwargs) if kwargs else func(*args)
         if kind == KEEP:
             self._keep(at, out)
+        elif kind == PASS:
+            self._call.passed[at] = list(tensors_in(written_by(func, args, kwargs or {})))
         return out
 
     def end(self) -> None:
@@ -76,7 +78,7 @@ class Forward(Mode):
         call = self._call
         held = _map(detached, without_unread(out, call.schedule.read.get(at)))
         call.entries[at] = held
-        call.versions[at] = [version(value) for value in tensors_in(held)]
+        call.versions[at] = [memory_of(value) for value in tensors_in(held)]
 
     def _draw(self, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         generator = generator_of(args, kwargs)
@@ -85,7 +87,9 @@ class Forward(Mode):
         return func(*args, **kwargs)
 
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if self.suspended or is_no_step(func, args):
+        if self.suspended:
+            return self.aside(func, types, args, kwargs)
+        if is_no_step(func, args):
             return func(*args, **kwargs)
         call = self._call
         if call.drifted_at is None:
@@ -122,10 +126,11 @@ class Again(Mode):
         self._at = 0
         self._within = within
         self._frees = not within and not keeps_graph()
+        call.note_let_go()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if self.suspended:
-            return func(*args, **(kwargs or {}))
+            return self.aside(func, types, args, kwargs or {})
         call, at = self._call, self._at
         if call.ran(at) is not func or (func is VIEW and is_same_view(args)):
             if is_no_step(func, args):
@@ -152,6 +157,8 @@ class Again(Mode):
             return self._draw(at, func, args, kwargs or {})
         if kind == QUIET:
             return func(*_without(args, statistics_positions(func)), **(kwargs or {}))
+        if at in call.let_go:
+            return func(*args, **(kwargs or {}))
         return _written(func, args, kwargs or {})
 
     def _elsewhere(self, func: Any) -> int | None:
@@ -190,8 +197,11 @@ class Again(Mode):
         entry = call.entries[at]
         if entry is FREED:
             raise problems.run_again(call.name)
-        if not self._within and call.versions[at] != [version(value) for value in tensors_in(entry)]:
-            raise problems.changed(call.name, func, at)
+        if not self._within:
+            found = [memory_of(value) for value in tensors_in(entry)]
+            if found != call.versions[at]:
+                sizes = [[size for _, size in each] for each in (found, call.versions[at])]
+                raise problems.changed(call.name, func, at, resized=sizes[0] != sizes[1])
         if self._frees:
             call.entries[at] = FREED
             return entry
@@ -235,12 +245,8 @@ def _without(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What an operator that writes returns: the arguments that it wrote to."""
-    schema = schema_of(func)
-    targets = [
-        args[at] if at < len(args) else kwargs.get(argument.name)
-        for at, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    if not schema.returns:
+    returns = schema_of(func).returns
+    if not returns:
         return None
-    return targets[0] if len(schema.returns) == 1 else tuple(targets)
+    targets = written_by(func, args, kwargs)
+    return targets[0] if len(returns) == 1 else tuple(targets)

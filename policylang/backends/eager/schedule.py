@@ -88,7 +88,7 @@ def steps_so_far(observation: Observation) -> Steps:
 def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
     """What the plan comes to, operator by operator."""
     facts = plan.facts
-    needs = replayed_needs(facts, plan.decisions, trace.reach_row, trace.unchanged)
+    needs = replayed_needs(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
     held = kept_rows(facts, needs)
     steps = list(zip(trace.operators, trace.rows, strict=True))
     kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]

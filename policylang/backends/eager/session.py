@@ -32,6 +32,7 @@ from policylang._torch_eager import (
 from policylang.backends.eager import problems
 from policylang.backends.eager.call import Call
 from policylang.backends.eager.compilers import carries_policies
+from policylang.backends.eager.gathers import gathers_aside
 from policylang.backends.eager.modes import moments, unseen_since
 from policylang.backends.eager.observing import Observer, watched
 from policylang.backends.eager.origins import tensors_in
@@ -275,6 +276,7 @@ class Around:
         self.region = block.region
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         clear_cast_weights()
+        self._contexts.enter_context(gathers_aside(block.module))
         if self.running.call is not None:
             self.mode = Forward(self.running.call)
             self._contexts.enter_context(self.mode)
@@ -298,6 +300,8 @@ class Around:
         if call is None:
             self._plainly = True
             return
+        if first.block is not None:
+            self._contexts.enter_context(gathers_aside(first.block))
         self._contexts.enter_context(call.surroundings.again())
         self.mode = self._contexts.enter_context(Again(call, within=within))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -49,3 +49,12 @@ def writes(operator: Any) -> bool:
     """Whether an operator writes to one of its arguments and says so."""
     schema = schema_of(operator)
     return bool(schema is not None and schema.is_mutable)
+
+
+def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that a call of an operator writes to, as it says."""
+    return [
+        args[at] if at < len(args) else kwargs.get(argument.name)
+        for at, argument in enumerate(schema_of(operator).arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]

@@ -102,8 +102,12 @@ class Surroundings:
 def _may_stand_in(old: Any, new: Any) -> bool:
     if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.shape != new.shape:
         return False
-    same_kind = is_wrapper_subclass(old) == is_wrapper_subclass(new)
-    return same_kind and not any(map(storage_is_freed, take_apart([old])[0]))
+    if is_wrapper_subclass(old) != is_wrapper_subclass(new):
+        return False
+    # beside tensor parallelism, FSDP makes a DTensor over fewer dimensions of one over more
+    if getattr(old, "device_mesh", None) != getattr(new, "device_mesh", None):
+        return False
+    return not any(map(storage_is_freed, take_apart([old])[0]))
 
 
 def surroundings(modules: Sequence[nn.Module], given: Any, volatile: Volatile) -> Surroundings:

@@ -34,16 +34,18 @@ CODES: tuple[Code, ...] = (
         "APL394",
         "a checkpoint around something else",
         "`policylang.context_fn` was given a module, and the checkpoint it was passed to has to run that module, or "
-        "one of its blocks, once and nothing beside it: what runs around it has not been recorded.",
+        "one of its blocks, once and nothing beside it: what runs around it has not been recorded. And a checkpoint "
+        "that runs a `FullyShardedDataParallel` is refused: it takes its weights apart inside its own forward, in "
+        "another way the second time. `fully_shard` does not, and is left to itself.",
     ),
     Code(
         "APL395",
         "a value that was changed before the backward",
-        "The block, or what came after it, wrote in place to a value that the policy saves; or a parameter, a buffer "
-        "or a constant that the recomputation reads is another one by now, or was written to. The backward would "
-        "compute with what is there now. Recompute the value instead, write to a copy, or run the backward before "
-        "anything is exchanged. Where a buffer was written to and may be what it was, as DDP sends buffers around "
-        "before each forward, this is a warning.",
+        "The block, or what came after it, wrote in place to a value that the policy saves, or let go of its "
+        "memory; or a parameter, a buffer or a constant that the recomputation reads is another one by now, or was "
+        "written to. The backward would compute with what is there now. Recompute the value instead, write to a "
+        "copy, or run the backward before anything is exchanged. Where a buffer was written to and may be what it "
+        "was, as DDP sends buffers around before each forward, this is a warning.",
     ),
     Code(
         "APL396",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
+from policylang.errors import PolicyGraphError
 from tests.backends.eager.test_observed import Layer, Model, batch, plainly
 from tests.support.eager import differences, train
 
@@ -140,3 +141,43 @@ def test_sparse_values_are_saved() -> None:
 
     model = policylang.checkpoint_model(Model(Scatters), policylang.parse(SAVES_ALL), strict=True)
     assert differences(train(Model(Scatters), plainly), train(model, plainly)) == []
+
+
+class LetGo(nn.Module):
+    """Its weight lies in memory that it fills before the product and lets go of behind it, as sharding libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Parameter(torch.randn(8, 8))
+        self.whole = torch.empty(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.whole.untyped_storage().resize_(8 * 8 * 4)
+        with torch.no_grad():
+            self.whole.data.copy_(self.part)  # no write that autograd counts
+            scale = (x @ self.whole).sin()
+        self.whole.untyped_storage().resize_(0)
+        return x * self.part.sum() * scale
+
+
+class LetsGoOfAValue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = x @ self.weight
+        out = product.sin()
+        product.untyped_storage().resize_(0)
+        return out
+
+
+def test_memory_from_outside_that_was_let_go_is_filled_again() -> None:
+    model = policylang.checkpoint_model(Model(LetGo), policylang.parse("undecided -> recompute"), strict=True)
+    assert differences(train(Model(LetGo), plainly), train(model, plainly)) == []
+
+
+def test_a_saved_value_whose_memory_was_let_go_is_refused() -> None:
+    model = policylang.checkpoint_model(Model(LetsGoOfAValue), policylang.parse("undecided -> save"))
+    with pytest.raises(PolicyGraphError, match="memory was let go or resized"):
+        plainly(model, 0)

@@ -1,0 +1,151 @@
+"""Eager checkpoints whose blocks communicate themselves: FSDP on their layers, tensor parallelism, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import policylang
+from policylang.errors import PolicyGraphError
+from tests.support.eager import backward_of, differences, train
+from tests.support.rank_cases import Net, Plain, batch
+from tests.support.ranks import run_ranks
+
+SAVES_ALL = "undecided -> save"
+POLICIES = (SAVES_ALL, "recompute everything in block", "undecided -> recompute\nsave addmm, mm")
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+STEPS = 3
+
+Change = Callable[[nn.Module], nn.Module]
+
+
+def _run(rank: int) -> Callable[[nn.Module, int], Tensor]:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        return model(batch() + step + rank).float().square().mean()
+
+    return backward_of(loss)
+
+
+def _sharded(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+    for layer in model.layers:
+        fully_shard(layer.up, mesh=mesh, **options)
+        fully_shard(layer.down, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def _sharded_ahead(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The gathers of each layer start in the one before it, in both directions."""
+    _sharded(model, mesh)
+    order = [part for layer in model.layers for part in (layer.up, layer.down)]
+    for one, other in pairwise(order):
+        one.set_modules_to_forward_prefetch([other])
+        other.set_modules_to_backward_prefetch([one])
+    return model
+
+
+def _parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def _sharded_and_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _sharded(_parallel(model, mesh["tp"]), mesh["dp"])
+
+
+def _same_bits(rank: int, name: str, make: Callable[[], nn.Module], change: Change) -> None:
+    """Whichever comes first, and whatever is saved."""
+    expected = train(change(make()), _run(rank), STEPS)
+    for text in POLICIES:
+        policy = policylang.parse(text)
+        orders = {
+            "checkpointed first": lambda policy=policy: change(
+                policylang.checkpoint_model(make(), policy, strict=True)
+            ),
+            "checkpointed last": lambda policy=policy: policylang.checkpoint_model(change(make()), policy, strict=True),
+        }
+        for order, checkpointed in orders.items():
+            model = checkpointed()
+            assert differences(expected, train(model, _run(rank), STEPS)) == [], (name, text, order)
+            audit = policylang.report(model).audit
+            assert audit is not None
+            assert audit.differences == (), (name, text, order)
+
+
+def _fsdp_inside(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    changes: dict[str, Change] = {
+        "as it comes": partial(_sharded, mesh=mesh),
+        "kept for the backward": partial(_sharded, mesh=mesh, reshard_after_forward=False),
+        "in half precision": partial(_sharded, mesh=mesh, mp_policy=HALF),
+        "fetched ahead": partial(_sharded_ahead, mesh=mesh),
+    }
+    for dp, tp in ((2, 1), (1, 2)):
+        both = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+        changes[f"{dp} x {tp}, with tensor parallelism"] = partial(_sharded_and_parallel, mesh=both)
+    for name, change in changes.items():
+        _same_bits(rank, name, Plain, change)
+    _gathers_are_not_the_blocks(rank, mesh)
+    _the_first_fsdp(rank)
+
+
+def _gathers_are_not_the_blocks(rank: int, mesh: DeviceMesh) -> None:
+    """What is saved is what is saved without FSDP."""
+    policy = policylang.parse(SAVES_ALL)
+    alone, inside = (policylang.checkpoint_model(Plain(), policy) for _ in range(2))
+    _sharded(inside, mesh)
+    for model in (alone, inside):
+        train(model, _run(rank), STEPS)
+    reports = [policylang.report(model) for model in (alone, inside)]
+    saved = [[name for name in report.saved.names if "view" not in name] for report in reports]  # those of its hooks
+    assert saved[0] == saved[1] != []
+    assert not any("gather" in name for report in reports for name in (*report.saved.names, *report.recomputed.names))
+
+
+def _the_first_fsdp(rank: int) -> None:
+    model = policylang.checkpoint_model(Plain(), policylang.parse(SAVES_ALL))
+    for layer in model.layers:
+        layer.up = FullyShardedDataParallel(layer.up, device_id=torch.device("cpu"))
+    with pytest.raises(PolicyGraphError, match=r"layers\.0\.up.*FullyShardedDataParallel") as refused:
+        model(batch())
+    assert refused.value.diagnostics[0].code == "APL394"
+
+
+def _collectives_inside(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    _same_bits(rank, "tensor parallel", Plain, partial(_parallel, mesh=mesh))
+    _same_bits(rank, "gathered", lambda: Net([dist.group.WORLD] * 2), lambda model: model)
+    _what_runs_inside_an_operator(rank)
+
+
+def _what_runs_inside_an_operator(rank: int) -> None:
+    """A product waits for its weight itself: where it is saved, nothing waits again, and the wait is no value."""
+    done = {}
+    for text in (SAVES_ALL, "undecided -> recompute"):
+        model = policylang.checkpoint_model(Net([dist.group.WORLD] * 2), policylang.parse(text))
+        train(model, _run(rank), 1)
+        report = policylang.report(model)
+        done[text] = " ".join(report.saved.names), " ".join(report.recomputed.names)
+    saved, recomputed = done[SAVES_ALL]
+    assert "all_gather" in saved
+    assert "wait" not in saved + recomputed
+    assert "wait" in done["undecided -> recompute"][1]
+
+
+def _inside(rank: int) -> None:
+    _fsdp_inside(rank)
+    _collectives_inside(rank)
+
+
+def test_blocks_that_communicate_compute_the_same_bits() -> None:
+    run_ranks(_inside, 2)
