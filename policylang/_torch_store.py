@@ -7,8 +7,9 @@ is loaded by programs that never import it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 
@@ -88,20 +89,21 @@ def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
 def patience(groups: Iterable[str]) -> float:
     """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
 
-    Private because a group's timeout is to be had from its backends alone, and a group from its name. Half an hour,
-    the longest of torch's own defaults, where none of them tells.
+    Private because a group's timeout is to be had from its backends alone, and a group from its name. Where none
+    of them tells, that of the default group; half an hour, the longest of torch's own defaults, where that does not.
     """
     import torch.distributed.distributed_c10d as c10d
 
-    found: list[float] = []
-    for name in groups:
+    def timeouts(find: Callable[[], Any]) -> list[float]:
         try:
-            group = c10d._resolve_process_group(name)
-            timeouts = [group._get_backend(device).options._timeout for device in group._device_types]
+            group = find()
+            found = [group._get_backend(device).options._timeout for device in group._device_types]
         except (AttributeError, KeyError, LookupError, RuntimeError, ValueError):
-            continue
-        found += [timeout.total_seconds() for timeout in timeouts]
-    return min(found, default=1800.0)
+            return []
+        return [timeout.total_seconds() for timeout in found]
+
+    found = [each for name in groups for each in timeouts(partial(c10d._resolve_process_group, name))]
+    return min(found or timeouts(c10d._get_default_group), default=1800.0)
 
 
 def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:

@@ -54,6 +54,8 @@ class Comparison:
     mesh: Any
     known: Known | None
     settings: Callable[[], Sequence[str]]
+    around: Sequence[tuple[int, ...]]
+    """Ranks that run collectives together which are in no graph, whenever this one runs."""
     board: Board | None
     accounts: list[Account] = field(factory=list)
     """Of the graphs that have collectives, compared or not, for whoever keeps them beside a cache."""
@@ -127,7 +129,7 @@ class Comparison:
     ) -> None:
         assert self.board is not None
         mesh = () if self.mesh is None else _torch_store.mesh_ranks(self.mesh)
-        shared = [each for each in (*sets, mesh) if len(each) > 1 and self.board.rank in each]
+        shared = [each for each in (*sets, *self.around, mesh) if len(each) > 1 and self.board.rank in each]
         if not shared:
             return
         patience = gathering.patience(_torch_store.patience(account.groups))
@@ -293,14 +295,15 @@ def comparing(
     mesh: object = None,
     known: Known | None = None,
     settings: Callable[[], Sequence[str]] = tuple,
+    around: Sequence[tuple[int, ...]] = (),
 ) -> Iterator[Comparison]:
     """Within, ranks compare what they plan, the ones with ``agree`` that is.
 
     ``topic``: what is planned, the same words on every rank. ``known``: what was agreed on for the same code, and is
     held to where it is compiled again for other sizes; new agreements are added. ``settings``: lines that have to be
-    the same on every rank.
+    the same on every rank. ``around``: ranks that run collectives together which are in no graph, FSDP's for one.
     """
-    comparison = Comparison(Topic(topic), agree, mesh, known, settings, boards.board())
+    comparison = Comparison(Topic(topic), agree, mesh, known, settings, around, boards.board())
     token = _comparison.set(comparison)
     try:
         yield comparison
@@ -314,7 +317,9 @@ def comparing(
 
 def is_compared(facts: Facts) -> bool:
     """Whether a graph is one that ranks compare here, or would."""
-    return _comparison.get() is not None and any(len(group.ranks) > 1 for group in facts.groups.values())
+    comparison = _comparison.get()
+    shares = any(len(group.ranks) > 1 for group in facts.groups.values())
+    return comparison is not None and (shares or bool(comparison.around))
 
 
 def ranks_of(facts: Facts, policy: Policy, session: str) -> Ranks | None:

@@ -108,7 +108,7 @@ TWO = [
           (*FAILS, STOPPED, ALONE), own=(ALONE,), gives_up=2.0),
     Fault("another size has one layer more", case.another_shape(lambda at: case.Branching(at.group), SAVE, 3, 64),
           (*FAILS, MISSING), own=(MISSING,), gives_up=2.0, patience=2.0),
-    Fault("of which is heard at the next", case.told_at_the_next, (STOPPED, ALONE), ("rank 1",), own=(ALONE,)),
+    Fault("of which is heard at the next", case.told_at_the_next, (STOPPED,), ("rank 1", "alone")),
     Fault("another size on one rank alone", case.another_shape(nets, RECOMPUTE + LARGE, 2, 3), ()),
     Fault("another size, of dynamic shapes", case.another_shape(nets, RECOMPUTE + LARGE, 2, 3, dynamic=None), ()),
     # --- settings of torch's ---

@@ -17,6 +17,7 @@ from attrs import define
 from torch import nn
 
 from policylang._torch_eager import is_of_fsdp
+from policylang._torch_store import mesh_ranks
 from policylang.backends.eager.modes import only_readers
 from policylang.backends.eager.origins import tensors_in
 
@@ -37,6 +38,13 @@ class _Aside:
 def gathers(module: nn.Module) -> bool:
     """Whether FSDP gathers weights before a module runs."""
     return any(isinstance(hook, _Aside) or is_of_fsdp(hook) for hook in module._forward_pre_hooks.values())
+
+
+def gathered_over(block: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """The ranks over whose meshes FSDP gathers weights inside a block, as far as their parts are in place."""
+    modules = (module for module in block.modules() if gathers(module))
+    meshes = (getattr(weight, "device_mesh", None) for module in modules for weight in module.parameters())
+    return tuple(dict.fromkeys(mesh_ranks(mesh) for mesh in meshes if mesh is not None))
 
 
 def is_first_fsdp(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.call import Call, observed_call, unfinished_call
 from policylang.backends.eager.compilers import carries_policies
-from policylang.backends.eager.gathers import is_first_fsdp
+from policylang.backends.eager.gathers import gathered_over, is_first_fsdp
 from policylang.backends.eager.observing import Observation
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.schedule import Schedule, schedule_of
@@ -57,6 +57,8 @@ class Running:
     call: Call | None = None
     observation: Observation | None = None
     before: Before | None = None
+    gathered_over: tuple[tuple[int, ...], ...] = ()
+    """Ranks that FSDP gathers weights over inside the block, each time it runs."""
 
 
 Traces = dict[Hashable, BlockTrace]
@@ -91,6 +93,7 @@ class Region:
             self._refuse_first_fsdp(module)
             running.observation = Observation.of(module, args, kwargs)
             running.before = Before.of(modules, (args, kwargs))
+            running.gathered_over = gathered_over(module)
         else:
             found = surroundings(modules, (args, kwargs), running.kept.volatile)
             running.call = self._call(running, running.kept.schedule, found)
@@ -129,7 +132,8 @@ class Region:
             return
         trace = self._trace(observation, returned)
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
-        with comparing(f"checkpoint of {self._named(running.module)}", known=self.agreed):
+        topic = f"checkpoint of {self._named(running.module)}"
+        with comparing(topic, known=self.agreed, around=running.gathered_over):
             schedule, self.nothing[running.key] = self._schedule(trace, running.module)
         before = running.before
         assert before is not None
