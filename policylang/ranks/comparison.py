@@ -98,7 +98,7 @@ class Comparison:
         self._close()
         self.account, self.before = account, None
         self.accounts.append(account)
-        self.members |= {rank for each in sets for rank in each}
+        self.members |= {rank for each in (*sets, *self.around) for rank in each}
         if outside is not None and not self.asks:
             raise outside
         if self.board is None:

@@ -113,12 +113,16 @@ class Meeting:
         """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
         standing: End | None = None
         concerned = sorted({*self.keys, *self._reached, *keys}, key=lambda key: (key.place, key.occasion))
+        end = evolve(end, keys=tuple(concerned))
         for key in concerned:
             said = evolve(standing or end, occasion=key.occasion, steps=self._taken)
             there = self.board.replace(key.end, partial(_is_before, key.occasion), said)
             standing = standing or there
         found = standing or end
         self.board.memory.note(found.absence)
+        for key in found.keys:
+            if self.board.rank in key.ranks:
+                self.board.memory.catch_up(key.topic, key.occasion)
         return found
 
     # --- steps ---

@@ -35,6 +35,9 @@ class Memory:
         self.entered[topic.address] = found
         return found
 
+    def catch_up(self, topic: str, occasion: int) -> None:
+        self.entered[topic] = max(self.entered.get(topic, 0), occasion)
+
     def note_own(self, rank: int, about: str, entered: int, reason: str, stopped: bool) -> tuple[Absence, ...]:
         """This rank is absent from what others may compare."""
         serial = 1 + max((each.serial for each in self.absences), default=0)

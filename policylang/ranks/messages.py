@@ -131,6 +131,8 @@ class End:
     """By the digest of a policy, the rule of it that the message is about."""
     absence: Absence | None = None
     """Where that is why."""
+    keys: tuple[Key, ...] = ()
+    """All that it is said under: whoever hears it has come to these topics as often."""
 
     def ends(self, key: Key, step: int) -> bool:
         """Whether it concerns a rank that is in a step of the comparison over a key."""

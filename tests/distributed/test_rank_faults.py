@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch._functorch.config
 import torch._inductor.config
@@ -197,6 +198,34 @@ ALONE_ROWS = [
 ]
 # fmt: on
 
+VARIANTS = {
+    "what is undecided",
+    "a value is offloaded",
+    "another text that comes to the same",
+    "an expectation fails",
+    "one weight is frozen",
+    "one rank evaluates",
+    "a break in the graph",
+    "another of two equal groups",
+    "a reduction and a gather",
+    "another length of a sequence",
+    "another model after an error",
+    "another size moves one, of dynamic shapes",
+    "another size, of dynamic shapes",
+    "Inductor gathers in buckets",
+    "a flat graph over another group",
+    "gathers put in buckets by a pass",
+    "a graph of modules",
+    "half of a partition",
+    "a second policy on one graph",
+    "FSDP put inside a checkpoint",
+    "`POLICYLANG_AGREE=0` on one rank",
+    "an error before there is a graph",
+    "two threads, in another order",
+    "few keys of compiled models",
+}
+"""Of two ranks, rows beside one of their kind."""
+
 
 def rows(rank: int, names: list[str], folder: str) -> None:
     by_name = {row.name: row for row in (*TWO, *FOUR, *ALONE_ROWS)}
@@ -204,8 +233,19 @@ def rows(rank: int, names: list[str], folder: str) -> None:
 
 
 def test_two_ranks(tmp_path: Path) -> None:
+    known = [row for row in TWO if row.name not in VARIANTS]
+    found = run_column(rows, known, tmp_path)
+    assert not (wrong := report(known, found)), wrong
+
+
+@pytest.mark.slow
+def test_two_ranks_in_every_variant(tmp_path: Path) -> None:
     found = run_column(rows, TWO, tmp_path)
     assert not (wrong := report(TWO, found)), wrong
+
+
+def test_the_variants_are_rows() -> None:
+    assert {row.name for row in TWO} >= VARIANTS
 
 
 def test_four_ranks(tmp_path: Path) -> None:
