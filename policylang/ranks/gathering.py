@@ -27,6 +27,10 @@ NOTICE = 10.0
 """Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
 _LOOK = 0.25
 """Seconds between two looks at why a rank has not posted yet."""
+_FEW = 32
+"""Ranks that are looked at one by one. Where more are awaited, looks become rarer: a thousand that wait for a thousand
+others would bring the store down."""
+_LONGEST = 4.0
 _CIRCLE = 4
 """Looks on end after which ranks that wait for each other are told so: they may be about to hear a better reason."""
 
@@ -98,16 +102,16 @@ class Gathering:
         self._meet(self.mine)
         started = looked = time.monotonic()
         since = datetime.now()
-        pause, notice = 0.001, NOTICE
+        pause, look, notice = 0.001, _LOOK, NOTICE
         while self.awaited:
             if self._read(dict(self.awaited)):
                 continue
             time.sleep(pause)
-            pause = min(2 * pause, 0.1)
+            pause = min(2 * pause, 0.1 if len(self.awaited) <= _FEW else 1.0)
             now = time.monotonic()
-            if now - looked < _LOOK:
+            if now - looked < look:
                 continue
-            looked = now
+            looked, look = now, _LOOK if len(self.awaited) <= _FEW else min(1.5 * look, _LONGEST)
             self._look()
             self._look_for_circle()
             if self.awaited and now - started > self.patience:
@@ -159,17 +163,21 @@ class Gathering:
     def _look(self) -> None:
         """Raises where waiting on makes no sense."""
         self.hear()
-        for rank, key in list(self.awaited.items()):
+        for rank, key in self._few():
             if rank in self.awaited:
                 self._read({rank: key})
         posts = tuple(key.post(rank, self.step) for rank, key in self.awaited.items())
         memory = self.board.memory
         self.board.say(Status("waiting", self.mine.label, memory.absences, posts, len(memory.threads)))
-        for rank in self.awaited:
+        for rank, _ in self._few():
             status = self.board.status(rank)
             self._check(status.absences)
             if self.step == 1:
                 self._check_occasion(status.posts)
+
+    def _few(self) -> list[tuple[int, Key]]:
+        """Of the ranks that are awaited, those that are looked at one by one: at first the lowest."""
+        return sorted(self.awaited.items(), key=lambda each: each[0])[:_FEW]
 
     def _check_occasion(self, posts: Sequence[str]) -> None:
         own = {key.place: key for key in self.mine.keys}
@@ -183,7 +191,7 @@ class Gathering:
 
     def _look_for_circle(self) -> None:
         """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end."""
-        found = next(filter(None, (self._circle_over(rank, key) for rank, key in self.awaited.items())), None)
+        found = next(filter(None, (self._circle_over(rank, key) for rank, key in self._few())), None)
         posts = frozenset() if found is None else frozenset(found.posts)
         self.circle = (posts, self.circle[1] + 1 if posts == self.circle[0] else 1)
         if found is not None and self.circle[1] >= _CIRCLE:
