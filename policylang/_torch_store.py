@@ -58,15 +58,8 @@ def place_among_ranks() -> str:
 
 
 def mesh_ranks(mesh: Any) -> tuple[int, ...]:
-    """The global ranks of a ``DeviceMesh``, sorted.
-
-    Private because a mesh makes its tensor of ranks anew for whoever asks, under whatever modes are active then: a
-    ``FakeTensorMode`` around a trace would leave no numbers in it.
-    """
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        return tuple(sorted(int(rank) for rank in mesh.mesh.flatten().tolist()))
+    """The global ranks of a ``DeviceMesh``, sorted."""
+    return tuple(sorted(mesh_order(mesh)[2]))
 
 
 def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
@@ -107,7 +100,11 @@ def patience(groups: Iterable[str]) -> float:
 
 
 def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order."""
+    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order.
+
+    Private because a mesh makes its tensor of ranks anew for whoever asks, under whatever modes are active then: a
+    ``FakeTensorMode`` around a trace would leave no numbers in it.
+    """
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():

@@ -13,13 +13,13 @@ import base64
 import hashlib
 import pickle
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, InputKind, Ref
+from policylang.graph.facts import Facts, Group, InputKind, Ref
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 from policylang.planning.plan import Decision, Plan, Why
@@ -220,22 +220,20 @@ def plan_stage(plan: Plan) -> Stage:
     """``plan.before`` has the groups that exist; the plan's own facts may name others."""
     before, facts = plan.before, plan.facts
     collectives = collectives_of(Run("", before))
-    words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
-    decided = [words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in plan.decisions]
     kept = _kept(facts)
     digest = _digest(
         [
             policy_text(plan.policy),
             *(facts.targets[row] for row in kept),
             "",
-            *(decided[row] for row in kept),
+            *(_word(plan.decisions[row]) for row in kept),
             "",
             *_order(collectives),
             "",
             *words_of(plan.rewrites),
         ]
     )
-    return Stage(PLAN, digest, _shares(collectives, before), partial(_plan_content, plan, kept, collectives))
+    return Stage(PLAN, digest, _shares(collectives, before.groups), partial(_plan_content, plan, kept, collectives))
 
 
 def collectives_stage(runs: Sequence[Run], settings: Sequence[str]) -> tuple[Stage, str]:
@@ -243,13 +241,9 @@ def collectives_stage(runs: Sequence[Run], settings: Sequence[str]) -> tuple[Sta
     found = [each for run in runs for each in collectives_of(run)]
     groups = {name: group for run in runs for name, group in run.facts.groups.items()}
     launched = _digest(each.but_for_sizes for each in found)
-    shares = tuple(
-        Share(name, groups[name].ranks, _digest(f"{each.when} {each}" for each in found if each.group == name))
-        for name in _groups(found)
-    )
     rows = tuple(Row(each.node, each.operator, collective=each, group=groups[each.group].ranks) for each in found)
     content = Fixed(Content(rows=rows, lines=tuple(settings)))
-    return Stage(COLLECTIVES, _digest(_order(found)), shares, content), launched
+    return Stage(COLLECTIVES, _digest(_order(found)), _shares(found, groups), content), launched
 
 
 def settings_stage(settings: Sequence[str]) -> Stage:
@@ -265,9 +259,9 @@ def _kept(facts: Facts) -> list[int]:
     ]  # fmt: skip
 
 
-def _shares(collectives: Sequence[Collective], facts: Facts) -> tuple[Share, ...]:
+def _shares(collectives: Sequence[Collective], groups: Mapping[str, Group]) -> tuple[Share, ...]:
     return tuple(
-        Share(name, facts.groups[name].ranks, _digest(str(each) for each in collectives if each.group == name))
+        Share(name, groups[name].ranks, _digest(f"{each.when} {each}" for each in collectives if each.group == name))
         for name in _groups(collectives)
     )
 

@@ -75,22 +75,12 @@ class Comparison:
 
     # --- one graph ---
 
-    def begin(self, facts: Facts, policy: Policy) -> Account:
+    def begin(self, facts: Facts, policy: Policy) -> None:
         """A graph is about to be planned, or taken further."""
-        if self.account is not None and self.facts is facts:
-            return self.account
-        self.facts = facts
-        sets = [group.ranks for group in facts.groups.values()]
-        account = account_of(facts)
-        self._open(account, sets, policy, self._outside(facts))
-        return account
-
-    def begin_again(self, account: Account, policy: Policy) -> Account:
-        """It came out of a cache with its account: this one is made anew, step by step."""
-        self.facts = None
-        again = evolve(account, steps=[], launched=[])
-        self._open(again, [group_ranks(name) for name in account.groups], policy, None)
-        return again
+        if self.account is None or self.facts is not facts:
+            self.facts = facts
+            sets = [group.ranks for group in facts.groups.values()]
+            self._open(account_of(facts), sets, policy, self._outside(facts))
 
     def _open(
         self, account: Account, sets: Sequence[tuple[int, ...]], policy: Policy, outside: PolicyGraphError | None
@@ -192,11 +182,12 @@ class Comparison:
                         self.meeting.compare(step)
         self.compare(stage)
         if self.meeting is not None and self.known is not None:
-            self.known.append(account)
+            self.known.append(evolve(account, steps=list(account.rounds)))  # a plan's step would keep its facts alive
 
     def replay(self, account: Account, policy: Policy) -> None:
         """All steps of a graph that came out of a cache, as they were when it was compiled."""
-        self.begin_again(account, policy)
+        self.facts = None
+        self._open(evolve(account, steps=[], launched=[]), [group_ranks(name) for name in account.groups], policy, None)
         for at, step in enumerate(account.steps):
             if isinstance(step, Round):
                 self._settle_again(step, account.steps[at + 1 : at + 2])

@@ -64,7 +64,7 @@ class Share:
     """What a rank is about to run over one process group: every member has to be about to run the same."""
 
     name: str
-    """By which c10d knows the group, on all of its members alike; ``mesh`` for the ranks of a mesh."""
+    """By which c10d knows the group, on all of its members alike."""
     ranks: tuple[int, ...]
     """Global, in group order."""
     digest: str
