@@ -200,8 +200,6 @@ def _explaining(run: Callable[..., Any], why_gone: compiling.WhyGone) -> Callabl
     def call(*arguments: Any) -> Any:
         try:
             return run(*arguments)
-        except PolicyError:
-            raise
         except RuntimeError as error:
             why = why_gone()
             if why is None:

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from policylang import _torch_store
 from policylang.ranks.memory import Memory
-from policylang.ranks.messages import Status
+from policylang.ranks.messages import End, Key, Status
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
@@ -84,6 +84,14 @@ class Board:
         keys = self.read_one(place)
         parts = None if keys is None else self.read(keys)
         return None if parts is None else pickle.loads(zlib.decompress(b"".join(parts)))
+
+    def end_of(self, keys: Iterable[Key], step: float) -> End | None:
+        """What concerns a rank that is in a step of a comparison over these keys."""
+        for key in keys:
+            end: End | None = self.read_one(key.end)
+            if end is not None and end.ends(key, step):
+                return end
+        return None
 
     # --- what a rank says of itself ---
 

@@ -8,6 +8,7 @@ compared: whatever its ranks decide, none of them waits for another in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -238,10 +239,9 @@ class Comparison:
             if board is None:
                 return None
             with suppress(RuntimeError):
-                for key in keys:
-                    end: End | None = board.read_one(key.end)
-                    if end is not None and end.occasion >= key.occasion:
-                        return PolicyDivergenceError([end.diagnostic])
+                end = board.end_of(keys, math.inf)
+                if end is not None:
+                    return PolicyDivergenceError([end.diagnostic])
                 for rank in sorted(members):
                     status = board.status(rank)
                     if status.kind == "stopped":

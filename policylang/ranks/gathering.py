@@ -124,10 +124,9 @@ class Gathering:
 
     def hear(self) -> None:
         """Raises :class:`Ended` where another rank has said that nobody is to go on."""
-        for key in self.named_by or self.mine.keys:
-            end: End | None = self.board.read_one(key.end)
-            if end is not None and end.ends(key, self.step):
-                raise Ended(end)
+        end = self.board.end_of(self.named_by or self.mine.keys, self.step)
+        if end is not None:
+            raise Ended(end)
 
     # --- reading ---
 

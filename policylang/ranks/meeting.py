@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -183,10 +184,9 @@ class Meeting:
                 raise Failed(found, rules=rules)
             deadline = time.monotonic() + self.patience
             while time.monotonic() < deadline:
-                for key in self.keys:
-                    end: End | None = self.board.read_one(key.end)
-                    if end is not None and end.occasion >= key.occasion:
-                        raise Ended(end)
+                end = self.board.end_of(self.keys, math.inf)
+                if end is not None:
+                    raise Ended(end)
                 time.sleep(0.02)
             raise Failed(differences.missing(self._entries[mine], {first: "differs, and has not said how"}))
 

@@ -134,7 +134,7 @@ class End:
     keys: tuple[Key, ...] = ()
     """All that it is said under: whoever hears it has come to these topics as often."""
 
-    def ends(self, key: Key, step: int) -> bool:
+    def ends(self, key: Key, step: float) -> bool:
         """Whether it concerns a rank that is in a step of the comparison over a key."""
         return self.occasion > key.occasion or (self.occasion == key.occasion and self.steps < step)
 
