@@ -1,7 +1,7 @@
 """How many bytes one training step holds on a CPU, read off the allocator itself, whoever compiled the step.
 
-``policylang.demo.memory`` counts what operators return. Inductor's kernels are no operators: what they fill is seen by
-the allocator alone, which reports to PyTorch's profiler.
+``policylang.commands.small_llama.memory`` counts what operators return. Inductor's kernels are no operators: what
+they fill is seen by the allocator alone, which reports to PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from policylang.demo.memory import StepMemory
+from policylang.commands.small_llama.memory import StepMemory
 
 _BACKWARD = "the backward of a measured step"
 

@@ -23,7 +23,7 @@ from benchmarks.common import seconds, table, write_results
 RECORDED = Path(__file__).parent.parent / "tests" / "data" / "llama3_8b_dp16_tp8_joint.json.gz"
 COMMAND = (sys.executable, "-m", "policylang")
 NO_TORCH = (
-    "import sys; from policylang.cli import main; code = main(sys.argv[1:]); "
+    "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
     "sys.exit(3 if 'torch' in sys.modules else code)"
 )
 

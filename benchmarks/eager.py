@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import policylang
 from benchmarks.common import table, write_results
-from policylang.demo.memory import StepMemory, step_memory
+from policylang.commands.small_llama.memory import StepMemory, step_memory
 
 POLICY = """
 blocks layers.*

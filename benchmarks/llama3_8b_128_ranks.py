@@ -31,14 +31,14 @@ import policylang
 from benchmarks.common import seconds, table, write_results
 from benchmarks.flat_graph import FlatGraph, peak_of_graph
 from examples.sharded_llama import LLAMA3_8B, Llama, LlamaConfig, make_mesh, shard
-from policylang.backends.flat import FlatOutcome, apply_flat
-from policylang.graph.collect import collect
+from policylang.backends.flat.path import FlatOutcome, apply_flat
 from policylang.graph.facts import Facts, Phase
+from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
-from policylang.planning.estimate import estimate_peak
-from policylang.planning.paths import FLAT
-from policylang.planning.rewrites.planning import plan_rewrites
-from policylang.planning.rewrites.proof import Prover
+from policylang.planning.capabilities import FLAT
+from policylang.planning.edits.planner import plan_rewrites
+from policylang.planning.edits.proof.equivalence import Prover
+from policylang.simulation.peak import estimate_peak
 
 DP, TP = 16, 8
 GIB = 2**30

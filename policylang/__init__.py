@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from policylang.report.data import Report
 
 _PUBLIC = {
-    "apply": "policylang.backends.apply",
-    "backend": "policylang.backends.inductor",
-    "check": "policylang.checking",
+    "apply": "policylang.api.apply",
+    "backend": "policylang.backends.torch_compile.backend",
+    "check": "policylang.api.check",
     "checkpoint_model": "policylang.backends.eager.checkpoint",
     "context_fn": "policylang.backends.eager.checkpoint",
-    "load": "policylang.loading",
-    "parse": "policylang.loading",
-    "partition": "policylang.backends.apply",
-    "partitioner": "policylang.backends.custom_partitioner",
-    "pass_": "policylang.backends.passes",
-    "recompilable": "policylang.backends.replay",
+    "load": "policylang.api.load",
+    "parse": "policylang.api.load",
+    "partition": "policylang.api.apply",
+    "partitioner": "policylang.backends.torch_compile.custom_partitioner",
+    "pass_": "policylang.backends.hooks.inductor_pass",
+    "recompilable": "policylang.backends.joint.recompilable_forward",
     "PolicyAuditError": "policylang.errors",
     "PolicyDivergenceError": "policylang.errors",
     "PolicyError": "policylang.errors",
@@ -28,8 +28,8 @@ _PUBLIC = {
     "PolicyMeaningError": "policylang.errors",
     "PolicySyntaxError": "policylang.errors",
     "PolicyWarning": "policylang.errors",
-    "load_snapshot": "policylang.snapshots",
-    "snapshot": "policylang.snapshots",
+    "load_snapshot": "policylang.api.snapshot",
+    "snapshot": "policylang.api.snapshot",
     "TracedStep": "policylang.tracing",
     "trace_step": "policylang.tracing",
 }
@@ -51,7 +51,7 @@ def report(subject: Any) -> Report:
 
     Raises ``PolicyGraphError`` for anything else, and where no policy has acted yet.
     """
-    from policylang.report.report import report_on
+    from policylang.report.assemble import report_on
 
     return report_on(subject)
 

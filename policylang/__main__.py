@@ -2,6 +2,6 @@
 
 import sys
 
-from policylang.cli import main
+from policylang.commands.cli import main
 
 sys.exit(main())

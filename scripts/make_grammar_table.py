@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policylang.language.grammar_table import TABLE, table_of
-from policylang.resources import grammar_file
+from policylang.language.parsing.grammar_table import TABLE, table_of
+from policylang.language.resources import grammar_file
 
 if __name__ == "__main__":
     TABLE.write_text(table_of(grammar_file().read_text(encoding="utf-8")), encoding="utf-8")

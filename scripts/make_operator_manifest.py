@@ -2,8 +2,8 @@
 
     python scripts/make_operator_manifest.py
 
-writes ``policylang/language/operators.json`` (the names) and ``operator_facts.json`` (what torch says of them, which
-the tests hold the groups of the prelude against) from the installed torch.
+writes ``policylang/language/resolution/operators.json`` (the names) and beside it ``operator_facts.json`` (what
+torch says of them, which the tests hold the groups of the prelude against) from the installed torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch.distributed.tensor
 import torch.nn.attention.flex_attention
 import torch.nn.attention.varlen
 
-from policylang._torch_operators import operator_facts, operator_names
+from policylang.torch_compat.operator_registry import operator_facts, operator_names
 
-FOLDER = Path(__file__).resolve().parent.parent / "policylang" / "language"
+FOLDER = Path(__file__).resolve().parent.parent / "policylang" / "language" / "resolution"
 FORMAT = 1
 
 # Left out: TorchScript's own, test and debugging operators, and the quantized backends; no training graph holds them.

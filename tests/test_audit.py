@@ -10,13 +10,13 @@ import torch
 from attrs import evolve
 from torch import fx
 
-from policylang.audit import Audit, audit
-from policylang.audit_replay import is_random_state
-from policylang.backends import partitioner as module
-from policylang.backends import settle
-from policylang.backends.partitioner import Partition
+from policylang.audit.joint import Audit, audit
+from policylang.audit.random_draws import is_random_state
+from policylang.backends.joint import finalize
+from policylang.backends.joint import partitioner as module
+from policylang.backends.joint.partitioner import Partition
 from policylang.errors import PolicyAuditError
-from policylang.planning.outcome import backward_needs
+from policylang.planning.liveness import backward_needs
 from tests.backends.test_partition_cases import traced
 from tests.support.run_partition import Traced
 
@@ -35,8 +35,8 @@ def partition(graph: Traced) -> Partition:
 
 def again(graph: Traced, partition: Partition) -> Audit:
     """Audit the two graphs as they are now."""
-    gradients = settle.gradient_rows(graph.gm.graph, partition.plan.facts, graph.num_fwd_outputs)
-    plan = settle.fit(partition.plan, gradients)
+    gradients = finalize.gradient_rows(graph.gm.graph, partition.plan.facts, graph.num_fwd_outputs)
+    plan = finalize.fit(partition.plan, gradients)
     needs = backward_needs(plan.facts, plan.decisions)
     forward, backward = partition.forward.graph, partition.backward.graph
     return audit(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)

@@ -18,8 +18,8 @@ from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint
 
 import policylang
-from policylang.backends.inductor import PolicyBackend
-from policylang.language.loader import parse_policy
+from policylang.backends.torch_compile.backend import PolicyBackend
+from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Policy
 from policylang.report.data import Report
 from tests.graph.captured import facts_of_model

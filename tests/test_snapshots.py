@@ -10,9 +10,9 @@ import torch
 
 import policylang
 from policylang.errors import PolicyGraphError
-from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.planning.paths import capabilities_for
+from policylang.graph.reading.collect import collect
+from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.joint import capture_joint
 from tests.support.models import llama, mlp
@@ -108,7 +108,7 @@ def test_a_graph_from_the_cache_says_why_it_has_no_facts(tmp_path):
 
 @pytest.fixture
 def command(capsys, tmp_path, monkeypatch):
-    from policylang.cli import main
+    from policylang.commands.cli import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

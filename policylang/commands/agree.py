@@ -24,7 +24,7 @@ from policylang.commands import Exit
 
 if TYPE_CHECKING:
     from policylang.language.syntax import Policy
-    from policylang.paths.data import Agreement
+    from policylang.testing.agree.data import Agreement
 
 NAME = "agree"
 SUMMARY = "run a model under a policy on every path, and compare"
@@ -44,14 +44,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.inputs import read_policy, refuse
+    from policylang.commands.shared.inputs import read_policy, refuse
     from policylang.errors import PolicyError
 
     try:
         policy = read_policy(options.policy)
     except PolicyError as error:
         return refuse(error.diagnostics)
-    from policylang.commands.users_code import UsersCodeError, show, torch_is_missing
+    from policylang.commands.shared.users_code import UsersCodeError, show, torch_is_missing
 
     if torch_is_missing(NAME):
         return Exit.USAGE
@@ -68,9 +68,9 @@ def run(options: argparse.Namespace) -> Exit:
 
 def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement | Exit:
     """Raises ``UsersCodeError`` for what the function or the plain model raises."""
-    from policylang.commands.users_code import users_code
-    from policylang.paths.agreement import compare_paths
-    from policylang.paths.running import Setup, batch_of
+    from policylang.commands.shared.users_code import users_code
+    from policylang.testing.agree.comparison import compare_paths
+    from policylang.testing.agree.running import Setup, batch_of
 
     function = _function(options.model)
     if isinstance(function, Exit):
@@ -92,7 +92,7 @@ def _tell(stage: str) -> None:
 
 
 def _function(text: str) -> Callable[[], Any] | Exit:
-    from policylang.commands.users_code import named_function
+    from policylang.commands.shared.users_code import named_function
 
     if text != _LLAMA:
         found = named_function(text)
@@ -108,7 +108,7 @@ def _function(text: str) -> Callable[[], Any] | Exit:
 
 
 def _llama() -> tuple[Any, Callable[..., Any], tuple[Any, ...]]:
-    from policylang.demo.training import Settings, batch_of, build
+    from policylang.commands.small_llama.training import Settings, batch_of, build
 
     settings = Settings(layers=4, hidden=64, heads=4, vocabulary=256, batch=2, sequence=32)
     return build(settings), lambda model, tokens: model(tokens), (batch_of(settings),)

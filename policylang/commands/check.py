@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from policylang.commands import Exit
-from policylang.commands.inputs import add_path
+from policylang.commands.shared.inputs import add_path
 
 NAME = "check"
 SUMMARY = "check policy files"
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.checking import check
+    from policylang.api.check import check
     from policylang.report.diagnostics import RENDERERS
 
     if options.torch and not _torch_is_there():

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from policylang.commands import Exit
 
 if TYPE_CHECKING:
-    from policylang.demo.comparison import Comparison
-    from policylang.demo.training import Settings
+    from policylang.commands.small_llama.comparison import Comparison
+    from policylang.commands.small_llama.training import Settings
 
 NAME = "demo"
 SUMMARY = "train a small Llama without and with a policy, and compare"
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> Exit:
         )
     import torch
 
-    from policylang.demo.training import Settings
+    from policylang.commands.small_llama.training import Settings
     from policylang.errors import PolicyError
 
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -63,8 +63,8 @@ def _compare(settings: Settings, policy: str) -> Comparison:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     import policylang
-    from policylang.demo.comparison import Comparison
-    from policylang.demo.training import train
+    from policylang.commands.small_llama.comparison import Comparison
+    from policylang.commands.small_llama.training import train
 
     loaded = policylang.load(policy)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

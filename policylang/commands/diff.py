@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from policylang.commands import Exit
-from policylang.commands.inputs import add_graph, add_path
+from policylang.commands.shared.inputs import add_graph, add_path
 
 NAME = "diff"
 SUMMARY = "compare two policies on a graph"
@@ -31,9 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.inputs import planned, read_graph, read_policy, refuse
+    from policylang.commands.shared.inputs import planned, read_graph, read_policy, refuse
     from policylang.errors import PolicyError
-    from policylang.planning.compare import compare
+    from policylang.planning.inspection.compare import compare
     from policylang.report.comparison import comparison_json, comparison_markdown, comparison_text
 
     try:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from policylang.commands import Exit
-from policylang.commands.inputs import add_graph, add_path
+from policylang.commands.shared.inputs import add_graph, add_path
 
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _on_graph(options: argparse.Namespace) -> Exit:
-    from policylang.commands.inputs import planned, read_graph, read_policy, refuse
+    from policylang.commands.shared.inputs import planned, read_graph, read_policy, refuse
     from policylang.errors import PolicyError
     from policylang.report.explanation import explain_node, explain_rule
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from policylang.commands import Exit
 
 if TYPE_CHECKING:
-    from policylang.formatting import Formatting
+    from policylang.api.format import Formatting
 
 NAME = "fmt"
 SUMMARY = "format policy files"
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.formatting import format_files, format_text
+    from policylang.api.format import format_files, format_text
     from policylang.report.diagnostics import render_text
 
     if _STDIN in options.files and len(options.files) > 1:

@@ -22,14 +22,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.inputs import refuse
-    from policylang.commands.users_code import torch_is_missing
+    from policylang.commands.shared.inputs import refuse
+    from policylang.commands.shared.users_code import torch_is_missing
 
     if torch_is_missing(NAME):
         return Exit.USAGE
     from policylang.errors import PolicyError
-    from policylang.graph.recorded import recorded_facts
-    from policylang.graph.snapshot import write
+    from policylang.graph.files.json_import import recorded_facts
+    from policylang.graph.files.snapshot import write
 
     try:
         facts = recorded_facts(options.file)

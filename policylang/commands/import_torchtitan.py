@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from policylang.commands import Exit
-from policylang.commands.inputs import add_graph
+from policylang.commands.shared.inputs import add_graph
 
 NAME = "import-torchtitan"
 SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
@@ -27,17 +27,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.inputs import refuse
+    from policylang.commands.shared.inputs import refuse
+    from policylang.integrations.torchtitan_save_ops import import_save_ops
     from policylang.language.codes import is_error
-    from policylang.language.torchtitan import import_save_ops
 
     made = import_save_ops(options.selectors, options.name)
     if made.text is None:
         return refuse(made.diagnostics)
     found = list(made.diagnostics)
     if options.graph is not None:
-        from policylang.checking_graphs import on_graph, read_graphs
-        from policylang.language.loader import parse_policy
+        from policylang.api.check_graphs import on_graph, read_graphs
+        from policylang.language.resolution.loader import parse_policy
 
         graphs, problems = read_graphs([options.graph])
         if problems:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _name(text: str) -> str:
-    from policylang.language.parser import is_policy_name
+    from policylang.language.parsing.parser import is_policy_name
 
     if not is_policy_name(text):
         raise argparse.ArgumentTypeError(f"`{text}` cannot be the name of a policy")

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policylang.commands import Exit
-from policylang.commands.inputs import add_graph, add_path
+from policylang.commands.shared.inputs import add_graph, add_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from policylang.planning.breakdown import Breakdown
-    from policylang.planning.worth import Worth
+    from policylang.planning.inspection.breakdown import Breakdown
+    from policylang.planning.inspection.marginal_cost import Worth
 
 NAME = "plan"
 SUMMARY = "show what a policy saves and recomputes on a graph"
@@ -39,12 +39,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.checking import check
+    from policylang.api.check import check
     from policylang.language.codes import is_error
-    from policylang.planning.breakdown import breakdown
+    from policylang.planning.inspection.breakdown import breakdown
     from policylang.report.diagnostics import render_text
-    from policylang.report.plan_json import plan_json
-    from policylang.report.plan_text import plan_text
+    from policylang.report.plan.as_json import plan_json
+    from policylang.report.plan.as_text import plan_text
 
     result = check(options.policy, graph=options.graph, path=options.path)
     if len(result.plans) != 1:
@@ -73,8 +73,8 @@ def _refused(diagnostics: Sequence[object], output_format: str, *, unreadable: b
 
 
 def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
-    from policylang.planning.paths import FLAT, JOINT, capabilities_for
-    from policylang.planning.worth import worth_of_rules
+    from policylang.planning.capabilities import FLAT, JOINT, capabilities_for
+    from policylang.planning.inspection.marginal_cost import worth_of_rules
 
     capabilities = {"joint": JOINT, "flat": FLAT}.get(path or "", capabilities_for(found.plan.facts.kind))
     shown = sys.stderr.isatty()
@@ -88,7 +88,7 @@ def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
 
 
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> bool:
-    from policylang.report.html import plan_page
+    from policylang.report.plan.html import plan_page
 
     try:
         Path(out).write_text(plan_page(found, worth, Path(graph).name), encoding="utf-8")

@@ -25,8 +25,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.inputs import refuse
-    from policylang.commands.users_code import UsersCodeError, named_function, show, torch_is_missing, users_code
+    from policylang.commands.shared.inputs import refuse
+    from policylang.commands.shared.users_code import UsersCodeError, named_function, show, torch_is_missing, users_code
     from policylang.errors import PolicyError
 
     if torch_is_missing(NAME):
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> Exit:
             subject = function()
     except UsersCodeError as failed:
         return show(failed, NAME, options.function, "the function is called without arguments")
-    from policylang.snapshots import load_snapshot, snapshot
+    from policylang.api.snapshot import load_snapshot, snapshot
 
     try:
         paths = snapshot(subject, options.output)

@@ -1,6 +1,6 @@
 """What is known of a graph: one row a node, in graph order, as plain columns that need no torch to read.
 
-Filled in one linear pass over an FX graph by :mod:`policylang.graph.collect`, or from a snapshot file. Rows are
+Filled in one linear pass over an FX graph by :mod:`policylang.graph.reading.collect`, or from a snapshot file. Rows are
 numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a
 graph of a million nodes has to fit beside the graph itself.
 """
@@ -168,8 +168,8 @@ class Facts:
     input_names: Sequence[str]
     """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
     arguments: Sequence[tuple[Any, ...]]
-    """Of layout operators and collectives (see :mod:`policylang.graph.arguments`): all arguments in the order of the
-    schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
+    """Of layout operators and collectives (see :mod:`policylang.operators.arguments`): all arguments in the order of
+    the schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
     group_names: Sequence[str]
     """Of a collective: its process group; empty otherwise."""
     groups: dict[str, Group] = field(factory=dict)

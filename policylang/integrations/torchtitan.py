@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import fx
 
-from policylang.backends.apply import apply_to_step
-from policylang.backends.fingerprint import policy_key
+from policylang.api.apply import apply_to_step
+from policylang.api.load import load
+from policylang.backends.caching.fingerprint import policy_key
 from policylang.errors import PolicyGraphError
-from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
+from policylang.graph.reading.collect import collect
 from policylang.integrations.torchtitan_state import parameters_of
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
-from policylang.loading import load
 
 NO_GRAPH_TRAINER = "APL383"
 NOT_FLAT = "APL384"

@@ -8,9 +8,9 @@ from pathlib import Path
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.parsing.statements import MAX_FILE
+from policylang.language.resources import policies_folder
 from policylang.language.source import Source, Span
-from policylang.language.statements import MAX_FILE
-from policylang.resources import policies_folder
 
 SUFFIX = ".apl"
 _OF_A_TEXT = (" ", "\n", ";")

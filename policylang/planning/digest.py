@@ -8,9 +8,9 @@ from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
+from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.rank_view import common_names, words_of
 from policylang.planning.plan import Decision
-from policylang.planning.rewrites.alike import common_names, words_of
-from policylang.planning.rewrites.data import Rewrites
 
 _CHUNK = 1 << 14
 NO_REWRITES = Rewrites()

@@ -11,7 +11,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
-from policylang.planning.rewrites.data import Rewrites
+from policylang.planning.edits.data import Rewrites
 
 Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
 """What becomes of forward values that no rule decides."""

@@ -9,25 +9,25 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
-from policylang.planning.contracts import gathers_left
-from policylang.planning.decide import first_decisions, judge, rule_outcomes
+from policylang.planning.batch.thresholds import flipping_thresholds
+from policylang.planning.block_graph import Place, beyond_one_block
+from policylang.planning.decisions.contracts import gathers_left
+from policylang.planning.decisions.dead_rules import without_effect
+from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
+from policylang.planning.decisions.lost_markers import records_lost, records_outranked
+from policylang.planning.decisions.offloading import offload_diagnostics, settle_offloads
+from policylang.planning.decisions.routing import keep_routing
+from policylang.planning.decisions.safety import Safety
+from policylang.planning.decisions.user_tags import user_decisions
 from policylang.planning.digest import plan_digest
-from policylang.planning.effects import without_effect
-from policylang.planning.expectations import check_expectations
-from policylang.planning.offloading import offload_diagnostics, settle_offloads
-from policylang.planning.outcome import backward_needs, with_cost
-from policylang.planning.place import Place, beyond_one_block
+from policylang.planning.edits.diagnostics import rewrite_diagnostics
+from policylang.planning.edits.offers import Ranks
+from policylang.planning.edits.planner import plan_rewrites
+from policylang.planning.expectations.check import check_expectations
+from policylang.planning.liveness import backward_needs, with_cost
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
-from policylang.planning.replayed import replayed_needs, with_returned
-from policylang.planning.replaying import records_lost, records_outranked
-from policylang.planning.rewrites.diagnostics import rewrite_diagnostics
-from policylang.planning.rewrites.offers import Ranks
-from policylang.planning.rewrites.planning import plan_rewrites
-from policylang.planning.routing import keep_routing
-from policylang.planning.safety import Safety
-from policylang.planning.selectors import Selections
-from policylang.planning.thresholds import flipping_thresholds
-from policylang.planning.user_tags import user_decisions
+from policylang.planning.schedule.sequential_recompute import replayed_needs, with_returned
+from policylang.planning.selection.selectors import Selections
 
 
 def plan(

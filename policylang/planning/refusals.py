@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from policylang.graph.facts import Facts, InputKind, LostRecord
 from policylang.language.diagnostics import Diagnostic, Related, Severity
+from policylang.language.figures import figure
 from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
@@ -19,10 +20,9 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
-from policylang.planning.figures import figure
-from policylang.planning.matching import nearest_paths, part_counts
 from policylang.planning.plan import Capabilities, Decision, RuleOutcome
-from policylang.planning.selectors import Selections
+from policylang.planning.selection.empty_matches import nearest_paths, part_counts
+from policylang.planning.selection.selectors import Selections
 
 MATCHES_NOTHING = "APL301"
 NO_SUCH_BLOCKS = "APL302"

@@ -22,9 +22,9 @@ from attrs import evolve, field, frozen
 from policylang.graph.facts import Facts, Group, InputKind, Ref
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
+from policylang.planning.edits.offers import Offer
+from policylang.planning.edits.rank_view import words_of
 from policylang.planning.plan import Decision, Plan, Why
-from policylang.planning.rewrites.alike import words_of
-from policylang.planning.rewrites.offers import Offer
 from policylang.ranks.messages import Share
 
 SETTINGS = "settings"

@@ -16,9 +16,9 @@ from typing import Any
 
 from attrs import define, field
 
-from policylang import _torch_store
 from policylang.ranks.memory import Memory
 from policylang.ranks.messages import End, Key, Status
+from policylang.torch_compat import store
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
@@ -47,7 +47,7 @@ class Board:
 
     def read(self, keys: Sequence[str]) -> list[Any] | None:
         """None where one of them is not there."""
-        found = _torch_store.read_all(self.store, [f"{PREFIX}/{key}" for key in keys])
+        found = store.read_all(self.store, [f"{PREFIX}/{key}" for key in keys])
         return None if found is None else [_unpacked(value) for value in found]
 
     def read_one(self, key: str) -> Any:
@@ -64,7 +64,7 @@ class Board:
     def replace(self, key: str, is_past: Callable[[Any], bool], value: Any) -> Any:
         """What stands there afterwards: ``value``, unless there is something that is not past. One of several ranks
         that do this at once has its way."""
-        old = _torch_store.read_all(self.store, [f"{PREFIX}/{key}"])
+        old = store.read_all(self.store, [f"{PREFIX}/{key}"])
         if old is not None and not is_past(standing := _unpacked(old[0])):
             return standing
         expected = "" if old is None else old[0].decode()
@@ -121,10 +121,10 @@ _memory = Memory()
 def board() -> Board | None:
     """The board of the default process group; None where there are no ranks to compare with."""
     global _current
-    default = _torch_store.default_store()
+    default = store.default_store()
     if default is None:
         return None
     if _current is None or _current.default() is not default:
-        own = _torch_store.own_connection(default)
-        _current = Board(_torch_store.own_rank(), own, weakref.ref(default), _memory)
+        own = store.own_connection(default)
+        _current = Board(store.own_rank(), own, weakref.ref(default), _memory)
     return _current

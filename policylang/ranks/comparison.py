@@ -16,13 +16,11 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from policylang import _torch_store
-from policylang._torch_graph import group_ranks
 from policylang.errors import PolicyDivergenceError, PolicyError, PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
+from policylang.planning.edits.offers import Offer, Ranks
 from policylang.planning.plan import Plan
-from policylang.planning.rewrites.offers import Offer, Ranks
 from policylang.ranks import board as boards
 from policylang.ranks import differences, gathering
 from policylang.ranks.accounts import (
@@ -39,6 +37,8 @@ from policylang.ranks.accounts import (
 from policylang.ranks.board import SWITCH, Board
 from policylang.ranks.meeting import ALONE, Meeting, abouts_of
 from policylang.ranks.messages import End, Status, Topic, spell
+from policylang.torch_compat import store
+from policylang.torch_compat.reading import group_ranks
 
 __all__ = ["agree_on_accounts", "agree_on_collectives", "agree_on_plan", "comparing", "is_compared", "ranks_of"]
 
@@ -119,11 +119,11 @@ class Comparison:
         outside: PolicyGraphError | None = None,
     ) -> None:
         assert self.board is not None
-        mesh = () if self.mesh is None else _torch_store.mesh_ranks(self.mesh)
+        mesh = () if self.mesh is None else store.mesh_ranks(self.mesh)
         shared = [each for each in (*sets, *self.around, mesh) if len(each) > 1 and self.board.rank in each]
         if not shared:
             return
-        patience = gathering.patience(_torch_store.patience(account.groups))
+        patience = gathering.patience(store.patience(account.groups))
         label = self._label(account)
         self.meeting = Meeting(self.board, self.topic, shared, account.operators, label, policy, patience)
         if outside is not None:
@@ -141,7 +141,7 @@ class Comparison:
     def _outside(self, facts: Facts) -> PolicyGraphError | None:
         if self.mesh is None:
             return None
-        inside = _torch_store.mesh_ranks(self.mesh)
+        inside = store.mesh_ranks(self.mesh)
         groups = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
         found = [differences.outside_mesh(group.name, group.ranks, inside) for group in groups]
         return PolicyGraphError(found) if found else None
@@ -149,7 +149,7 @@ class Comparison:
     def _mesh_lines(self) -> list[str]:
         if self.mesh is None:
             return []
-        names, shape, ranks = _torch_store.mesh_order(self.mesh)
+        names, shape, ranks = store.mesh_order(self.mesh)
         dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
         order = spell(ranks) if list(ranks) == sorted(ranks) else ", ".join(map(str, ranks))
         return [f"mesh of {dims} over ranks {order}"]

@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 
 from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
-from policylang.planning.rewrites.offers import Offer, compared
+from policylang.planning.edits.offers import Offer, compared
 from policylang.ranks import differences
 from policylang.ranks.accounts import SETTINGS, Round, Stage, policy_digest
 from policylang.ranks.board import Board

@@ -8,7 +8,9 @@ from typing import Any, Literal
 from attrs import asdict
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.paths.data import (
+from policylang.language.figures import figure
+from policylang.report.text import table
+from policylang.testing.agree.data import (
     Agreement,
     Beside,
     Comparison,
@@ -19,8 +21,6 @@ from policylang.paths.data import (
     Refused,
     Side,
 )
-from policylang.planning.figures import figure
-from policylang.report.text import table
 
 VERSION = 1
 _MOST = 8

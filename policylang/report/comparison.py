@@ -8,8 +8,8 @@ from typing import Literal
 
 from attrs import asdict
 
-from policylang.planning.compare import Change, Comparison, Side, folded
-from policylang.planning.figures import figure
+from policylang.language.figures import figure
+from policylang.planning.inspection.compare import Change, Comparison, Side, folded
 from policylang.report.text import table
 
 _MOST_NAMES = 6

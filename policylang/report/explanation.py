@@ -6,13 +6,13 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from policylang.language.figures import figure
 from policylang.language.syntax import Rule
-from policylang.planning.explain import RuleOnNode, rule_on_graph, rules_on
-from policylang.planning.fates import Fates
-from policylang.planning.figures import figure
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.expectations.fates import Fates
+from policylang.planning.inspection.explain import RuleOnNode, rule_on_graph, rules_on
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Decision, Plan
-from policylang.report.report import word
+from policylang.report.assemble import word
 from policylang.report.text import table
 
 _MOST_NAMES = 8

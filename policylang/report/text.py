@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.planning.figures import figure
+from policylang.language.figures import figure
 from policylang.report.data import Report, RuleReport, Values
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")

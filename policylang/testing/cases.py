@@ -7,20 +7,20 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from policylang.checking_graphs import findings
+from policylang.api.check_graphs import findings
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.loader import load_source
-from policylang.language.parser import parse_file
+from policylang.language.parsing.parser import parse_file
+from policylang.language.resolution.loader import load_source
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Include, Let, Rule, Selector, Statement
-from policylang.planning.outcome import saved_and_recomputed
-from policylang.planning.paths import capabilities_for
+from policylang.planning.capabilities import capabilities_for
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import blocks_for, plan
-from policylang.planning.selectors import Selections
+from policylang.planning.selection.selectors import Selections
 from policylang.testing.claims import OF_DIAGNOSTICS, OF_POLICY, Claim, read_claims
 from policylang.testing.fences import Fence, lifted, lowered
 

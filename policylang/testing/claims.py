@@ -13,8 +13,8 @@ from attrs import frozen
 from policylang.language.codes import CODES, diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.parsing.statements import comments, split
 from policylang.language.source import Source, Span
-from policylang.language.statements import comments, split
 
 CANNOT_BE_READ = "APL512"
 

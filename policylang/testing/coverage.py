@@ -10,7 +10,7 @@ from attrs import define, field
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import find_policy, policy_files, read_source
-from policylang.language.parser import parse_file
+from policylang.language.parsing.parser import parse_file
 from policylang.language.syntax import Rule
 from policylang.planning.plan import Plan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from policylang.checking import CheckResult
+from policylang.api.check import CheckResult
 from policylang.graph.facts import Facts
 from policylang.language.codes import CODES, diagnose
 from policylang.language.diagnostics import Diagnostic

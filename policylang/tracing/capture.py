@@ -13,7 +13,10 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 
-from policylang._torch_tracing import (
+from policylang.errors import PolicyError
+from policylang.graph.facts import InputKind
+from policylang.language.syntax import Policy
+from policylang.torch_compat.tracing import (
     compiling,
     fake_mode_of,
     fake_tensor_mode,
@@ -22,17 +25,14 @@ from policylang._torch_tracing import (
     tracing_context,
     tree_flatten,
 )
-from policylang.errors import PolicyError
-from policylang.graph.facts import InputKind
-from policylang.language.syntax import Policy
-from policylang.tracing.backward_regions import BackwardRegions, backward_regions
-from policylang.tracing.checkpoint_regions import checkpoint_regions
-from policylang.tracing.current_meta import without_leaks
 from policylang.tracing.finish import GraphInput, finish
-from policylang.tracing.model_state import ModelState
-from policylang.tracing.optimizer import OptimizerState
+from policylang.tracing.marks.backward_regions import BackwardRegions, backward_regions
+from policylang.tracing.marks.checkpoint_regions import checkpoint_regions
+from policylang.tracing.marks.current_meta import without_leaks
 from policylang.tracing.problems import trace_failure
-from policylang.tracing.subclasses import Layout, take_apart
+from policylang.tracing.state.model_state import ModelState
+from policylang.tracing.state.optimizer import OptimizerState
+from policylang.tracing.state.subclasses import Layout, take_apart
 from policylang.tracing.whole_step import WholeStep
 from policylang.tracing.writes import check_writes
 

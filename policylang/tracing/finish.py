@@ -8,12 +8,12 @@ from typing import Any
 from attrs import frozen
 from torch import fx
 
-from policylang._torch_tracing import input_descriptor, rename_node
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
-from policylang.graph.seeds import is_seed
-from policylang.tracing.backward_regions import REGION
-from policylang.tracing.module_paths import FORWARD_STACK, STACK
+from policylang.graph.reading.seeds import is_seed
+from policylang.torch_compat.tracing import input_descriptor, rename_node
+from policylang.tracing.marks.backward_regions import REGION
+from policylang.tracing.marks.module_paths import FORWARD_STACK, STACK
 
 _LEAKS = ("recompute", "ac_graph_id", STACK, FORWARD_STACK)
 """What a backward node may have of the surroundings of the call that made it, and is not about it."""

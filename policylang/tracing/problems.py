@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 
 import policylang
-from policylang._torch_tracing import data_dependence_errors
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
+from policylang.torch_compat.tracing import data_dependence_errors
 
 LOSS = "APL360"
 NO_GRADIENT = "APL361"

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.fx import traceback
 from torch.optim import Optimizer
 
-from policylang._torch_tracing import (
+from policylang.graph.marks import EPILOGUE, PHASE
+from policylang.torch_compat.tracing import (
     below_functionalization,
     from_functional,
     gradient_hooks,
     to_functional,
     tree_unflatten,
 )
-from policylang.graph.marks import EPILOGUE, PHASE
-from policylang.tracing.backward_regions import BackwardRegions
 from policylang.tracing.loss import check_loss, no_gradient
-from policylang.tracing.model_state import ModelState, Substitution, substituted
-from policylang.tracing.module_paths import module_paths
-from policylang.tracing.optimizer import OptimizerState, substituted_optimizer, take_step
-from policylang.tracing.subclasses import Layout, put_together, take_apart
+from policylang.tracing.marks.backward_regions import BackwardRegions
+from policylang.tracing.marks.module_paths import module_paths
+from policylang.tracing.state.model_state import ModelState, Substitution, substituted
+from policylang.tracing.state.optimizer import OptimizerState, substituted_optimizer, take_step
+from policylang.tracing.state.subclasses import Layout, put_together, take_apart
 
 
 @define(eq=False)

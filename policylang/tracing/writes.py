@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, fx
 
-from policylang._torch_graph import OpOverload, schema_of
+from policylang.torch_compat.reading import OpOverload, schema_of
 from policylang.tracing.problems import ALIASED_MUTATION, OUTSIDE_WRITE, UNTRACEABLE, problem
 
 

@@ -12,10 +12,10 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
-from policylang.backends.collectives import carry_out
-from policylang.backends.halves import plan_half
+from policylang.backends.half.path import plan_half
+from policylang.backends.surgery.edits import carry_out
 from policylang.graph import marks
-from policylang.graph.collect import collect
+from policylang.graph.reading.collect import collect
 from policylang.planning.plan import Plan
 from tests.support.chains import NAMES, Chain, gathers, shard_of, traced
 from tests.support.rewrites import assert_facts_hold

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import policylang
-from policylang.backends.inductor import PolicyBackend
+from policylang.backends.torch_compile.backend import PolicyBackend
 from tests.support.compiled import assert_bitwise_equal, train
 from tests.support.models import ZOO, dropout, llama
 

@@ -14,8 +14,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.backends import fingerprint, groups
-from policylang.backends.groups import RankOrder
+from policylang.backends.caching import fingerprint
+from policylang.backends.runtime import groups
+from policylang.backends.runtime.groups import RankOrder
 from tests.support.fused_process import compile_and_train
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyMatchError, PolicyWarning
-from policylang.backends.inductor import PolicyBackend, graphs_of
+from policylang.backends.torch_compile.backend import PolicyBackend, graphs_of
 from tests.support.compiled import assert_bitwise_equal, fresh_dynamo, train
 from tests.support.models import Example, llama, mlp, square_loss
 

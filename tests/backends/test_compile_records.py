@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 
 import policylang
-from policylang.backends import deferred, fingerprint, record
-from policylang.backends.caching import CachedPartitioner
-from policylang.backends.partitioner import JointPartitioner
+from policylang.backends.caching.cached_partitioner import CachedPartitioner, fingerprint, sidecar
+from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.backends.torch_compile import model_wide_errors
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 
@@ -33,35 +33,35 @@ def the_file(folder: Path) -> Path:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert record.read(KEY) is None
-    assert record.write(KEY, {"partitions": [1, "ü"]})
-    assert record.read(KEY) == {"partitions": [1, "ü"]}
+    assert sidecar.read(KEY) is None
+    assert sidecar.write(KEY, {"partitions": [1, "ü"]})
+    assert sidecar.read(KEY) == {"partitions": [1, "ü"]}
 
 
 def test_writing_leaves_one_file(folder: Path) -> None:
     for number in range(3):
-        record.write(KEY, {"partitions": [number]})
+        sidecar.write(KEY, {"partitions": [number]})
     assert [path.name for path in (folder / "policylang").rglob("*") if path.is_file()] == [f"{KEY}.json"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"format": 0}', b"[" * 100_000])
 def test_a_damaged_record_is_none(folder: Path, damage: bytes) -> None:
-    record.write(KEY, {"partitions": []})
+    sidecar.write(KEY, {"partitions": []})
     the_file(folder).write_bytes(damage)
-    assert record.read(KEY) is None
+    assert sidecar.read(KEY) is None
 
 
 def test_a_record_of_another_graph_is_none(folder: Path) -> None:
-    record.write(KEY, {"partitions": []})
+    sidecar.write(KEY, {"partitions": []})
     path = the_file(folder)
     path.write_text(path.read_text().replace(KEY, "cd" * 32))
-    assert record.read(KEY) is None
+    assert sidecar.read(KEY) is None
 
 
 def test_a_folder_that_takes_no_files_is_no_error(folder: Path) -> None:
     (folder / "policylang").write_text("in the way")
-    assert not record.write(KEY, {"partitions": []})
-    assert record.read(KEY) is None
+    assert not sidecar.write(KEY, {"partitions": []})
+    assert sidecar.read(KEY) is None
 
 
 def key_of(text: str, root: str = "") -> str:
@@ -162,10 +162,10 @@ def test_a_deferred_complaint_survives_json_and_a_moved_rule() -> None:
     diagnostic = Diagnostic(
         "APL301", "`x` matches nothing in this graph", span, "write `optional`", details=("aten.convolution: 0 nodes",)
     )
-    found = deferred.complaints(policy, [diagnostic])
-    again = deferred.from_json(json.loads(json.dumps(deferred.to_json(found))))
+    found = model_wide_errors.complaints(policy, [diagnostic])
+    again = model_wide_errors.from_json(json.loads(json.dumps(model_wide_errors.to_json(found))))
     assert again == found
-    (shown,) = deferred.shared_by_all(moved, [("graph 0", again)], root="")
+    (shown,) = model_wide_errors.shared_by_all(moved, [("graph 0", again)], root="")
     assert shown.span is not None
     assert shown.span.text == "aten.convolution where bytes > 1"
     assert shown.span.line == 3
@@ -175,14 +175,14 @@ def test_a_deferred_complaint_survives_json_and_a_moved_rule() -> None:
 def test_what_one_graph_answers_is_no_complaint() -> None:
     policy = policylang.parse("save mm\nsave bmm")
     first, second = (
-        deferred.complaints(
+        model_wide_errors.complaints(
             policy,
             [Diagnostic("APL301", "nothing", policy.rules[rule].span) for rule in unmatched],
         )
         for unmatched in ((0, 1), (1,))
     )
-    assert len(deferred.shared_by_all(policy, [("a", first)], root="")) == 2
-    (left,) = deferred.shared_by_all(policy, [("a", first), ("b", second)], root="")
+    assert len(model_wide_errors.shared_by_all(policy, [("a", first)], root="")) == 2
+    (left,) = model_wide_errors.shared_by_all(policy, [("a", first), ("b", second)], root="")
     assert left.span == policy.rules[1].span
-    assert deferred.shared_by_all(policy, [("a", first), ("b", ())], root="") == ()
-    assert deferred.shared_by_all(policy, [], root="") == ()
+    assert model_wide_errors.shared_by_all(policy, [("a", first), ("b", ())], root="") == ()
+    assert model_wide_errors.shared_by_all(policy, [], root="") == ()

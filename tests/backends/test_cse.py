@@ -9,11 +9,11 @@ import torch
 from functorch.compile import default_partition
 from torch import Tensor, nn
 
-from policylang.backends import cse
-from policylang.backends.partitioner import plan_joint
+from policylang.api.load import parse
+from policylang.backends.joint import cse
+from policylang.backends.joint.partitioner import plan_joint
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
-from policylang.loading import parse
 from tests.backends.test_partition_cases import names, traced
 from tests.support.run_partition import Traced, assert_same_result, trace
 

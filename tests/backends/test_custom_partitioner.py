@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils.checkpoint import checkpoint
 
 import policylang
-from policylang.backends import custom_partitioner
+from policylang.backends.torch_compile import custom_partitioner
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 
 POLICY = "recompute everything\nsave first sin\n"

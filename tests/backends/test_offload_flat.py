@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 import policylang
-from policylang.audit_flat import audit_flat
-from policylang.backends import transfers
-from policylang.backends.flat import FlatOutcome, apply_flat
-from policylang.backends.transfers import copied_over
-from policylang.planning.outcome import saved_and_recomputed
-from policylang.planning.timeline import simulate
-from policylang.report.report import report_from_dict
+from policylang.audit.flat import audit_flat
+from policylang.backends.flat.path import FlatOutcome, apply_flat
+from policylang.backends.runtime import copy_operators
+from policylang.backends.runtime.copy_operators import copied_over
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.report.assemble import report_from_dict
+from policylang.simulation.memory import simulate
 from tests.support import models
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
 from tests.support.hand import Hand
@@ -71,13 +71,13 @@ def test_without_a_wait_the_values_are_wrong(mlp: Flat, kept: str) -> None:
     """What the tests above rest on: a copy that nobody awaits, or whose source goes too early, shows."""
 
     def not_awaited(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
-        return transfers._copies[int(ticket)].target
+        return copy_operators._copies[int(ticket)].target
 
     def on_a_clone(value: Tensor) -> Tensor:
         return torch.ops.policylang.offload.default(value.clone())  # the clone is gone when the copy is made
 
     after, _ = applied(mlp, "undecided -> save; offload gelu")
-    old, new = (transfers.WAIT, not_awaited) if kept == "ticket" else (transfers.OFFLOAD, on_a_clone)
+    old, new = (copy_operators.WAIT, not_awaited) if kept == "ticket" else (copy_operators.OFFLOAD, on_a_clone)
     for node in copies(after.gm, old):
         node.target = new
     after.gm.recompile()
@@ -126,7 +126,7 @@ def test_views_are_rebuilt_and_the_memory_is_moved_once() -> None:
     flat = Flat(hand.done(loss, third), [torch.rand(4, 4)])
     after, outcome = applied(flat, "undecided -> save; offload t")
     assert outcome.audit.offloaded == ("sin_default",)
-    assert len(copies(after.gm, transfers.OFFLOAD)) == len(copies(after.gm, transfers.RELOAD)) == 1
+    assert len(copies(after.gm, copy_operators.OFFLOAD)) == len(copies(after.gm, copy_operators.RELOAD)) == 1
     assert_bitwise_equal(flat.fresh().run(), after.run())
 
 
@@ -141,8 +141,8 @@ def test_each_region_fetches_its_own() -> None:
     flat = Flat(hand.done(more, first, second), [torch.rand(4, 4)])
     after, outcome = applied(flat, "undecided -> save; offload sin")
     assert outcome.audit.offloaded == ("sin_default",)
-    assert len(copies(after.gm, transfers.OFFLOAD)) == 1
-    assert len(copies(after.gm, transfers.RELOAD)) == 2
+    assert len(copies(after.gm, copy_operators.OFFLOAD)) == 1
+    assert len(copies(after.gm, copy_operators.RELOAD)) == 2
     with copied_over(Late()):
         assert_bitwise_equal(flat.fresh().run(), after.run())
 
@@ -222,7 +222,7 @@ def test_the_device_does_not_hold_what_is_on_the_host() -> None:
 def test_the_audit_sees_a_wrong_copy(mlp: Flat, change: str) -> None:
     after, outcome = applied(mlp, "undecided -> save; offload gelu")
     graph = after.gm.graph
-    wait = next(node for node in copies(after.gm, transfers.WAIT) if node.name.endswith("_reloaded"))
+    wait = next(node for node in copies(after.gm, copy_operators.WAIT) if node.name.endswith("_reloaded"))
     if change == "not awaited":
         wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
         code = "APL413"

@@ -14,13 +14,13 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.audit_halves import Place, wrongly_moved
-from policylang.backends import transfers
-from policylang.backends.inductor import PolicyBackend
-from policylang.backends.partitioner import Partition
-from policylang.backends.transfers import copied_over
+from policylang.audit.offload import Place, wrongly_moved
+from policylang.backends.joint.partitioner import Partition
+from policylang.backends.runtime import copy_operators
+from policylang.backends.runtime.copy_operators import copied_over
+from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.liveness import saved_and_recomputed
 from tests.support import models
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.compiled import Trained, assert_bitwise_equal, fresh_dynamo, train
@@ -161,7 +161,11 @@ def test_a_view_is_rebuilt_and_its_memory_moved_once() -> None:
         split = graph.partition(SAVE + f"optional {text}")
         assert split.audit.offloaded == ("sin",)
         assert not set(split.audit.saved) & {"permute", "t"}
-        assert len(copies(split.forward, transfers.OFFLOAD)) == len(copies(split.backward, transfers.RELOAD)) == 1
+        assert (
+            len(copies(split.forward, copy_operators.OFFLOAD))
+            == len(copies(split.backward, copy_operators.RELOAD))
+            == 1
+        )
     with copied_over(Late()):
         assert_same_result(graph.run(SAVE + "offload sin"), graph.run(SAVE))
 
@@ -358,14 +362,14 @@ def test_the_audit_reads_both_halves() -> None:
 def test_the_audit_sees_a_copy_that_is_not_awaited(half: str) -> None:
     split, crossing = offloaded()
     graph = getattr(split, half).graph
-    wait = graph.find_nodes(op="call_function", target=transfers.WAIT)[0]
+    wait = graph.find_nodes(op="call_function", target=copy_operators.WAIT)[0]
     wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
     assert "APL413" in found_by_audit(split, crossing)
 
 
 def test_the_audit_sees_a_wait_that_is_gone() -> None:
     split, crossing = offloaded()
-    wait = copies(split.backward, transfers.WAIT)[0]
+    wait = copies(split.backward, copy_operators.WAIT)[0]
     wait.replace_all_uses_with(wait.args[0])
     split.backward.graph.erase_node(wait)
     assert "APL413" in found_by_audit(split, crossing)
@@ -373,7 +377,7 @@ def test_the_audit_sees_a_wait_that_is_gone() -> None:
 
 def test_the_audit_sees_a_copy_read_where_it_lies() -> None:
     split, crossing = offloaded()
-    wait = copies(split.backward, transfers.WAIT)[0]
+    wait = copies(split.backward, copy_operators.WAIT)[0]
     next(iter(wait.users)).replace_input_with(wait, wait.args[1])
     assert "APL413" in found_by_audit(split, crossing)
 
@@ -401,10 +405,10 @@ def test_without_the_wait_the_values_are_wrong() -> None:
     """What the tests above rest on."""
 
     def not_awaited(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
-        return transfers._copies[int(ticket)].target
+        return copy_operators._copies[int(ticket)].target
 
     partition = mlp().partition(SAVE + "offload gelu")
-    for node in copies(partition.backward, transfers.WAIT):
+    for node in copies(partition.backward, copy_operators.WAIT):
         node.target = not_awaited
     partition.backward.recompile()
     with copied_over(Late()):

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import fx
 
-from policylang.backends.flat import apply_flat
-from policylang.backends.partitioner import JointPartitioner
-from policylang.loading import parse
-from policylang.planning.estimate import estimate_peak
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.api.load import parse
+from policylang.backends.flat.path import apply_flat
+from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.storage import IN_FLIGHT
+from policylang.simulation.peak import estimate_peak
 from tests.support.elsewhere import AWAY, on_accelerator, with_memory
 from tests.support.flat_graphs import copy_graph, flat_graph
 from tests.support.joint import Joint, capture_joint

@@ -8,7 +8,7 @@ import pytest
 import torch
 from functorch.compile import default_partition
 
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.liveness import saved_and_recomputed
 from tests.support.heap import settle
 from tests.support.models import ZOO
 from tests.support.run_partition import (

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import policylang
-from policylang import _torch
-from policylang.backends.passes import PolicyPass
+from policylang.backends.hooks.inductor_pass import PolicyPass
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.torch_compat import aot
 from tests.support.flat_graphs import assert_bitwise_equal, flat_graph
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
@@ -110,7 +110,7 @@ def test_the_uuid_is_that_of_the_rules():
 
 
 def test_the_uuid_covers_the_code_that_acts(monkeypatch: pytest.MonkeyPatch):
-    from policylang.backends import fingerprint
+    from policylang.backends.caching import fingerprint
 
     key = made(KEEPS_MATMULS).uuid()
     monkeypatch.setattr(fingerprint, "code_digest", lambda: "of another version")
@@ -145,7 +145,7 @@ def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass"
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 6, bias=False), nn.GELU(), nn.Linear(6, 5, bias=False), nn.GELU())
     batch = torch.randn(4, 8)
-    before = _torch.cache_hits()
+    before = aot.cache_hits()
     saved: list[tuple[int, ...]] = []
 
     def pack(value: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass"
     result.sum().backward()
     gradient = module[0].weight.grad
     assert gradient is not None
-    return Step(_torch.cache_hits() - before, sorted(saved), gradient)
+    return Step(aot.cache_hits() - before, sorted(saved), gradient)
 
 
 INPUTS = [(4, 8), (5, 6)]

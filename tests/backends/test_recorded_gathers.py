@@ -6,10 +6,11 @@ import pytest
 from attrs import evolve
 
 import policylang
-from policylang.backends import collectives, groups
-from policylang.graph.collect import collect
+from policylang.backends.runtime import groups
+from policylang.backends.surgery import edits
 from policylang.graph.facts import Group, Mesh
-from policylang.planning.paths import HALF
+from policylang.graph.reading.collect import collect
+from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan
 from tests.support import rewrites
 from tests.support.shared_graphs import BACKWARD, process_groups, shared_graph
@@ -26,7 +27,7 @@ def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) 
     mesh = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
     facts = evolve(collect(gm, groups=known), meshes=(mesh,), rank=0)
     made = plan(policylang.parse("fuse all_gather chains"), facts, HALF)
-    (order,) = collectives.carry_out(gm, made)  # one group for all 93
+    (order,) = edits.carry_out(gm, made)  # one group for all 93
     assert order.ranks[:3] == (0, 8, 16)
     everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
     monkeypatch.setattr(

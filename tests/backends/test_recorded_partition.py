@@ -6,8 +6,8 @@ import pytest
 from torch import fx
 
 import policylang
-from policylang.backends.partitioner import JointPartitioner, Partition
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.backends.joint.partitioner import JointPartitioner, Partition
+from policylang.planning.liveness import saved_and_recomputed
 from tests.planning.test_recorded_graphs import FSDP, LAYERS, SAVED_PER_BLOCK
 from tests.support.shared_graphs import JOINT, shared_graph
 

@@ -14,15 +14,15 @@ from torch._inductor.decomposition import select_decomp_table
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError
-from policylang.backends.caching import partitions
-from policylang.backends.partitioner import JointPartitioner, Partition, _saved_marks
-from policylang.backends.replay import recompilable
-from policylang.backends.tags import record_saved
+from policylang.backends.caching.cached_partitioner import partitions
+from policylang.backends.joint.partitioner import JointPartitioner, Partition, _saved_marks
+from policylang.backends.joint.recompilable_forward import recompilable
+from policylang.backends.surgery.tags import record_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
-from policylang.graph.records import COPIES, from_annotation
+from policylang.graph.reading.saved_markers import COPIES, from_annotation
 from policylang.language.syntax import Policy
-from policylang.planning.outcome import Needs
+from policylang.planning.liveness import Needs
 from policylang.planning.storage import storage_roots
 from tests.support.compiled import fresh_dynamo
 from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import policylang
-from policylang.backends.sources import acting
+from policylang.backends.caching.sources import acting
 from tests.support.joint import capture_joint
 from tests.support.models import llama, mlp
 

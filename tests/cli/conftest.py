@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from policylang.cli import main
+from policylang.commands.cli import main
 
 
 class Outcome(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.resources import policies_folder
+from policylang.language.resources import policies_folder
 
 GOOD = "save mm\n"
 WARNING = "let unused = mm\nsave bmm\n"
@@ -112,7 +112,7 @@ def test_a_clean_file_in_the_formats_for_machines(policylang, tmp_path, format):
 def test_checking_needs_no_torch(process, tmp_path):
     path = write(tmp_path, "good.apl", "save matmul, attention\nrecompute every 2nd mm per block\n")
     script = (
-        "import sys; from policylang.cli import main; code = main(['check', sys.argv[1]]); "
+        "import sys; from policylang.commands.cli import main; code = main(['check', sys.argv[1]]); "
         "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
     )
     assert process("-c", script, path) == (0, "checked 1 file: clean\n", "")

@@ -14,9 +14,9 @@ from unittest import mock
 import jsonschema
 import pytest
 
-from policylang.cli import main
-from policylang.graph.snapshot import write
-from policylang.language.operators import OperatorTable
+from policylang.commands.cli import main
+from policylang.graph.files.snapshot import write
+from policylang.language.resolution.operator_names import OperatorTable
 from tests.support.textgraph import facts_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,7 +51,7 @@ def printed(case: str, form: str, folder: Path) -> str:
     out = StringIO()
     version = mock.patch("policylang.report.diagnostics.sarif.installed_version", return_value="1.2.3")
     # a torch that is loaded has more names to suggest
-    operators = mock.patch("policylang.checking.operators_at_hand", OperatorTable.bundled)
+    operators = mock.patch("policylang.api.check.operators_at_hand", OperatorTable.bundled)
     with chdir(folder), redirect_stdout(out), version, operators:
         assert main(["check", f"{case} error.apl", "--output-format", form, *graph]) == 1
     return out.getvalue()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import policylang as package
-from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
-from policylang.graph.snapshot import write
+from policylang.graph.files.snapshot import write
+from policylang.graph.reading.collect import collect
 from tests.support.flat_graphs import flat_graph
 from tests.support.models import llama
 from tests.support.shared_graphs import JOINT, shared_graph
@@ -116,7 +116,7 @@ def test_no_torch_is_needed_for_a_large_graph(process, tmp_path):
     path = str(tmp_path / "llama.graph")
     write(collect(shared_graph(JOINT)), path)
     script = (
-        "import sys; from policylang.cli import main; "
+        "import sys; from policylang.commands.cli import main; "
         "code = main(['check', 'torchtitan_full', '--graph', sys.argv[1]]); "
         "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from policylang.graph.snapshot import write
+from policylang.graph.files.snapshot import write
 from policylang.language.codes import CODES
 from tests.support.textgraph import facts_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang import formatting
+from policylang.api import format
 
 MESSY = "save   mm;save bmm # both\n"
 CLEAN = "save mm\nsave bmm  # both\n"
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(policylang, messy, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(formatting.os, "replace", full)
+    monkeypatch.setattr(format.os, "replace", full)
     outcome = policylang("fmt", str(messy))
     assert outcome.code == 2
     assert "cannot be written: no space left on device" in outcome.err
@@ -130,7 +130,7 @@ def test_standard_input_stands_alone(policylang, messy):
 
 def test_formatting_needs_no_torch(process, messy):
     script = (
-        "import sys; from policylang.cli import main; code = main(['fmt', sys.argv[1]]); "
+        "import sys; from policylang.commands.cli import main; code = main(['fmt', sys.argv[1]]); "
         "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
     )
     assert process("-c", script, str(messy)).code == 0

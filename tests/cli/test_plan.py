@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from policylang.graph.snapshot import write
+from policylang.graph.files.snapshot import write
 from tests.support.textgraph import facts_of
 
 GRAPH = """
@@ -120,7 +120,7 @@ def test_a_page_that_cannot_be_written(policylang, graph, policy, tmp_path):
 
 def test_planning_needs_no_torch(process, graph, policy, tmp_path):
     script = (
-        "import sys; from policylang.cli import main; code = main(sys.argv[1:]); "
+        "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
         "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
     )
     outcome = process("-c", script, "plan", policy(), "--graph", graph, "--html", str(tmp_path / "plan.html"))

@@ -93,7 +93,7 @@ def test_what_cannot_be_read(policylang, tmp_path):
 
 def test_testing_needs_no_torch(process, page):
     script = (
-        "import sys; from policylang.cli import main; code = main(['test', sys.argv[1]]); "
+        "import sys; from policylang.commands.cli import main; code = main(['test', sys.argv[1]]); "
         "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
     )
     assert process("-c", script, page("a")) == (0, "tested 1 policy in 1 file: 1 claim, all hold\n", "")

@@ -225,7 +225,7 @@ def test_an_error_in_the_forward_while_it_is_traced(run):
 
 
 def test_a_call_that_goes_wrong_inside_policylang_says_so(run, monkeypatch):
-    monkeypatch.setattr("policylang.tracing.step.read_state", None)
+    monkeypatch.setattr("policylang.api.traced_step.read_state", None)
     outcome = run("snapshot", "untraceable")
     assert outcome.code == 1
     assert "in untraceable" in outcome.err
@@ -252,7 +252,7 @@ def test_a_bug_of_ours_is_not_called_theirs(run, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("in the comparison")
 
-    monkeypatch.setattr("policylang.paths.values.compare", broken)
+    monkeypatch.setattr("policylang.testing.agree.values.compare", broken)
     Path("users_models.py").write_text(MODELS.replace("len(made) > 1", "False"))
     outcome = run("agree", "second_fails")
     assert outcome.code == 101
@@ -267,6 +267,6 @@ def test_memory_that_runs_out_is_no_bug(policylang, monkeypatch, error):
     def broken(*paths, **options):
         raise error
 
-    monkeypatch.setattr("policylang.checking.check", broken)
+    monkeypatch.setattr("policylang.api.check.check", broken)
     outcome = policylang("check", "any.apl")
     assert (outcome.code, outcome.err.splitlines()[0]) == (1, "policylang: memory ran out")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
-from policylang.backends import partitioner
+from policylang.backends.joint import partitioner
 from policylang.ranks.board import SWITCH
 from policylang.ranks.gathering import PATIENCE
 from policylang.tracing import TracedStep, trace_step

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
-from policylang import _torch
-from policylang.backends.caching import partitions
-from policylang.backends.outcomes import outcome_of
-from policylang.backends.partitioner import JointPartitioner, Partition
+from policylang.backends.caching.cached_partitioner import partitions
+from policylang.backends.graph_registry import outcome_of
+from policylang.backends.joint.partitioner import JointPartitioner, Partition
+from policylang.torch_compat import aot
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo
 from tests.support.ranks import run_ranks
@@ -189,7 +189,7 @@ def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple
         return done.forward, done.backward
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = _torch.compile_with_aot_eager(gm, inputs, partition)
+        compiled = aot.compile_with_aot_eager(gm, inputs, partition)
 
         def call(*arguments: Any) -> Any:
             calls.append(arguments)
@@ -265,7 +265,7 @@ def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: Devic
 
 @needs_groups_in_any_order
 def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: DeviceMesh) -> None:
-    from policylang.backends.outcomes import plan_of
+    from policylang.backends.graph_registry import plan_of
     from tests.support.joint import capture_joint
 
     joint = capture_joint(Gathered(many), (torch.randn(4, 256),))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.cli import parser
+from policylang.commands.cli import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adopting.md").read_text(encoding="utf-8")

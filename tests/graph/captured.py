@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.values import hint
+from policylang.graph.reading.collect import collect
+from policylang.graph.reading.values import hint
 from tests.support.heap import settle
 from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO

@@ -13,10 +13,10 @@ import attrs
 import pytest
 
 from policylang.errors import PolicyGraphError
-from policylang.graph import snapshot
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
-from policylang.graph.recorded import recorded_facts
+from policylang.graph.files import snapshot
+from policylang.graph.files.json_import import recorded_facts
+from policylang.graph.reading.collect import collect
 from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_graph
 
 TENSOR = {"shape": [4, 4], "stride": [4, 1], "dtype": "float32"}

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import LostRecord, Phase
-from policylang.graph.records import Columns, Found, Record, find, from_annotation
+from policylang.graph.reading.saved_markers import Columns, Found, Record, find, from_annotation
 
 Line = tuple[str, str, str, Record | None]
 """Name, operator, names of what it reads, record. What reads ``tangent`` is backward."""

@@ -9,8 +9,8 @@ import pytest
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, Phase
+from policylang.graph.reading.collect import collect
 from tests.support.shared_graphs import BACKWARD, JOINT, NAMES, ONE_DEVICE, process_groups, shared_graph
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.errors import PolicyGraphError
-from policylang.graph import snapshot
-from policylang.graph.checks import COLUMNS, DOCUMENT
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, LostRecord, Mesh, Ref
-from policylang.language.loader import load_policy, parse_policy
-from policylang.planning.paths import capabilities_for
+from policylang.graph.files import snapshot
+from policylang.graph.files.validation import COLUMNS, DOCUMENT
+from policylang.graph.reading.collect import collect
+from policylang.language.resolution.loader import load_policy, parse_policy
+from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.flat_graphs import flat_graph
 from tests.support.joint import capture_joint

@@ -12,11 +12,11 @@ from torch import fx
 
 import policylang
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
+from policylang.graph.reading.collect import collect
 from policylang.integrations import torchtitan
 from policylang.integrations.torchtitan_state import parameters_of
-from policylang.planning.paths import FLAT
+from policylang.planning.capabilities import FLAT
 from policylang.planning.plan import Plan, Why
 from policylang.planning.planner import plan as make_plan
 from tests.support.joint import capture_joint

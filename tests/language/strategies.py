@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from policylang.language.predicate_tree import FLAGS
+from policylang.language.parsing.predicate_tree import FLAGS
+from policylang.language.parsing.tree import union_of
 from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
@@ -36,7 +37,6 @@ from policylang.language.syntax import (
     Step,
     Where,
 )
-from policylang.language.tree import union_of
 
 NOTHING: Span = NOWHERE
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from policylang.language.formatter import format_expectation, format_selector, nth
-from policylang.language.loader import parse_policy
+from policylang.language.formatting.unparse import format_expectation, format_selector, nth
+from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Expectation, Quantity, Selector
 from policylang.language.units import UNITS, write
 from tests.language import strategies

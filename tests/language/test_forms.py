@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import policylang
-from policylang.language.formatter import format_policy
-from policylang.language.layout import format_source
-from policylang.language.loader import load_policy
-from policylang.language.parser import keywords
+from policylang.language.formatting.canonical import format_source
+from policylang.language.formatting.unparse import format_policy
+from policylang.language.parsing.parser import keywords
+from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.resolution.loader import load_policy
 from policylang.language.source import Source
-from policylang.language.statement_tree import ACTIONS
 from policylang.language.syntax import (
     Action,
     And,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.grammar_table import TABLE, key, parser_of, table_of
-from policylang.language.parser import parse_file
+from policylang.language.parsing.grammar_table import TABLE, key, parser_of, table_of
+from policylang.language.parsing.parser import parse_file
+from policylang.language.resources import grammar_file
 from policylang.language.source import Source
-from policylang.resources import grammar_file
 
 GRAMMAR = grammar_file().read_text(encoding="utf-8")
 
@@ -27,7 +27,7 @@ def test_a_table_that_does_not_fit_is_not_used(tmp_path: Path, content: str | No
 
 
 def test_with_and_without_a_table_the_parser_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from policylang.language import parser
+    from policylang.language.parsing import parser
 
     text = "policy p\nsave mm in layers.*; recompute every 2nd mm per blok\nexpect saved <= 1 GiB\nsave (mm or"
     with_table = parse_file(Source("p.apl", text))

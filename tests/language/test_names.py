@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.language import prelude
-from policylang.language.loader import parse_policy
-from policylang.language.operators import OperatorTable
+from policylang.language.resolution import prelude
+from policylang.language.resolution.loader import parse_policy
+from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.syntax import Operator, Reference
 from tests.language.told import Told, policy, selector, told
 

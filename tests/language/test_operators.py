@@ -10,15 +10,16 @@ import torch
 import torch.nn.attention.flex_attention
 import torch.nn.attention.varlen
 
-from policylang._torch_operators import operator_facts, operator_names
-from policylang.language import operators, prelude
-from policylang.language.operators import OperatorTable, manifest
+from policylang.api.load import operators_at_hand
+from policylang.language import resolution
+from policylang.language.resolution import prelude
+from policylang.language.resolution.operator_names import OperatorTable, manifest
 from policylang.language.syntax import Difference, Operator, Selector, Union
-from policylang.loading import operators_at_hand
+from policylang.torch_compat.operator_registry import operator_facts, operator_names
 from tests.language.told import policy
 
 TABLE = OperatorTable.bundled()
-FACTS = Path(operators.__file__).with_name("operator_facts.json")
+FACTS = Path(resolution.__file__).with_name("operator_facts.json")
 same_torch = pytest.mark.skipif(
     torch.__version__.partition("+")[0] != manifest().torch_version, reason="the manifest was made from another torch"
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.loader import parse_policy
+from policylang.language.resolution.loader import parse_policy
 from policylang.report.diagnostics import render_text
 
 # Each block of told.txt: a statement, the span underlined, what is said, and the help where there is one.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.graph.textual import read_graph
-from policylang.language.layout import format_source
-from policylang.language.loader import parse_policy
+from policylang.graph.files.text import read_graph
+from policylang.integrations.torchtitan_save_ops import import_save_ops
+from policylang.language.formatting.canonical import format_source
+from policylang.language.resolution.loader import parse_policy
 from policylang.language.source import Source
-from policylang.language.torchtitan import import_save_ops
-from policylang.planning.paths import FLAT
+from policylang.planning.capabilities import FLAT
 from policylang.planning.planner import plan
 
 GATE = "layers.*.moe.router.gate::aten.mm.default"

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.paths import running
-from policylang.paths.data import Agreement, Numbers, Ran
-from policylang.resources import policies_folder
+from policylang.language.resources import policies_folder
 from policylang.testing import agree
+from policylang.testing.agree import running
+from policylang.testing.agree.data import Agreement, Numbers, Ran
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.fused_process import MESH
 from tests.support.models import ZOO

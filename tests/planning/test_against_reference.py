@@ -9,11 +9,11 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.syntax import CrossesCut, Everything, Is, Policy, Where
-from policylang.planning.cuts import Cuts
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
-from policylang.planning.selectors import Selections
+from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.selectors import Selections
 from tests.planning.reference import Reference
 from tests.planning.strategies import PROPERTIES, cut_sizes, graphs, policies, predicates, selectors
 from tests.support.trees import policy_of, span

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
-from policylang.planning.batch_sizes import REACH, BatchSizes
+from policylang.graph.reading.collect import collect
+from policylang.planning.batch.sizes import REACH, BatchSizes
 from tests.support.joint import capture_joint
 from tests.support.textgraph import facts_of
 

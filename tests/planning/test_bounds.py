@@ -11,9 +11,9 @@ from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Selector, Where
 from policylang.language.walk import walk
-from policylang.planning.batch_sizes import BatchSizes
-from policylang.planning.bounds import Bound, Bounds, size_tests
-from policylang.planning.selectors import Selections
+from policylang.planning.batch.bounds import Bound, Bounds, size_tests
+from policylang.planning.batch.sizes import BatchSizes
+from policylang.planning.selection.selectors import Selections
 from tests.planning.strategies import graphs, selectors
 from tests.support.textgraph import facts_of
 

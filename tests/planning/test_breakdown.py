@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.loading import parse
-from policylang.planning.breakdown import breakdown, folded_names
-from policylang.planning.outcome import saved_and_recomputed
-from policylang.planning.paths import JOINT
+from policylang.api.load import parse
+from policylang.planning.capabilities import JOINT
+from policylang.planning.inspection.breakdown import breakdown, folded_names
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from tests.graph.captured import facts_of_model
 

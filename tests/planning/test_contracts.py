@@ -7,7 +7,7 @@ import pytest
 import policylang
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.planning.paths import JOINT
+from policylang.planning.capabilities import JOINT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of

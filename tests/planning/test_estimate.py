@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.planning.estimate import estimate_peak
+from policylang.simulation.peak import estimate_peak
 from tests.support.textgraph import facts_of
 
 CHAIN = """

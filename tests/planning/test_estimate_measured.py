@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from policylang.backends.flat import apply_flat
-from policylang.backends.partitioner import JointPartitioner
-from policylang.loading import parse
-from policylang.planning.estimate import estimate_peak
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.api.load import parse
+from policylang.backends.flat.path import apply_flat
+from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.simulation.peak import estimate_peak
 from tests.graph.captured import joint_of
 from tests.support.flat_graphs import Flat, copy_graph, flat_graph
 from tests.support.joint import Joint, capture_joint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.planning.explain import rules_on
+from policylang.planning.inspection.explain import rules_on
 from tests.planning.sentences import everything, op, planned, recompute, save
 from tests.support.textgraph import facts_of
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from policylang.language import syntax as s
 from policylang.language.diagnostics import Severity
-from policylang.language.formatter import nth
-from policylang.language.loader import parse_policy
+from policylang.language.formatting.unparse import nth
+from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import BlockSet, Scope
-from policylang.planning.matching import nearest_paths
 from policylang.planning.planner import plan
+from policylang.planning.selection.empty_matches import nearest_paths
 from tests.planning.sentences import JOINT, compare, everything, in_module, only, op, planned, recompute, save, where
 from tests.support.textgraph import facts_of
 from tests.support.trees import span

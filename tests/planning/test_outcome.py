@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policylang.language.syntax import Action
-from policylang.planning.outcome import saved_and_recomputed
+from policylang.planning.liveness import saved_and_recomputed
 from tests.planning.sentences import everything, in_module, names, op, planned, recompute, rule, save
 from tests.support.textgraph import facts_of
 

@@ -10,11 +10,11 @@ from functools import cache
 
 from torch import fx
 
-from policylang.graph.collect import collect
+from policylang.api.load import parse
 from policylang.graph.facts import Facts
-from policylang.loading import parse
-from policylang.planning.outcome import saved_and_recomputed
-from policylang.planning.paths import JOINT as CAPABILITIES
+from policylang.graph.reading.collect import collect
+from policylang.planning.capabilities import JOINT as CAPABILITIES
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.shared_graphs import JOINT, shared_graph

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policylang.graph.facts import GraphKind
-from policylang.language.loader import parse_policy
-from policylang.planning.paths import EAGER, FLAT, HOOK, JOINT
+from policylang.language.resolution.loader import parse_policy
+from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT
 from policylang.planning.plan import Capabilities, Plan, Why
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of

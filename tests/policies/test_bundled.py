@@ -8,7 +8,7 @@ from torch import Tensor
 
 import policylang
 from policylang.errors import PolicyMatchError
-from policylang.resources import policies_folder
+from policylang.language.resources import policies_folder
 from tests.support.models import HUGGING_FACE, ZOO
 
 POLICIES = sorted(path.stem for path in policies_folder().glob("*.apl"))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from policylang.graph.textual import read_graph
+from policylang.graph.files.text import read_graph
+from policylang.language.resources import policies_folder
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_text
-from policylang.resources import policies_folder
 from policylang.testing.coverage import Coverage
 from policylang.testing.fences import fences, lifted
 from policylang.testing.files import run_files

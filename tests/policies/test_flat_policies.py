@@ -13,8 +13,8 @@ from torch import Tensor
 
 import policylang
 from policylang.errors import PolicyMatchError
+from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
-from policylang.resources import policies_folder
 from policylang.tracing import TracedStep
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
 from tests.support.models import ZOO, Example

@@ -9,14 +9,14 @@ from attrs import evolve
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, GraphKind
-from policylang.language.loader import parse_policy
+from policylang.language.resolution.loader import parse_policy
+from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
-from policylang.planning.cuts import Cuts
-from policylang.planning.estimate import Peak, estimate_peak
-from policylang.planning.outcome import Outcome, saved_and_recomputed
+from policylang.planning.liveness import Outcome, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.resources import policies_folder
+from policylang.planning.selection.cuts import Cuts
+from policylang.simulation.peak import Peak, estimate_peak
 from tests.graph.captured import facts_of_model
 from tests.graph.test_shared_graphs import facts_of_recording, rows_of
 from tests.planning.reference import Reference

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import policylang
 from policylang.errors import PolicyDivergenceError
 from policylang.graph.facts import Facts, Flag, GraphKind, Group
-from policylang.planning.paths import JOINT
+from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks import board as boards
 from policylang.ranks.board import Board

@@ -8,7 +8,7 @@ import pytest
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, Related, Severity
-from policylang.language.loader import parse_policy
+from policylang.language.resolution.loader import parse_policy
 from policylang.language.source import Source, Span
 from policylang.report.diagnostics import render_concise, render_github, render_json, render_text
 

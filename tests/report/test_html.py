@@ -8,13 +8,13 @@ import re
 import pytest
 
 from policylang.graph.facts import GraphKind
-from policylang.language.loader import parse_policy
-from policylang.planning.breakdown import breakdown
-from policylang.planning.paths import FLAT, JOINT
+from policylang.language.resolution.loader import parse_policy
+from policylang.planning.capabilities import FLAT, JOINT
+from policylang.planning.inspection.breakdown import breakdown
+from policylang.planning.inspection.marginal_cost import worth_of_rules
 from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
-from policylang.planning.worth import worth_of_rules
-from policylang.report.html import plan_page
+from policylang.report.plan.html import plan_page
 from tests.support.browser import KEYS, MISSING, browser
 from tests.support.textgraph import facts_of
 

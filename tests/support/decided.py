@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action, Policy
-from policylang.planning.paths import FLAT
+from policylang.planning.capabilities import FLAT
+from policylang.planning.decisions.safety import why_unsafe
+from policylang.planning.edits.data import Rewrites
 from policylang.planning.plan import Decision, Plan, Why
-from policylang.planning.rewrites.data import Rewrites
-from policylang.planning.safety import why_unsafe
 
 _SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "the test says so")
 _RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "the test says so")

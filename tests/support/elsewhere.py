@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
-from policylang.backends import transfers
+from policylang.backends.runtime import copy_operators
 from tests.support.flat_graphs import copy_graph
 
 CPU = torch.device("cpu")
@@ -67,9 +67,9 @@ def with_memory(gm: fx.GraphModule) -> fx.GraphModule:
         return ticket.target
 
     for node in gm.graph.nodes:
-        if node.target in (transfers.OFFLOAD, transfers.RELOAD):
+        if node.target in (copy_operators.OFFLOAD, copy_operators.RELOAD):
             node.target = start
-        elif node.target is transfers.WAIT:
+        elif node.target is copy_operators.WAIT:
             node.target = wait
     gm.recompile()
     return gm

@@ -16,14 +16,15 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from policylang.backends import collectives, groups
-from policylang.graph.collect import collect
+from policylang.backends.runtime import groups
+from policylang.backends.surgery import edits
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
+from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
-from policylang.planning.paths import HALF
+from policylang.planning.capabilities import HALF
+from policylang.planning.edits.offers import Offer, compared
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.rewrites.offers import Offer, compared
 from tests.support import rewrites
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
 
@@ -169,7 +170,7 @@ class EveryRank:
             with ExitStack() as stack:
                 for name, instead in (("backend_of", lambda _: "gloo"), ("ensure", lambda _: None)):
                     stack.enter_context(mock.patch.object(groups, name, instead))
-                made = collectives.carry_out(gm, plans[rank])
+                made = edits.carry_out(gm, plans[rank])
                 self.groups[rank].update({order.name: order.ranks for order in made})
                 known = {name: Group(name, ranks, len(ranks)) for name, ranks in self.groups[rank].items()}
 

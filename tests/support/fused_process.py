@@ -14,8 +14,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang import _torch_groups
-from policylang.backends.fingerprint import code_digest
+from policylang.backends.caching.fingerprint import code_digest
+from policylang.torch_compat import process_groups
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.sharded import fake_ranks
 
@@ -35,7 +35,7 @@ def compile_and_train(text: str) -> dict[str, Any]:
         model = Layers(mesh, placements_of(2, "one"))
         backend = policylang.backend(policylang.parse(text))
         torch.compile(model, backend=backend)(torch.ones(2, 16)).sum().backward()
-        made = [known for known in _torch_groups.known_groups() if known.name.startswith("policylang_")]
+        made = [known for known in process_groups.known_groups() if known.name.startswith("policylang_")]
     report = policylang.report(backend)
     found = {
         "code": code_digest(),

@@ -14,12 +14,12 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import policylang
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
+from policylang.graph.reading.collect import collect
+from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.offers import Ranks
 from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
-from policylang.planning.rewrites.data import Rewrites
-from policylang.planning.rewrites.offers import Ranks
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

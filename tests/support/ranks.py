@@ -45,8 +45,8 @@ _PRELOADED = [
     "torch._dynamo",
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
-    "policylang.backends.inductor",
-    "policylang.report.report",
+    "policylang.backends.torch_compile.backend",
+    "policylang.report.assemble",
     "policylang.tracing",
 ]
 _SILENT = "ended without a word"

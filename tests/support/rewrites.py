@@ -8,10 +8,10 @@ from typing import Any
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Group
+from policylang.graph.reading.collect import collect
+from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
-from policylang.planning.rewrites.offers import Offer
 
 _COLUMNS = (
     "names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes",

@@ -17,8 +17,8 @@ from functorch.compile import default_partition, nop
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from policylang.backends.partitioner import JointPartitioner, Partition
-from policylang.loading import parse
+from policylang.api.load import parse
+from policylang.backends.joint.partitioner import JointPartitioner, Partition
 
 Split = str | JointPartitioner | Callable[..., Any]
 """The text of a policy, a ready partitioner of ours, or any other partition function."""

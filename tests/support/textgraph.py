@@ -8,7 +8,7 @@ from typing import Any
 from policylang.graph import builder
 from policylang.graph.builder import NO_FLAG
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.textual import read_graph
+from policylang.graph.files.text import read_graph
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_text
 

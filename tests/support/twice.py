@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 import policylang
-from policylang.backends.partitioner import JointPartitioner, Partition
+from policylang.backends.joint.partitioner import JointPartitioner, Partition
 from policylang.language.syntax import Policy
 
 REPLAY = policylang.load("replay")

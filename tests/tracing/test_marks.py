@@ -11,7 +11,7 @@ from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from policylang.graph import marks
-from policylang.graph.modules import raw_path
+from policylang.graph.reading.modules import raw_path
 from policylang.tracing import TracedStep, trace_step
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, calls, mean_square, net, phase, trace

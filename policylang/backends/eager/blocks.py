@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from policylang.graph.modules import normalise
+from policylang.graph.reading.modules import normalise
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 

@@ -16,15 +16,15 @@ from attrs import define, field
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from policylang.api.load import load
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
 from policylang.backends.eager.session import Around, Called, Session, session_behind
 from policylang.backends.eager.standing_aside import stands_aside
 from policylang.backends.eager.watch import Watch
 from policylang.graph import marks
-from policylang.graph.modules import normalise
+from policylang.graph.reading.modules import normalise
 from policylang.language.syntax import Policy
-from policylang.loading import load
 
 PolicyLike = Policy | str | os.PathLike[str]
 

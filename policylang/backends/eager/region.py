@@ -10,32 +10,32 @@ from typing import Any
 from attrs import define, evolve, field
 from torch import Tensor, nn
 
-from policylang._torch_eager import is_compiled
-from policylang.audit import Audit
-from policylang.audit_eager import audit_eager
+from policylang.audit.eager import audit_eager
+from policylang.audit.joint import Audit
 from policylang.backends.eager import problems
-from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
-from policylang.backends.eager.call import Call, observed_call, unfinished_call
 from policylang.backends.eager.compilers import carries_policies
-from policylang.backends.eager.gathers import gathered_over, is_first_fsdp
-from policylang.backends.eager.observing import Observation
-from policylang.backends.eager.origins import tensors_in
-from policylang.backends.eager.schedule import Schedule, schedule_of
+from policylang.backends.eager.execution.block_call import Call, observed_call, unfinished_call
+from policylang.backends.eager.execution.instructions import Schedule, schedule_of
+from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
+from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
+from policylang.backends.eager.observation.first_call import Observation
+from policylang.backends.eager.observation.fsdp_hooks import gathered_over, is_first_fsdp
+from policylang.backends.eager.observation.origins import tensors_in
 from policylang.backends.eager.signature import signature_of
-from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError
 from policylang.graph.blocks import Blocks, blocks_of
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
-from policylang.planning.paths import EAGER
-from policylang.planning.place import Place
+from policylang.planning.block_graph import Place
+from policylang.planning.capabilities import EAGER
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import Known, agree_on_collectives, agree_on_plan, comparing, ranks_of
+from policylang.torch_compat.eager import is_compiled
 
 
 @define(eq=False)

@@ -16,7 +16,21 @@ from weakref import WeakKeyDictionary, WeakSet
 from attrs import define, field, frozen
 from torch import nn
 
-from policylang._torch_eager import (
+from policylang.backends.eager import problems
+from policylang.backends.eager.compilers import carries_policies
+from policylang.backends.eager.execution.block_call import Call
+from policylang.backends.eager.execution.replay import Again, Forward
+from policylang.backends.eager.observation.first_call import Observer, watched
+from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
+from policylang.backends.eager.observation.modes import moments, unseen_since
+from policylang.backends.eager.observation.origins import tensors_in
+from policylang.backends.eager.region import Region, Running, Traces
+from policylang.backends.eager.standing_aside import written_down
+from policylang.backends.torch_compile.compiled_graphs import CompiledGraph
+from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.graph import marks
+from policylang.language.syntax import Policy
+from policylang.torch_compat.eager import (
     being_compiled,
     checkpoints_are_tagged,
     clear_cast_weights,
@@ -29,20 +43,6 @@ from policylang._torch_eager import (
     saved_tensor_hooks,
     transformed,
 )
-from policylang.backends.eager import problems
-from policylang.backends.eager.call import Call
-from policylang.backends.eager.compilers import carries_policies
-from policylang.backends.eager.gathers import gathers_aside
-from policylang.backends.eager.modes import moments, unseen_since
-from policylang.backends.eager.observing import Observer, watched
-from policylang.backends.eager.origins import tensors_in
-from policylang.backends.eager.region import Region, Running, Traces
-from policylang.backends.eager.replay import Again, Forward
-from policylang.backends.eager.standing_aside import written_down
-from policylang.backends.graphs import CompiledGraph
-from policylang.errors import PolicyGraphError, PolicyMatchError
-from policylang.graph import marks
-from policylang.language.syntax import Policy
 
 _running = threading.local()
 
@@ -88,7 +88,7 @@ class Session:
         """What a checkpoint enters around the forward and around the recomputation of one call.
 
         Raises ``PolicyGraphError`` where another compiler than ours asks for them: ours takes checkpoints out of what
-        it compiles (:mod:`policylang.backends.checkpoints`).
+        it compiles (:mod:`policylang.backends.torch_compile.inner_checkpoints`).
         """
         if being_compiled() and not checkpoints_are_tagged() and not written_down():
             raise problems.compiled(problems.AROUND_IT)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from policylang._torch_eager import compiled_in_place, forward_derivatives
+from policylang.torch_compat.eager import compiled_in_place, forward_derivatives
 
 
 def signature_of(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

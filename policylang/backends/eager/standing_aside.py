@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from policylang._torch_eager import differentiated_by_transform, transformed
 from policylang.backends.eager import problems
+from policylang.torch_compat.eager import differentiated_by_transform, transformed
 
 
 def written_down() -> bool:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from policylang.language.codes import CODES
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.source import Span
-from policylang.version import installed_version
+from policylang.language.version import installed_version
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}

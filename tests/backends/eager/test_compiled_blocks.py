@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.backends.inductor import PolicyBackend
+from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.language.syntax import Policy
 from policylang.report.data import Report
 from tests.support import models

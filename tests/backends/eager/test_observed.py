@@ -18,7 +18,7 @@ from torch.distributed._tools.mod_tracker import ModTracker
 from torch.utils.flop_counter import FlopCounterMode
 
 import policylang
-from policylang.demo.memory import step_memory
+from policylang.commands.small_llama.memory import step_memory
 from policylang.errors import PolicyGraphError, PolicyWarning
 from tests.backends.eager.test_checkpoint import counted
 from tests.support.eager import Step, differences, train

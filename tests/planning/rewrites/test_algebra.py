@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.planning.rewrites import strides
-from policylang.planning.rewrites.calls import Call, new_call, old_calls
-from policylang.planning.rewrites.data import FusedGroup, Rewrite
-from policylang.planning.rewrites.evaluator import Tensor, run
-from policylang.planning.rewrites.grids import Grid, grid_of
-from policylang.planning.rewrites.proof import Claim, Prover
+from policylang.planning.edits.collectives.grids import Grid, grid_of
+from policylang.planning.edits.data import FusedGroup, Rewrite
+from policylang.planning.edits.proof import strides
+from policylang.planning.edits.proof.calls import Call, new_call, old_calls
+from policylang.planning.edits.proof.equivalence import Claim, Prover
+from policylang.planning.edits.proof.evaluator import Tensor, run
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
 
 
@@ -160,7 +160,7 @@ def test_the_evaluator_does_what_torch_does(line: Line) -> None:
 
 
 def line_facts(line: Line, gm: torch.fx.GraphModule) -> Facts:
-    from policylang.graph.collect import collect
+    from policylang.graph.reading.collect import collect
 
     return collect(gm, kind=GraphKind.FORWARD, groups=line.groups)
 

@@ -16,8 +16,8 @@ from torch import fx
 
 import policylang
 from policylang.language.syntax import Policy
+from policylang.planning.edits.offers import UNASKED
 from policylang.planning.plan import Plan
-from policylang.planning.rewrites.offers import UNASKED
 from tests.support.every_rank import ATEN, Builder, EveryRank, lies_as
 
 FUSE, SCATTERS, COLLAPSE = (

@@ -10,9 +10,9 @@ from attrs import evolve
 
 import policylang
 from policylang.graph.facts import Facts, GraphKind, Mesh
+from policylang.planning.edits.data import Rewrite
+from policylang.planning.edits.setting import SAME_GRAPH
 from policylang.planning.planner import plan
-from policylang.planning.rewrites.data import Rewrite
-from policylang.planning.rewrites.setting import SAME_GRAPH
 from tests.support.lines import ABLE, Line, aten, c10d, mesh_of, planned, reasons
 from tests.support.rewrites import AllAlike
 

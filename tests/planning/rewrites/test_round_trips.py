@@ -17,11 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
-from policylang.backends import halves
-from policylang.backends.outcomes import plan_of
-from policylang.graph.collect import collect
+from policylang.backends.graph_registry import plan_of
+from policylang.backends.half import path
 from policylang.graph.facts import Facts, Group
-from policylang.planning.paths import HALF
+from policylang.graph.reading.collect import collect
+from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.rewrites import AllAlike, assert_facts_hold
@@ -47,7 +47,7 @@ class Ranks:
 
     def planned(self, function: Callable[[Tensor], Tensor], *, as_traced: bool = False) -> Plan:
         gm = traced(function, as_traced)
-        with mock.patch.object(halves, "ranks_of", return_value=AllAlike()):
+        with mock.patch.object(path, "ranks_of", return_value=AllAlike()):
             policylang.apply(gm, policylang.parse("optional collapse round_trips"))
         made = plan_of(gm)
         assert made is not None

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
-from policylang.backends.outcomes import plan_of
-from policylang.graph.collect import collect
-from policylang.planning.paths import HALF
+from policylang.backends.graph_registry import plan_of
+from policylang.graph.reading.collect import collect
+from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.rewrites import assert_facts_hold

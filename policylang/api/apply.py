@@ -1,0 +1,150 @@
+"""``policylang.apply`` and ``policylang.partition``: a policy on a graph that is at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import evolve
+from torch import fx
+
+from policylang.api.load import load
+from policylang.backends import graph_registry
+from policylang.backends.eager.problems import refuse_another
+from policylang.backends.flat.path import apply_flat
+from policylang.backends.half.path import note_on_rules, plan_half
+from policylang.backends.joint import refusals
+from policylang.backends.joint.partitioner import partition_planned, plan_facts, plan_joint
+from policylang.backends.runtime.groups import RankOrder
+from policylang.backends.surgery import tags
+from policylang.backends.surgery.edits import carry_out
+from policylang.errors import PolicyGraphError
+from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.reading.collect import collect
+from policylang.language.syntax import Policy
+from policylang.planning.plan import Plan
+from policylang.ranks.comparison import comparing
+
+PolicyLike = Policy | str | os.PathLike[str]
+NO_BACKWARD = "APL340"
+
+
+def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True) -> fx.GraphModule:
+    """Carry a policy out on a graph, and return the graph.
+
+    First the rewrites, then the rest. A joint graph is tagged: every decided forward node gets its ``recompute`` tag
+    and ``node.meta["custom"]["policylang"]``, the line that decided. ``policylang.partition`` then splits it. On a flat
+    graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged and audited. Of one
+    half of a partition the ``fuse`` and ``collapse`` lines are carried out and nothing else; the report says so.
+    ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives.
+
+    With ``agree``, and a process group, the ranks that share the graph compare their plans before anything is changed:
+    those of the mesh, and all that hang together over the groups of the graph.
+
+    Raises ``PolicyMatchError`` where policy and graph do not fit, or where the graph was traced from a model whose
+    checkpoints follow another policy; ``PolicyGraphError`` for a graph of a kind that policies cannot be applied to,
+    or to which one was applied already if it is flat. The graph is then as it was. ``PolicyAuditError`` where a graph
+    does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
+    """
+    with comparing("apply", agree, mesh=mesh):
+        _check_graph(gm, "a policy is applied to a graph module")
+        return _apply(gm, _loaded(policy), mesh)
+
+
+def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
+    _check_checkpoints(gm, wanted)
+    facts = collect(gm, mesh=mesh)
+    if facts.kind is GraphKind.FLAT:
+        _carry_out_flat(gm, wanted, facts)
+    elif facts.kind is GraphKind.JOINT:
+        plan = plan_facts(facts, wanted)
+        carry_out(gm, plan)
+        tags.write(gm.graph, plan)
+        graph_registry.remember_plan(gm, plan)
+    elif wanted.rewrites:
+        plan = plan_half(facts, wanted)
+        carry_out(gm, plan)
+        graph_registry.remember_plan(gm, evolve(plan, diagnostics=plan.diagnostics + note_on_rules(wanted, facts.kind)))
+    else:
+        raise PolicyGraphError([refusals.no_path(facts.kind)])
+    return gm
+
+
+def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = None) -> None:
+    """What ``apply`` does on a flat graph, where the caller knows more of the graph than its nodes say: as ``facts``.
+
+    Raises as ``apply`` does.
+    """
+    with comparing("apply", mesh=mesh):
+        _check_checkpoints(gm, policy)
+        _carry_out_flat(gm, policy, facts)
+
+
+def _carry_out_flat(gm: fx.GraphModule, wanted: Policy, facts: Facts) -> None:
+    graph_registry.record_flat(gm, apply_flat(gm, wanted, facts))
+
+
+def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
+    for followed in graph_registry.checkpoints_of(gm):
+        refuse_another(followed, wanted, "the graph")
+
+
+def partition(
+    gm: fx.GraphModule,
+    joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    policy: PolicyLike | None = None,
+    agree: bool = True,
+    **options: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
+
+    Follows the plan that ``policylang.apply`` made for this graph, or ``policy``. Other ``options`` of partitioners,
+    such as Inductor's ``compiler``, are accepted. With ``agree``, ranks that share the graph compare a plan that is
+    made here, as in ``apply``.
+
+    Raises ``PolicyGraphError`` for a graph that is not a joint graph or has no policy, ``PolicyMatchError`` where
+    policy and graph do not fit, ``PolicyDivergenceError`` where ranks have different plans, and ``PolicyAuditError``
+    where the graphs that came out are not what was planned.
+    """
+    _check_graph(gm, "a partition is of a graph module")
+    plan = graph_registry.plan_of(gm)
+    if policy is None and plan is None:
+        raise PolicyGraphError([refusals.no_policy()])
+    static = static_lifetime_input_indices
+    with comparing("partition", agree):
+        groups: tuple[RankOrder, ...] = ()
+        if policy is not None or plan is None or not _still_fits(gm, plan):
+            wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
+            plan = _planned_joint(gm, wanted, static, num_fwd_outputs)
+            groups = carry_out(gm, plan)
+        result = partition_planned(gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static or (), groups=groups)
+    return result.forward, result.backward
+
+
+def _planned_joint(gm: fx.GraphModule, policy: Policy, static: Sequence[int] | None, num_fwd_outputs: int) -> Plan:
+    try:
+        return plan_joint(gm, policy, static, num_fwd_outputs=num_fwd_outputs)
+    except PolicyGraphError as error:
+        if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
+            raise
+        raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
+
+
+def _check_graph(gm: object, wanted: str) -> None:
+    if not isinstance(gm, fx.GraphModule):
+        raise PolicyGraphError([refusals.not_a_graph(gm, wanted)])
+
+
+def _still_fits(gm: fx.GraphModule, plan: Plan) -> bool:
+    """Whether the graph has the nodes that were planned; another pass may have changed it since."""
+    names = plan.facts.names
+    nodes = gm.graph.nodes
+    return len(nodes) == len(names) and all(node.name == name for node, name in zip(nodes, names, strict=True))
+
+
+def _loaded(policy: PolicyLike) -> Policy:
+    return policy if isinstance(policy, Policy) else load(policy)

@@ -1,0 +1,108 @@
+"""Checking policy files, by themselves or on snapshots of graphs: what ``policylang check`` prints, as data.
+
+Needs no torch, no model and no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from attrs import field, frozen
+
+from policylang.api.load import operators_at_hand
+from policylang.language.codes import is_error
+from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.resolution.loader import load_policy
+
+if TYPE_CHECKING:
+    from policylang.api.check_graphs import PathName
+    from policylang.graph.facts import Facts
+    from policylang.planning.plan import Plan
+
+SUFFIX = ".apl"
+_CANNOT_BE_READ = {"APL103", "APL104", "APL355"}
+
+GraphLike = Union[str, os.PathLike[str], "Facts"]
+
+
+@frozen
+class CheckResult:
+    """The diagnostics of one or more policy files, file by file, each in the order of its text.
+
+    On snapshots: those of the snapshots first; of a file first what is wrong with its text, then, graph by graph, what
+    is wrong between it and the graph.
+    """
+
+    files: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+    graphs: tuple[str, ...] = ()
+    """The snapshots that could be read."""
+    plans: tuple[Plan, ...] = field(default=(), repr=False)
+    """Of each file that can be read on each graph, file by file."""
+
+    @property
+    def errors(self) -> int:
+        return sum(map(is_error, self.diagnostics))
+
+    @property
+    def warnings(self) -> int:
+        return sum(diagnostic.severity is Severity.WARNING for diagnostic in self.diagnostics)
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether one of the files itself could not be read; an include that is missing is an error of its file."""
+        return any(d.span is None and d.code in _CANNOT_BE_READ for d in self.diagnostics)
+
+
+def check(
+    *paths: str | os.PathLike[str],
+    graph: GraphLike | Sequence[GraphLike] = (),
+    path: PathName | None = None,
+    one_model: bool = False,
+) -> CheckResult:
+    """Check policy files, or bundled policies by their bare names. A folder stands for every ``.apl`` file below it.
+
+    Args:
+        graph: snapshots (see ``policylang.snapshot``), or facts that are loaded already, to plan each policy on: rules
+            that match nothing or decide nothing, expectations, values that cannot be recomputed.
+        path: ``"joint"`` to plan as ``policylang.backend`` does, ``"flat"`` as ``policylang.apply`` does on a traced
+            step; by default what each graph is.
+        one_model: whether the snapshots are the graphs of one model, where a rule has to match in one of them.
+
+    Operators are looked up in the bundled manifest and, where torch is loaded, in torch's registry too.
+
+    Never raises for what is in a file, or for a file that is not there: that is a diagnostic.
+    """
+    files = tuple(name for each in paths for name in _files(os.fspath(each)))
+    loaded = [load_policy(file, operators=operators_at_hand()) for file in files]
+    given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
+    if not given:
+        return CheckResult(files, tuple(_once(found for each in loaded for found in each.diagnostics)))
+    from policylang.api.check_graphs import on_graph, read_graphs  # planning, which a check of the text can do without
+
+    graphs, problems = read_graphs(given)
+    found = list(problems)
+    plans: list[Plan] = []
+    for each in loaded:
+        found.extend(each.diagnostics)
+        if each.policy is not None and graphs:
+            made, more = on_graph(each.policy, graphs, path, one_model=one_model)
+            plans.extend(made)
+            found.extend(more)
+    return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
+
+
+def _files(path: str) -> list[str]:
+    """The files a path stands for, in order. An empty folder stands for itself, so that someone says so."""
+    if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
+        return [path]
+    found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file())
+    return found or [path]
+
+
+def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:
+    """Without repetitions: two files that include the same faulty one report its faults once."""
+    return dict.fromkeys(diagnostics)

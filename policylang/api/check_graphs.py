@@ -1,0 +1,82 @@
+"""Checking a policy on graphs: what planning it finds, and what a check says beside that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from attrs import evolve
+
+from policylang.backends.torch_compile import model_wide_errors
+from policylang.errors import PolicyGraphError
+from policylang.graph.facts import Facts
+from policylang.graph.files.snapshot import load
+from policylang.language.codes import diagnose, is_error
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.planning.capabilities import FLAT, JOINT, capabilities_for
+from policylang.planning.decisions.conflicts import conflicts
+from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.planner import plan
+
+if TYPE_CHECKING:
+    from policylang.api.check import GraphLike
+
+DEFERRED = "APL315"
+
+PathName = Literal["joint", "flat"]
+PATHS: dict[PathName, Capabilities] = {"joint": JOINT, "flat": FLAT}
+"""By the word for each way of carrying a policy out: under ``torch.compile``, or on a traced step."""
+
+
+def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
+    """The graphs by name, in order, and what kept the others from being read."""
+    found: dict[str, Facts] = {}
+    problems: list[Diagnostic] = []
+    for number, graph in enumerate(graphs):
+        if isinstance(graph, Facts):
+            found[f"graph {number}"] = graph
+            continue
+        try:
+            found[os.fsdecode(graph)] = load(graph)
+        except PolicyGraphError as error:
+            problems.extend(error.diagnostics)
+    return found, tuple(problems)
+
+
+def on_graph(
+    policy: Policy, graphs: Mapping[str, Facts], path: PathName | None, *, one_model: bool
+) -> tuple[tuple[Plan, ...], tuple[Diagnostic, ...]]:
+    """The plan of a policy on each graph, and all that is wrong between them."""
+    plans = tuple(
+        plan(policy, facts, capabilities_for(facts.kind) if path is None else PATHS[path]) for facts in graphs.values()
+    )
+    return plans, tuple(_diagnostics(policy, list(graphs), plans, one_model))
+
+
+def _diagnostics(policy: Policy, names: Sequence[str], plans: Sequence[Plan], one_model: bool) -> Iterable[Diagnostic]:
+    waiting = model_wide_errors.DEFERRED_CODES if one_model and len(plans) > 1 else ()
+    for name, made in zip(names, plans, strict=True):
+        for diagnostic in findings(made):
+            if diagnostic.code in waiting and is_error(diagnostic):
+                continue
+            yield diagnostic if len(plans) == 1 else evolve(diagnostic, details=(f"on `{name}`", *diagnostic.details))
+    if waiting:
+        complaints = [
+            (name, model_wide_errors.complaints(policy, made.diagnostics))
+            for name, made in zip(names, plans, strict=True)
+        ]
+        yield from model_wide_errors.shared_by_all(policy, complaints, root="layers.0")
+
+
+def findings(made: Plan) -> tuple[Diagnostic, ...]:
+    """All that a check says of a policy on a graph."""
+    return (*made.diagnostics, *conflicts(made), *_unsettled(made))
+
+
+def _unsettled(made: Plan) -> Iterable[Diagnostic]:
+    for expectation, outcome in zip(made.policy.expectations, made.expectations, strict=True):
+        if outcome.status == "deferred":
+            message = f"`{outcome.text}` cannot be told from a snapshot: {outcome.found}"
+            yield diagnose(DEFERRED, message, expectation.span)

@@ -1,0 +1,161 @@
+"""A whole training step as one graph that can be run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.optim import Optimizer
+
+from policylang.backends import graph_registry
+from policylang.errors import PolicyWarning
+from policylang.graph import marks
+from policylang.tracing.capture import Captured, LossFn, capture
+from policylang.tracing.state.model_state import check_hooks, read_state
+from policylang.tracing.state.optimizer import OptimizerSignature, OptimizerState
+from policylang.tracing.state.signature import BatchSignature, ModelSignature
+from policylang.tracing.state.subclasses import put_together, take_apart
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from policylang.language.syntax import Policy
+    from policylang.report.assemble import Report
+
+
+def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimizer | None = None) -> TracedStep:
+    """Traces ``loss_fn(model, *batch)`` and its gradients into one flat graph.
+
+    Nothing is computed and the model is left as it was. ``loss_fn`` returns the loss, a tensor of one element;
+    ``batch`` is any tree of tensors. Fixed in the graph are the shapes, everything in the batch that is no tensor, the
+    train or eval mode of every module and the values of attributes other than tensors. An autocast around the call, or
+    inside ``loss_fn``, is part of the graph. ``torch.utils.checkpoint`` regions are not carried out but tagged, for a
+    policy to keep or override; those that follow a policy are left out, for the graph to be given the same one.
+
+    With ``optimizer`` its step is part of the graph too: each call updates the parameters and the optimizer's state,
+    with the learning rates it has then. It must have taken a step before, so that its state exists. The update is the
+    one that the optimizer makes with ``capturable=True``: equal to the usual one but for the last bits.
+
+    Raises:
+        PolicyGraphError: the loss is not a scalar, nothing requires a gradient, the step cannot be traced, or the
+            optimizer has no state or other parameters.
+    """
+    state = read_state(model)
+    check_hooks(state)
+    updates = OptimizerState.of(optimizer, state)
+    captured = capture(model, loss_fn, batch, state, optimizer, updates)
+    graph_registry.remember_checkpoints(captured.gm, captured.followed)
+    signatures = BatchSignature.of(batch), ModelSignature.of(model, state), OptimizerSignature.of(updates)
+    return TracedStep(model, optimizer, *signatures, captured)
+
+
+class TracedStep:
+    """``loss, gradients = step(*batch)``: the traced forward, loss and backward on the model as it is now.
+
+    ``gradients`` maps the names of ``named_parameters()`` to gradients. A parameter that the loss does not depend on,
+    or that requires none, is absent; one that the model has under several names is there under the first. Parameters
+    and buffers are read from the model at each call, buffers that the forward updates are updated once. A step that
+    contains its optimizer updates the parameters and returns no gradients, so that each can die early.
+    """
+
+    gm: fx.GraphModule
+    """The graph: parameters, buffers and the batch's tensors in, the loss and the gradients out."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        batch: BatchSignature,
+        state: ModelSignature,
+        updates: OptimizerSignature,
+        captured: Captured,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.gm = captured.gm
+        self._batch = batch
+        self._state = state
+        self._updates = updates
+        self._captured = captured
+        self._traced_nodes = len(captured.gm.graph.nodes)
+        self._looked_at = False
+        self._device_types = sorted({kind.device.type for kind in state.kinds.values()})
+
+    def __call__(self, *batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Runs the step. Raises PolicyGraphError if the batch or the model is not what was traced.
+
+        Warns, once, where the model has checkpoints and nothing was done to the graph to carry them out.
+        """
+        if not self._looked_at:
+            self._looked_at = True
+            self._warn_of_checkpoints()
+        inputs = self._batch.tensors(batch)
+        state = read_state(self.model, self._state.attributes)
+        self._state.check(self.model, state)
+        updates = OptimizerState.of(self.optimizer, state)
+        self._updates.check(updates)
+        plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
+        # the graph holds its own backward and its own casts
+        with torch.no_grad(), _no_autocast(self._device_types):
+            outputs = self.gm(*plain)
+        loss, *gradients = put_together(outputs, self._captured.outputs)
+        return loss, dict(zip(self._captured.gradients, gradients, strict=True))
+
+    def _warn_of_checkpoints(self) -> None:
+        if graph_registry.outcome_of(self.gm) is not None:
+            return
+        followed, nodes = self._captured.followed, self.gm.graph.nodes
+        if followed:
+            message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
+            warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
+        elif len(nodes) == self._traced_nodes and any(marks.user_tag(node.meta)[0] for node in nodes):
+            message = "the model's own checkpoints are tags in its traced step, and nothing carries them out"
+            warnings.warn(f"{message}: `step.apply(...)` does, with any policy", PolicyWarning, stacklevel=3)
+
+    def apply(self, policy: Policy | str, mesh: DeviceMesh | None = None, *, agree: bool = True) -> TracedStep:
+        """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
+
+        ``mesh`` names the dimensions of collectives, and with ``agree`` the ranks that share the graph compare their
+        plans first, as in ``policylang.apply``.
+        """
+        import policylang
+
+        self.gm = policylang.apply(self.gm, policy, mesh, agree=agree)
+        return self
+
+    @property
+    def report(self) -> Report:
+        """What was decided, by which line, and what came of it."""
+        import policylang
+
+        report: Report = policylang.report(self.gm)
+        return report
+
+    def __str__(self) -> str:
+        nodes = len(self.gm.graph.nodes)
+        captured = self._captured
+        lines = [f"traced step of {type(self.model).__name__}: {nodes} nodes, {len(captured.gradients)} gradients"]
+        lines += [f"  {path}: {kind}" for path, kind in self._batch.described()]
+        if captured.mutated:
+            lines.append(f"  writes {_some(captured.mutated)}")
+        if captured.unrepeated:
+            lines.append(f"  does not repeat the change of {_some(captured.unrepeated)}")
+        return "\n".join(lines)
+
+
+@contextmanager
+def _no_autocast(device_types: list[str]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for device_type in device_types:
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

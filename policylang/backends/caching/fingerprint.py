@@ -1,0 +1,108 @@
+"""What a compiled graph depends on, as digests: the policy and the code that acts on it, and the graph itself.
+
+Inductor's caches key a graph by its code and its inputs. A policy also reads what is not in the code (module paths,
+annotations), so that has to enter the key of the partitioner, or a model whose modules were renamed would be handed
+the decisions of the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import fx
+
+from policylang.backends.caching import sources
+from policylang.backends.runtime import groups
+from policylang.graph import marks
+from policylang.language.syntax import Policy
+from policylang.planning.digest import policy_text
+from policylang.torch_compat import aot, store
+
+
+def policy_key(policy: Policy, *, root: str) -> str:
+    """Hex SHA-256 over the policy's resolved text, the options, and the source of everything that acts on them."""
+    return _digest(("policy", code_digest(), root, policy_text(policy)))
+
+
+@cache
+def code_digest() -> str:
+    """Over the source files that decide what a policy does to a graph; the version of the language is in them."""
+    return _digest(word for file in sources.acting(files("policylang")).items() for word in file)
+
+
+def context_of(graph: fx.GraphModule) -> str:
+    """Over what a policy may read of Dynamo's graph that the graph's code does not say."""
+    return context_of_graphs(module.graph for module in _modules(graph))
+
+
+def context_of_graphs(graphs: Iterable[fx.Graph]) -> str:
+    """The same of a graph that has no module yet, and of those nested in it."""
+    return _digest(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
+
+
+def groups_key(policy: Policy) -> str:
+    """Over the process groups around, where the policy rewrites collectives: no graph says what ranks they have."""
+    return _digest([groups.surroundings()]) if policy.rewrites else ""
+
+
+def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Over everything that decides which compiled graph Inductor would take from its caches.
+
+    ``key`` is the partitioner's. A record names process groups as its rank knows them, so each rank has its own.
+    Symbolic sizes count by name: their present values say nothing of a cached graph.
+    """
+    words = [key, torch.__version__, str(torch.is_grad_enabled()), store.place_among_ranks()]
+    words += (module.code for module in _modules(graph))
+    words += (_input_word(value) for value in inputs)
+    words += _autocast({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)})
+    for settings in (aot.inductor_settings(), aot.functorch_settings()):
+        words += (f"{name}={value!r}" for name, value in sorted(settings.items()) if _is_plain(value))
+    return _digest(words)
+
+
+def _modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The graph and those nested in it, in a fixed order."""
+    return (module for _, module in graph.named_modules() if isinstance(module, fx.GraphModule))
+
+
+def _unwritten(node: fx.Node) -> Iterator[str]:
+    stack = node.meta.get("nn_module_stack") or {}
+    yield "|".join(str(path) for path, _ in stack.values())
+    annotations = marks.custom(node.meta)
+    yield repr(sorted((str(name), repr(value)) for name, value in annotations.items()))
+
+
+def _input_word(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} {value}"
+    strides = tuple(map(str, value.stride())) if value.layout is torch.strided else ()
+    sizes = tuple(map(str, value.shape))
+    kind = type(value).__name__
+    return f"{kind} {value.dtype} {value.device} {sizes} {strides} {value.requires_grad}"
+
+
+def _autocast(devices: set[str]) -> Iterator[str]:
+    for name in sorted(devices):
+        if torch.is_autocast_enabled(name):
+            yield f"autocast {name} {torch.get_autocast_dtype(name)}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the value's text is the same in every process."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, bool, int, float))
+
+
+def _digest(words: Iterable[str | bytes]) -> str:
+    digest = hashlib.sha256()
+    for word in words:
+        data = word if isinstance(word, bytes) else word.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,131 @@
+"""One call of a block: what its forward has left for its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from policylang.backends.eager import problems
+from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Steps, steps_so_far
+from policylang.backends.eager.execution.random_states import Drawn
+from policylang.backends.eager.execution.surroundings import Surroundings
+from policylang.backends.eager.observation.first_call import Observation
+from policylang.backends.eager.observation.origins import Memory, memory_of, tensors_in
+from policylang.language.diagnostics import Diagnostic
+from policylang.torch_compat.eager import outside_of_modes, storage_address, storage_is_freed, version
+from policylang.tracing.state.subclasses import take_apart
+
+FREED = object()
+"""Stands for what a backward has used up."""
+
+
+@frozen(eq=False)
+class Noted:
+    """A tensor that an operator read, and that is neither of the block's making nor one of its inputs."""
+
+    tensor: Tensor
+    address: int | None
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Noted:
+        return cls(tensor, storage_address(tensor), version(tensor))
+
+
+@define(eq=False)
+class Call:
+    """One call of a block: what its forward holds for its backward."""
+
+    name: str
+    schedule: Steps
+    on_drift: Callable[[Diagnostic], None]
+    """Called where the forward leaves the plan. May raise."""
+    surroundings: Surroundings
+    entries: dict[int, Any] = field(factory=dict)
+    """By position: what an operator gave, as tensors without a history."""
+    versions: dict[int, list[Memory]] = field(factory=dict)
+    states: dict[int, Drawn] = field(factory=dict)
+    passed: dict[int, list[Tensor]] = field(factory=dict)
+    """By position, of an operator that is not to run again: what it wrote to, from outside the block."""
+    let_go: set[int] = field(factory=set)
+    """Of these, the ones whose memory has been let go since."""
+    noted: dict[int, list[Any]] = field(factory=dict)
+    """By position: what an operator that runs again has read from outside, as it is when the block has returned."""
+    drifted_at: int | None = None
+    tail: list[Any] = field(factory=list)
+    """The operators that ran from there on."""
+    left_out: bool = False
+    """Whether operators did not run that had made something which is kept since."""
+
+    def ran(self, position: int) -> Any:
+        """The operator that the forward ran at a position; None where it was over."""
+        if self.drifted_at is None or position < self.drifted_at:
+            return self.schedule.operators[position]
+        at = position - self.drifted_at
+        return self.tail[at] if at < len(self.tail) else None
+
+    def count_writes(self) -> None:
+        """To be called when the block has returned: what it wrote itself to held values is as it should be."""
+        for at, holders in self.schedule.written.items():
+            if self.drifted_at is None or at < self.drifted_at:
+                for holder in holders:
+                    if holder in self.entries:
+                        self.versions[holder] = [memory_of(value) for value in tensors_in(self.entries[holder])]
+        self.note_let_go()
+        self.noted = {at: [Noted.of(each) for each in tensors] for at, tensors in self.noted.items()}
+
+    def note_let_go(self) -> None:
+        """What was written from outside, and is gone by now, has to be written again: whoever let go of that memory
+        fills it where it is needed."""
+        for at, tensors in self.passed.items():
+            if any(map(storage_is_freed, take_apart(tensors)[0])):
+                self.let_go.add(at)
+
+
+def observed_call(call: Call, observation: Observation) -> Call:
+    """Of a call that was observed and has a plan now: what the plan does not save is let go."""
+    schedule = call.schedule
+    kept = [at for at, kind in enumerate(schedule.kinds) if kind == KEEP and at in observation.entries]
+    with outside_of_modes():
+        call.entries = {at: without_unread(observation.entries[at], schedule.read.get(at)) for at in kept}
+    call.versions = {at: _versions(call.entries[at], observation.entries[at], observation.versions[at]) for at in kept}
+    call.states = {at: state for at, state in observation.states.items() if schedule.kinds[at] == DRAW}
+    call.passed = {at: own for at, own in observation.writes.items() if schedule.kinds[at] == PASS}
+    call.noted = {at: observation.noted[at] for at in schedule.from_outside}
+    call.count_writes()
+    return call
+
+
+def unfinished_call(name: str, observation: Observation, surroundings: Surroundings) -> Call:
+    """Of a call that is being observed and runs again from within: all that it has made so far is held."""
+    return Call(name, steps_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions)
+
+
+def _versions(entry: Any, whole: Any, found: Sequence[Memory]) -> list[Memory]:
+    """As noted; what stands in for a result that nobody reads is new."""
+    pairs = zip(tensors_in(entry), tensors_in(whole), found, strict=True)
+    return [own if leaf is before else memory_of(leaf) for leaf, before, own in pairs]
+
+
+def without_unread(out: Any, read: frozenset[int] | None) -> Any:
+    """Results that no operator reads give way to one element in their shape: a second run has to give something.
+
+    Not so integers on a CPU, which Python and C++ read without any operator: the lengths of a packed sequence, what
+    ``tolist`` gives.
+    """
+    if read is None or not isinstance(out, tuple | list) or len(read) == len(out):
+        return out
+    with outside_of_modes():
+        return type(out)([part if at in read else _hollow(part) for at, part in enumerate(out)])
+
+
+def _hollow(value: Any) -> Any:
+    if type(value) is not Tensor or value.numel() < 2 or value.layout is not torch.strided:
+        return value
+    if value.is_floating_point():  # whoever reads it after all is to notice
+        return value.new_full((1,) * value.dim(), torch.nan).expand(value.shape)
+    return value if value.device.type == "cpu" else value.new_zeros((1,) * value.dim()).expand(value.shape)

@@ -1,0 +1,140 @@
+"""A plan as a list of what to do at each operator of the running block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from policylang.backends.eager.observation.block_trace import BlockTrace
+from policylang.backends.eager.observation.first_call import Observation
+from policylang.backends.eager.observation.stream import changes_only_geometry, writes
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.reading.memory import statistics_positions
+from policylang.planning.liveness import Needs
+from policylang.planning.plan import Decision, Plan
+from policylang.planning.schedule.sequential_recompute import kept_rows, replayed_needs
+
+RUN = 0
+"""Run it both times."""
+KEEP = 1
+"""Hold what it gives; the second time give that."""
+HELD = 2
+"""Writes to a value that is held: run it the first time only, the second time that is done."""
+PASS = 3
+"""Writes to memory from outside the block: run it the first time only."""
+DRAW = 4
+"""Draws random numbers: the second time from the state of the generator that the first time found."""
+QUIET = 5
+"""Updates running statistics by the way: the second time without them."""
+
+_WRITES = int(Flag.WRITES)
+_REPEATABLE = int(Flag.REPEATABLE)
+_RANDOM = int(Flag.RANDOM)
+
+
+@frozen(eq=False)
+class Steps:
+    """By operator; ``operators`` and ``kinds`` have one entry more, the end."""
+
+    operators: tuple[Any, ...]
+    kinds: tuple[int, ...]
+    reach: int
+    """How many operators a second run comes to."""
+    read: dict[int, frozenset[int]] = field(factory=dict)
+    """Of operators with several results: which of them anyone reads."""
+    written: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Of an operator that writes to a held value: the operators that hold it."""
+    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Of an operator that runs again: which of the tensors that it reads are parameters, buffers or constants."""
+    differentiable: frozenset[int] = frozenset()
+    """The operators that a gradient flows through."""
+
+    def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
+        """Where an operator comes next, behind others at a position that no gradient flows through: they may have made
+        something that is kept, a table in an attribute or in a cache, and need not run a second time."""
+        for position in range(at, len(self.operators) - 1):
+            if self.operators[position] is operator:
+                return position
+            if position in self.differentiable:
+                break
+        return None
+
+    def only_made_once(self, at: int) -> bool:
+        """Whether no gradient flows through what comes from a position on."""
+        return all(position not in self.differentiable for position in range(at, len(self.operators) - 1))
+
+
+@frozen(eq=False, kw_only=True)
+class Schedule(Steps):
+    """What a plan comes to."""
+
+    plan: Plan
+    needs: Needs
+    rows: tuple[int, ...]
+
+
+def steps_so_far(observation: Observation) -> Steps:
+    """Of a call that has no plan yet: whatever it has made is held, and what it has written is written."""
+    kinds = [
+        PASS if writes(operator) else KEEP if at in observation.entries else RUN
+        for at, operator in enumerate(observation.operators)
+    ]
+    reach = len(observation.operators)
+    return Steps((*observation.operators, None), (*kinds, RUN), reach)
+
+
+def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
+    """What the plan comes to, operator by operator."""
+    facts = plan.facts
+    needs = replayed_needs(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
+    held = kept_rows(facts, needs)
+    steps = list(zip(trace.operators, trace.rows, strict=True))
+    kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]
+    holders: dict[int, list[int]] = {}
+    for at, (kind, row) in enumerate(zip(kinds, trace.rows, strict=True)):
+        if kind == KEEP:
+            holders.setdefault(facts.owners[row], []).append(at)
+    written = {
+        at: tuple(holders.get(facts.owners[row], ()))
+        for at, (kind, row) in enumerate(zip(kinds, trace.rows, strict=True))
+        if kind == HELD
+    }
+    from_outside = {
+        at: found for at, found in trace.from_outside.items() if at < trace.reach and kinds[at] in (RUN, DRAW)
+    }
+    return Schedule(
+        operators=(*trace.operators, None),
+        kinds=(*(_second(kind, operator) for kind, (operator, _) in zip(kinds, steps, strict=True)), RUN),
+        reach=trace.reach,
+        read=trace.read,
+        written=written,
+        from_outside=from_outside,
+        differentiable=trace.differentiable,
+        plan=plan,
+        needs=needs,
+        rows=trace.rows,
+    )
+
+
+def _second(kind: int, operator: Any) -> int:
+    """What is held is held in the shape in which it was made."""
+    return RUN if kind == HELD and changes_only_geometry(operator) else kind
+
+
+def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator: Any, held: frozenset[int]) -> int:
+    if row < 0:
+        return PASS if writes(operator) else RUN
+    flags = facts.flags[row]
+    if flags & _WRITES and writes(operator):
+        if not flags & _REPEATABLE:
+            return PASS
+        decision = decisions[row]
+        if decision is not None and decision.action is not None and decision.action.saves:
+            return HELD
+    elif row in held or any(piece in held for piece in facts.followers.get(row, ()) if facts.inputs[piece] == (row,)):
+        return KEEP
+    elif flags & _WRITES and statistics_positions(operator):
+        return QUIET
+    return DRAW if flags & _RANDOM else RUN

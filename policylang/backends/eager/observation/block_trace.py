@@ -1,0 +1,267 @@
+"""What was observed of a block, as facts to plan with.
+
+A graph is written down from the operations: inputs as they were met, operators in the order in which they ran, and
+for each value that autograd saved a node that stands for its reader. The backward itself has not run yet, and nothing
+but what it reads is asked of it.
+"""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import fx
+
+from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
+from policylang.backends.eager.observation.origins import OUTSIDE, External, Origin
+from policylang.graph.facts import Facts, GraphKind, InputKind
+from policylang.graph.marks import BACKWARD, FORWARD, PHASE
+from policylang.graph.reading.collect import collect
+from policylang.operators.categories import GETITEM
+from policylang.torch_compat.eager import outside_of_modes
+from policylang.torch_compat.reading import schema_of
+from policylang.torch_compat.tracing import fake_tensor_mode, input_descriptor, rename_node
+from policylang.tracing.state.subclasses import take_apart
+
+_READER = torch.ops.aten.alias.default
+"""Stands for whatever of the backward reads a saved value."""
+
+
+@frozen(eq=False)
+class BlockTrace:
+    """What is known of one block called in one way."""
+
+    facts: Facts
+    operators: tuple[Any, ...]
+    """The stream."""
+    rows: tuple[int, ...]
+    """By operator of the stream: its row in the facts, -1 where nobody reads what it gives."""
+    read: dict[int, frozenset[int]]
+    """Of operators with several results, by position in the stream: which results anyone reads."""
+    reach: int
+    """How many operators a second run comes to."""
+    reach_row: int
+    """The first row that it does not come to."""
+    differentiable: frozenset[int]
+    """The operators that a gradient flows through."""
+    from_outside: dict[int, tuple[int, ...]]
+    """By operator: which of the tensors that it reads are parameters, buffers or constants."""
+    unchanged: frozenset[int]
+    """The rows that no operator of the stream stands for: views that give their argument as it is."""
+    inner: dict[int, int]
+    """By row of an operation that runs inside an operator on tensors made of tensors, the row of that operator."""
+
+    def under(self, root: str) -> BlockTrace:
+        """Of a block with another name."""
+        facts = self.facts
+        if not root:
+            return self
+        calls = [op != "placeholder" for op in facts.ops]
+        modules = [_join(root, path) if call else path for path, call in zip(facts.modules, calls, strict=True)]
+        names = [_join(root, name) if name else "" for name in facts.input_names]
+        return evolve(self, facts=evolve(facts, modules=modules, input_names=names))
+
+
+def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> BlockTrace:
+    """Of a call that has returned these tensors. Module paths start at the block."""
+    outputs = [found for found in _origins_of(returned, observation) if found is not None]
+    with outside_of_modes():
+        graph = _Graph(observation)
+        graph.write(outputs)
+        facts = collect(graph.graph, kind=GraphKind.FLAT)
+    nodes = [[node for call in range(*span) for node in graph.nodes[call]] for span in observation.spans]
+    rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)
+    operators = tuple(observation.operators)
+    read = {
+        at: taken for at, own in enumerate(nodes) if (taken := _read_results(facts, operators[at], own)) is not None
+    }
+    reach = observation.reach
+    beyond = (facts.index[node.name] for own in nodes[reach:] for node in own if node.name in facts.index)
+    reach_row = min(beyond, default=len(facts))
+    inner = {
+        facts.index[node.name]: row
+        for row, own in zip(rows, nodes, strict=True)
+        for node in own
+        if facts.index.get(node.name, row) < row
+    }
+    differentiable = frozenset(observation.differentiable)
+    rows_of_calls = [_row(facts, [node.name for node in own]) for own in graph.nodes]
+    unchanged = frozenset(_outside_of(observation.spans, rows_of_calls))
+    outside = observation.from_outside
+    return BlockTrace(facts, operators, rows, read, reach, reach_row, differentiable, outside, unchanged, inner)
+
+
+def _outside_of(spans: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[int]:
+    """Of the operations' rows, those of operations in none of some spans, which ascend."""
+    at = 0
+    for first, end in (*spans, (len(rows), len(rows))):
+        yield from (row for row in rows[at:first] if row >= 0)
+        at = end
+
+
+def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:
+    """The same for calls of which :func:`trace_of` says the same, and as a rule for no other."""
+    return (
+        tuple((each.kind, each.name, TensorFacts.of(each.tensor)) for each in observation.origins.externals),
+        tuple(
+            (each.operator, _plain(each.args), _plain(each.kwargs), _plain(each.results), each.path)
+            for each in observation.operations
+        ),
+        tuple(observation.operators),
+        tuple(observation.spans),
+        tuple(observation.read_by_backward),
+        observation.reach,
+        frozenset(observation.differentiable),
+        tuple(sorted(observation.from_outside.items())),
+        tuple(_origins_of(returned, observation)),
+    )
+
+
+def _origins_of(returned: Sequence[torch.Tensor], observation: Observation) -> list[Origin | None]:
+    return [observation.origins.known(part) for part in take_apart(returned)[0]]
+
+
+def _plain(value: Any) -> Hashable:
+    """With a hash; 1 and True are not the same argument."""
+    if isinstance(value, tuple | list):
+        return type(value), tuple([_plain(part) for part in value])
+    if isinstance(value, dict):
+        return tuple([(key, _plain(part)) for key, part in value.items()])
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), object()  # the same as nothing else
+    return type(value), value
+
+
+@define(eq=False)
+class _Graph:
+    """An observation as an FX graph."""
+
+    observation: Observation
+    graph: fx.Graph = field(factory=fx.Graph)
+    nodes: list[list[fx.Node]] = field(factory=list)
+    """By operation, what was written for it, its results included."""
+    results: dict[Origin, fx.Node] = field(factory=dict)
+    mode: Any = field(factory=fake_tensor_mode)
+    fakes: dict[TensorFacts, Any] = field(factory=dict)
+
+    def write(self, outputs: Sequence[Origin]) -> None:
+        for number, external in enumerate(self.observation.origins.externals):
+            self.results[Origin(OUTSIDE, number)] = self._input(external, number)
+        for number, operation in enumerate(self.observation.operations):
+            self.nodes.append(self._operation(number, operation))
+        readers = [self._reader(origin) for origin in reversed(self.observation.read_by_backward)]
+        self.graph.output((*(self.results[origin] for origin in outputs), *readers))
+        self.graph.eliminate_dead_code()
+
+    def _input(self, external: External, position: int) -> fx.Node:
+        kind = external.kind
+        name = external.name or f"constant_{position}"
+        node = self.graph.placeholder("input")
+        rename_node(node, name if kind in (InputKind.USER, InputKind.OTHER) else f"{kind.name.lower()}_{name}")
+        node.meta["val"] = self._fake(TensorFacts.of(external.tensor))
+        node.meta["desc"] = input_descriptor(InputKind.USER if kind is InputKind.OTHER else kind, name, position)
+        return node
+
+    def _operation(self, number: int, operation: Operation) -> list[fx.Node]:
+        node = self._call(operation.operator, self._filled(operation.args), self._filled(operation.kwargs), operation)
+        node.meta["val"] = self._value(operation.results)
+        written = [node]
+        if isinstance(operation.results, TensorFacts):
+            self.results[Origin(number, 0)] = node
+        elif operation.results is not None:
+            count = 0
+            for result, at in self._results(node, operation, written):
+                if at is not None:
+                    self.results[Origin(number, count)] = result
+                    count += 1
+        return written
+
+    def _results(
+        self, node: fx.Node, operation: Operation, written: list[fx.Node]
+    ) -> Iterator[tuple[fx.Node, TensorFacts | None]]:
+        """The results of an operator that has several, in order, each by a ``getitem`` of its own."""
+        pending = [(node, operation.results)]
+        while pending:
+            source, results = pending.pop(0)
+            if not isinstance(results, list):
+                yield source, results
+                continue
+            parts = []
+            for index, part in enumerate(results):
+                if part is None:
+                    continue
+                piece = self._call(python_operator.getitem, (source, index), {}, operation)
+                piece.meta["val"] = self._value(part)
+                written.append(piece)
+                parts.append((piece, part))
+            pending[:0] = parts
+
+    def _call(self, target: Any, args: Any, kwargs: Any, operation: Operation) -> fx.Node:
+        node = self.graph.create_node("call_function", target, args, kwargs, name=_name_for(target))
+        node.meta["custom"] = {PHASE: FORWARD}
+        node.meta["nn_module_stack"] = {operation.path: (operation.path, operation.kind)}
+        return node
+
+    def _reader(self, origin: Origin) -> fx.Node:
+        read = self.results[origin]
+        node = self.graph.call_function(_READER, (read,))
+        node.meta["custom"] = {PHASE: BACKWARD}
+        node.meta["autograd_backward"] = True
+        node.meta["val"] = read.meta["val"]
+        return node
+
+    def _filled(self, value: Any) -> Any:
+        if isinstance(value, Origin):
+            return self.results[value]
+        if isinstance(value, tuple | list):
+            return type(value)([self._filled(part) for part in value])
+        if isinstance(value, dict):
+            return {key: self._filled(part) for key, part in value.items()}
+        return value
+
+    def _value(self, described: Any) -> Any:
+        if isinstance(described, list):
+            return [self._value(part) for part in described]
+        return None if described is None else self._fake(described)
+
+    def _fake(self, facts: TensorFacts) -> Any:
+        """Without data: a plan asks for sizes. One for all alike, which nobody writes to."""
+        found = self.fakes.get(facts)
+        if found is None:
+            with self.mode:
+                if facts.stride is None:
+                    found = torch.empty(facts.shape, dtype=facts.dtype, device=facts.device)
+                else:
+                    found = torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
+            self.fakes[facts] = found
+        return found
+
+
+def _name_for(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", None)
+    name = getattr(packet, "__name__", None) or getattr(target, "__name__", None)
+    return str(name or type(target).__name__)
+
+
+def _join(root: str, path: str) -> str:
+    return f"{root}.{path}" if path else root
+
+
+def _row(facts: Facts, names: Sequence[str]) -> int:
+    """The row of an operator itself; the last, where a tensor made of tensors turned it into several."""
+    rows = [row for name in names if (row := facts.index.get(name)) is not None]
+    return next((row for row in reversed(rows) if facts.targets[row] != GETITEM), -1)
+
+
+def _read_results(facts: Facts, operator: Any, nodes: Sequence[fx.Node]) -> frozenset[int] | None:
+    """None for an operator with one result, or with a list among its results."""
+    returns = getattr(schema_of(operator), "returns", ())
+    if len(returns) < 2 or any(str(each.type) != "Tensor" for each in returns):
+        return None
+    taken = (node for node in nodes if node.target is python_operator.getitem and node.name in facts.index)
+    return frozenset(int(str(node.args[1])) for node in taken)

@@ -1,0 +1,292 @@
+"""The first call of a block, watched as it runs.
+
+The call is the one that the program makes. Nothing runs beside it, so there is nothing that the program could notice.
+A dispatch mode sees the operators, hooks of this one call see the modules, and what autograd saves says what the
+backward will read. Until the block returns, all that its operators give is held; then there is a plan, and what it does
+not save is let go. A recomputation of the block holds as much at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from policylang.backends.eager.execution.random_states import Drawn, generator_of
+from policylang.backends.eager.observation.fsdp_hooks import gathers
+from policylang.backends.eager.observation.modes import Mode
+from policylang.backends.eager.observation.origins import Memory, Origin, Origins, described, memory_of, tensors_in
+from policylang.backends.eager.observation.stream import VIEW, draws, is_ignored, is_same_view, writes, written_by
+from policylang.graph.reading.values import hint
+from policylang.torch_compat.eager import (
+    DispatchMode,
+    detached,
+    is_wrapper_class,
+    outside_of_modes,
+    saved_tensor_hooks,
+)
+from policylang.tracing.state.subclasses import take_apart
+
+
+@frozen
+class TensorFacts:
+    """What a plan asks of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorFacts:
+        stride = tuple(map(hint, tensor.stride())) if tensor.layout is torch.strided else None
+        return cls(tuple(map(hint, tensor.shape)), stride, tensor.dtype, tensor.device)
+
+
+@frozen(eq=False)
+class Operation:
+    """One call of an operator on plain tensors. Tensors among its arguments are an :class:`Origin`."""
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: Any
+    """As the operator returned them, each tensor as :class:`TensorFacts`."""
+    path: str
+    """Of the module that it ran in, below the block."""
+    kind: type[nn.Module]
+
+
+@define(eq=False)
+class Observation:
+    """What is known of a call of a block while it runs."""
+
+    module: nn.Module
+    origins: Origins
+    operators: list[Any] = field(factory=list)
+    """As the block calls them: on tensors made of tensors (DTensor), one of these is several operations, or none."""
+    spans: list[tuple[int, int]] = field(factory=list)
+    """By operator, its operations: the first, and the first of the next."""
+    operations: list[Operation] = field(factory=list)
+    read_by_backward: dict[Origin, None] = field(factory=dict)
+    """What autograd has saved, in order."""
+    reach: int = 0
+    """How many operators had run when the last value was saved: a checkpoint runs so many again."""
+    differentiable: set[int] = field(factory=set)
+    """The operators that a gradient flows through."""
+    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """By operator: which of the tensors that it reads are parameters, buffers or constants."""
+    noted: dict[int, list[Tensor]] = field(factory=dict)
+    """These tensors."""
+    entries: dict[int, Any] = field(factory=dict)
+    """By operator: what it gave, as tensors without a history."""
+    versions: dict[int, list[Memory]] = field(factory=dict)
+    writes: dict[int, list[Tensor]] = field(factory=dict)
+    """By operator: what it says that it writes to."""
+    states: dict[int, Drawn] = field(factory=dict)
+    hooks: Any = None
+    """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
+    hooked: bool = False
+    """Whether the block has put hooks of its own there (``save_on_cpu``) for some of it."""
+    path: list[tuple[str, type[nn.Module]]] = field(factory=list)
+    """The modules that are being called, the block first."""
+
+    @classmethod
+    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Observation:
+        return cls(module, Origins(described(module, tensors_in((args, kwargs)))), path=[("", type(module))])
+
+    def operation(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Run an operator on plain tensors and note it."""
+        call = len(self.operations)
+        read = self._origins(tuple(args)), self._origins(kwargs)
+        out = run()
+        for number, tensor in enumerate(tensors_in(out)):
+            self.origins.put(tensor, Origin(call, number))
+        self.operations.append(Operation(func, *read, _described(out), *self.path[-1]))
+        return out
+
+    def operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Run what the block calls, note it, and hold what it gives."""
+        at, first = len(self.operators), len(self.operations)
+        if draws(func):
+            self._remember_state(at, args, kwargs)
+        read = list(enumerate(tensors_in((args, kwargs))))
+        if torch.is_grad_enabled() and any(each.requires_grad for _, each in read):
+            self.differentiable.add(at)
+            self.hooked = self.hooked or saved_tensor_hooks() != self.hooks
+        out = run()
+        if writes(func):
+            self.writes[at] = list(tensors_in(written_by(func, args, kwargs)))
+        self.operators.append(func)
+        self.spans.append((first, len(self.operations)))
+        outside = [(number, each) for number, each in read if self.origins.is_from_outside(each)]
+        if outside:
+            self.from_outside[at] = tuple(number for number, _ in outside)
+            self.noted[at] = [each for _, each in outside]
+        with outside_of_modes():
+            held = hold(out)
+        if any(True for _ in tensors_in(held)):
+            self.entries[at] = held
+            self.versions[at] = [memory_of(each) for each in tensors_in(held)]
+        return out
+
+    def same(self, args: Sequence[Any], out: Any) -> None:
+        """An operator that autograd asks for as often as it likes has given its argument."""
+        before = next(tensors_in(args), None)
+        if isinstance(out, Tensor) and before is not None:
+            for old, new in zip(take_apart([before])[0], take_apart([out])[0], strict=False):
+                found = self.origins.known(old)
+                if found is not None:
+                    self.origins.put(new, found)
+
+    def saved(self, value: Any) -> None:
+        """Autograd keeps a value for the backward."""
+        if isinstance(value, Tensor):
+            self.reach = len(self.operators)
+            for part in take_apart([value])[0]:
+                self.read_by_backward[self.origins.of(part)] = None
+
+    def _remember_state(self, at: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        generator = generator_of(args, kwargs)
+        if generator is not None:
+            self.states[at] = Drawn.now(generator)
+
+    def _origins(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.origins.of(value)
+        if isinstance(value, tuple | list):
+            return type(value)([self._origins(part) for part in value])
+        if isinstance(value, dict):
+            return {key: self._origins(part) for key, part in value.items()}
+        return value
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return TensorFacts.of(value)
+    return [_described(part) for part in value] if isinstance(value, tuple | list) else None
+
+
+def hold(value: Any) -> Any:
+    """What an operator gave, as tensors of the same memory without a history."""
+    if isinstance(value, tuple | list):
+        return type(value)([hold(part) for part in value])
+    return detached(value)
+
+
+class Observer(Mode):
+    """Sees every operator of a block."""
+
+    def __init__(self, observation: Observation) -> None:
+        super().__init__()
+        self.observation = observation
+
+    def left_out_of(self, module: nn.Module) -> list[Any]:
+        """Hooks around those that a module has before its forward, which give its parameters their first values: that
+        happens once, and is no part of what runs again."""
+
+        def suspend(*_given: Any) -> None:
+            self.suspended += 1
+
+        def go_on(*_given: Any) -> None:
+            self.suspended -= 1
+
+        return [
+            module.register_forward_pre_hook(suspend, prepend=True),
+            module.register_forward_pre_hook(go_on),
+        ]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        seen = self.observation
+        if self.suspended:
+            return self.aside(func, types, args, kwargs)
+        if is_ignored(func):
+            out = func(*args, **kwargs)
+            seen.same(args, out)
+            return out
+
+        def run() -> Any:
+            if not any(is_wrapper_class(each) for each in types):
+                return seen.operation(func, args, kwargs, lambda: func(*args, **kwargs))
+            with _Inside(seen):
+                return func(*args, **kwargs)
+
+        if func is VIEW and is_same_view(args):
+            return run()
+        return seen.operator(func, args, kwargs, run)
+
+
+class _Inside(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+    """Sees what a tensor made of tensors runs for one operator on it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observation: Observation) -> None:
+        super().__init__()
+        self._observation = observation
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if any(is_wrapper_class(each) for each in types):
+            return NotImplemented  # its own kind knows what to run
+        kwargs = kwargs or {}
+        if is_ignored(func):
+            out = func(*args, **kwargs)
+            self._observation.same(args, out)
+            return out
+        return self._observation.operation(func, args, kwargs, lambda: func(*args, **kwargs))
+
+
+@contextmanager
+def watched(observation: Observation) -> Iterator[Observer]:
+    """Under it, the observation knows in which module an operator runs, and what autograd saves."""
+    save, give = saved_tensor_hooks() or (_unchanged, _unchanged)
+    watching = [observation]  # autograd keeps the hooks for as long as the graph lives, and is not to keep this
+    own = threading.get_ident()  # another thread may run the same modules
+
+    def gathered(_module: nn.Module, *_given: Any) -> None:
+        given = observation.origins.given
+        given.update(described(observation.module, ()) | given)
+
+    def enter(path: str, module: nn.Module, *_given: Any) -> None:
+        if threading.get_ident() == own:
+            observation.path.append((path, type(module)))
+
+    def leave(*_given: Any) -> None:
+        if threading.get_ident() == own:
+            observation.path.pop()
+
+    def pack(value: Any) -> Any:
+        for each in watching:
+            each.saved(value)
+        return save(value)
+
+    observer = Observer(observation)
+    handles = []
+    for path, module in observation.module.named_modules():
+        if path:  # first in and last out: what other hooks compute (FSDP gathers weights there) is the module's too
+            if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+                handles += observer.left_out_of(module)
+            handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+            if gathers(module):  # last: by then whole weights are in the place of the parts that were there
+                handles.append(module.register_forward_pre_hook(gathered))
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, give), observer:
+            observation.hooks = saved_tensor_hooks()
+            yield observer
+    finally:
+        watching.clear()
+        for handle in handles:
+            handle.remove()
+
+
+def _unchanged(value: Any) -> Any:
+    return value

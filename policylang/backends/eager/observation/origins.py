@@ -1,0 +1,124 @@
+"""Where the tensors that a running block reads come from: which call made each, or what it is outside of the block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from attrs import define, field, frozen
+from torch import Tensor, nn
+
+from policylang.graph.facts import InputKind
+from policylang.torch_compat.eager import WeakTensorKeyDictionary, storage_address, storage_bytes, version
+from policylang.tracing.state.model_state import read_state
+from policylang.tracing.state.subclasses import take_apart
+
+OUTSIDE = -1
+
+
+@frozen
+class Origin:
+    """The number of a call and of its result; :data:`OUTSIDE` and the number of a tensor from outside."""
+
+    call: int
+    result: int
+
+
+@frozen(eq=False)
+class External:
+    """A tensor that the block reads and did not make."""
+
+    tensor: Tensor
+    kind: InputKind
+    name: str
+
+
+Geometry = tuple[int, int, tuple[int, ...], tuple[int, ...], Any]
+
+
+@define(eq=False)
+class Origins:
+    """Of the plain tensors of one call of a block. Tensors made of tensors are looked up part by part.
+
+    A tensor is known by itself, and for as long as it lives. Where autograd hands on another object for the same value,
+    as it does with what it saves, it is known by its place in memory: the call that gave that place last made it.
+    """
+
+    given: dict[int, tuple[InputKind, str]]
+    """By ``id``, what is known of tensors from outside; they live as long as the call."""
+    externals: list[External] = field(factory=list)
+    _by_tensor: Any = field(factory=WeakTensorKeyDictionary)
+    _by_place: dict[Geometry, Origin] = field(factory=dict)
+
+    def of(self, tensor: Tensor) -> Origin:
+        """A tensor that nobody has seen is from outside."""
+        found = self.known(tensor)
+        if found is None:
+            kind, name = self.given.get(id(tensor), (InputKind.OTHER, ""))
+            found = Origin(OUTSIDE, len(self.externals))
+            self.externals.append(External(tensor, kind, name))
+            self.put(tensor, found)
+        return found
+
+    def known(self, tensor: Tensor) -> Origin | None:
+        found: Origin | None = self._by_tensor.get(tensor)
+        if found is None and id(tensor) not in self.given:
+            place = _place(tensor)
+            found = None if place is None else self._by_place.get(place)
+        return found
+
+    def put(self, tensor: Tensor, origin: Origin) -> None:
+        self._by_tensor[tensor] = origin
+        place = _place(tensor)
+        if place is not None:
+            self._by_place[place] = origin
+
+    def is_from_outside(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter, a buffer or a constant; what the block was called with is not meant."""
+        origins = [self.known(part) for part in take_apart([tensor])[0]]
+        return all(
+            origin is not None and origin.call == OUTSIDE and self.externals[origin.result].kind is not InputKind.USER
+            for origin in origins
+        )
+
+
+def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[InputKind, str]]:
+    """What is known of the tensors that a block is called with and has. A tensor that is both is an input."""
+    state = read_state(module)
+    found: dict[int, tuple[InputKind, str]] = {}
+    named = [
+        *((tensor, InputKind.PARAMETER, name) for name, tensor in state.parameters.items()),
+        *((tensor, InputKind.BUFFER, name) for name, tensor in (state.buffers | state.attributes).items()),
+        *((tensor, InputKind.USER, f"input {number}") for number, tensor in enumerate(inputs)),
+    ]
+    for tensor, kind, name in named:
+        for part in take_apart([tensor])[0]:
+            found[id(part)] = kind, name
+    return found
+
+
+Memory = tuple[int, int]
+"""How often the memory of a tensor has been written to, and how large it is."""
+
+
+def memory_of(tensor: Tensor) -> Memory:
+    return version(tensor), storage_bytes(tensor)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Of an operator's arguments or results, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+
+
+def _place(tensor: Tensor) -> Geometry | None:
+    address = storage_address(tensor)
+    if address is None:
+        return None
+    return address, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype

@@ -1,0 +1,60 @@
+"""The stream of operators of a block, below autograd, where torch's own selective checkpoint sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from policylang.torch_compat.eager import ignored_operators
+from policylang.torch_compat.reading import schema_of
+
+_IGNORED = ignored_operators()
+VIEW = torch.ops.aten.view.default
+
+
+@cache
+def is_ignored(operator: Any) -> bool:
+    """Whether an operator is none of the block's: autograd asks for it as often as it likes, or it only marks a place
+    in a profile."""
+    return operator in _IGNORED or getattr(operator, "namespace", "") == "profiler"
+
+
+def is_same_view(args: Sequence[Any]) -> bool:
+    """Of a call of ``view``: whether it gives its argument as it is. Those who track modules do that (``view_as``) to
+    hang a hook on a tensor, in a forward and not in its recomputation."""
+    return len(args) == 2 and tuple(args[1]) == tuple(args[0].shape)
+
+
+def is_no_step(operator: Any, args: Sequence[Any]) -> bool:
+    """Whether a call of an operator is passed by where the operators of a block are counted."""
+    return is_ignored(operator) or (operator is VIEW and is_same_view(args))
+
+
+def draws(operator: Any) -> bool:
+    """Whether torch says of an operator that it draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+@cache
+def changes_only_geometry(operator: Any) -> bool:
+    """Whether what an operator changes in place is the shape or the strides of a tensor, not its bytes."""
+    return torch.Tag.inplace_view in getattr(operator, "tags", ())
+
+
+@cache
+def writes(operator: Any) -> bool:
+    """Whether an operator writes to one of its arguments and says so."""
+    schema = schema_of(operator)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that a call of an operator writes to, as it says."""
+    return [
+        args[at] if at < len(args) else kwargs.get(argument.name)
+        for at, argument in enumerate(schema_of(operator).arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]

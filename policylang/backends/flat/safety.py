@@ -1,0 +1,101 @@
+"""What has to hold before a flat graph is changed. All of it is looked at first: a refusal leaves the graph untouched.
+
+Planning refuses by rule and by name what its facts show to be unsafe. This is the second lock: it knows where each copy
+will stand, and looks at the operators themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch.fx as fx
+
+from policylang.backends.flat.remat_schedule import Schedule
+from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.graph.facts import Facts
+from policylang.graph.reading.memory import Memory
+from policylang.language.diagnostics import Diagnostic
+from policylang.planning.plan import Plan
+from policylang.planning.refusals import UNSAFE
+
+GRAPH_CHANGED = "APL381"
+
+
+def check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
+    """Raise PolicyGraphError where the graph is not the one that ``facts`` describe."""
+    if len(nodes) == len(facts) and all(map(_same, nodes, facts.names)):
+        return
+    at = next(
+        (row for row, (node, name) in enumerate(zip(nodes, facts.names, strict=False)) if node.name != name),
+        min(len(nodes), len(facts)),
+    )
+    planned = facts.names[at] if at < len(facts) else "nothing more"
+    found = nodes[at].name if at < len(nodes) else "nothing more"
+    raise PolicyGraphError(
+        [
+            Diagnostic(
+                GRAPH_CHANGED,
+                f"the graph changed after it was planned: node {at} was `{planned}` and is `{found}`",
+                help="plan again after the last pass that changes the graph",
+            )
+        ]
+    )
+
+
+def _same(node: fx.Node, name: str) -> bool:
+    return str(node.name) == name
+
+
+def check(plan: Plan, nodes: Sequence[fx.Node], memory: Memory, planned: Schedule) -> None:
+    """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
+    found = list(_unsafe(nodes, plan.facts, memory, planned))
+    if not found:
+        return
+    diagnostics = []
+    for row, reason in found:
+        decision = plan.decisions[row]
+        rule = plan.policy.rules[decision.rule] if decision is not None and decision.rule is not None else None
+        who = f"`{rule.text}`" if rule is not None else "the policy"
+        diagnostics.append(
+            Diagnostic(
+                UNSAFE,
+                f"{who} cannot recompute `{plan.facts.names[row]}`: {reason}",
+                span=rule.span if rule is not None else None,
+                help="save it, or make the rule `optional`",
+            )
+        )
+    raise PolicyMatchError(diagnostics)
+
+
+def _unsafe(nodes: Sequence[fx.Node], facts: Facts, memory: Memory, planned: Schedule) -> Iterator[tuple[int, str]]:
+    seen: set[int] = set()
+    for region in planned.regions:
+        for batch in region.batches:
+            for row in batch.rows:
+                if row in seen:
+                    continue
+                reason = _reason(nodes[row], row, facts, memory, batch.anchor)
+                if reason is not None:
+                    seen.add(row)
+                    yield row, reason
+
+
+def _reason(node: fx.Node, row: int, facts: Facts, memory: Memory, anchor: int) -> str | None:
+    if row in memory.written:
+        return "it writes to memory that outlives it, which a second run would do again"
+    if node.kwargs.get("generator") is not None:
+        return "it draws from a generator of its own, whose state is not kept"
+    if memory.roots[row] in memory.loose:
+        return "it is written to while others read it, so a second run would give another value"
+    if memory.reads_no_bytes[row]:
+        return None
+    left_out = memory.statistics.get(row, ())
+    ignored = {node.args[at] for at in left_out}
+    unit = memory.units[row]
+    for read, read_node in zip(facts.inputs[row], node.all_input_nodes, strict=True):
+        if read_node in ignored or (unit >= 0 and memory.units[read] == unit):
+            continue
+        writer = memory.written_between(read, row, anchor)
+        if writer is not None:
+            return f"it reads memory that `{facts.names[writer]}` changes before the backward asks for it"
+    return None

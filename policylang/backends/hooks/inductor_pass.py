@@ -1,0 +1,144 @@
+"""``policylang.pass_``: a policy as an item of a list of graph passes, and as a hook of Inductor's.
+
+In a list, a pass does what ``policylang.apply`` does. Behind a hook of Inductor's it knows less and may do less: it
+writes tags for the partitioner that comes next, PyTorch's min-cut, which knows no others than these; nobody audits what
+that makes of them; and where Inductor takes a graph from its caches, the pass is not called at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from torch import fx, nn
+
+from policylang.api.apply import apply
+from policylang.api.load import load
+from policylang.backends import graph_registry
+from policylang.backends.caching import fingerprint
+from policylang.backends.joint import refusals
+from policylang.backends.surgery import tags
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
+from policylang.graph.facts import GraphKind
+from policylang.graph.reading.collect import collect
+from policylang.language.codes import diagnose, is_error
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Action, Policy
+from policylang.planning.capabilities import HOOK
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan as make_plan
+from policylang.torch_compat import aot, store
+
+NOT_BY_MIN_CUT = "APL330"
+WRONG_HOOK = "APL331"
+
+_Base: Any = aot.graph_pass_base()
+
+
+def pass_(policy: Policy | str | os.PathLike[str], *, mesh: Any = None, agree: bool = True) -> PolicyPass:
+    """A policy as a pass: called with a graph module, it returns it; called with a graph, it returns None.
+
+    It is a ``CustomGraphPass`` of Inductor's, with a ``uuid`` over the policy's text, the version of the language and
+    the code that acts on it. ``mesh`` and ``agree`` as in ``policylang.apply``; behind a hook ranks are not compared.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing.
+    """
+    return PolicyPass(policy if isinstance(policy, Policy) else load(policy), mesh, agree)
+
+
+class PolicyPass(_Base):  # type: ignore[misc]
+    """What :func:`pass_` returns."""
+
+    def __init__(self, policy: Policy, mesh: Any = None, agree: bool = True) -> None:
+        self.policy = policy
+        self.mesh = mesh
+        self.agree = agree
+        self.__name__ = f"apl_{policy.name}"  # what lists of passes call it in their logs
+        ranks = () if mesh is None else (tuple(mesh.mesh_dim_names or ()), store.mesh_ranks(mesh))
+        self._key = f"{fingerprint.policy_key(policy, root='')}:{ranks!r}"
+
+    def __repr__(self) -> str:
+        return f"policylang.pass_({self.policy.name!r})"
+
+    def __call__(self, graph: fx.Graph | fx.GraphModule, *ignored: Any, **also_ignored: Any) -> fx.GraphModule | None:
+        """Carry the policy out, in place. What passes are handed besides the graph (example inputs) is not needed.
+
+        Raises as ``policylang.apply`` does, and behind a hook ``PolicyMatchError`` and ``PolicyGraphError`` with what
+        cannot be done there.
+        """
+        if isinstance(graph, fx.GraphModule):
+            return apply(graph, self.policy, self.mesh, agree=self.agree)
+        if not isinstance(graph, fx.Graph):
+            raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
+        owner = graph.owning_module
+        gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
+        hooks = aot.hooks_that_hold(self)
+        if not hooks:
+            apply(gm, self.policy, self.mesh, agree=self.agree)
+            return None
+        try:
+            _tag(gm, self.policy, self.mesh, hooks)
+        except PolicyError as error:
+            raise aot.through_dynamo(error, sys._getframe()) from None
+        return None
+
+    def uuid(self) -> str:
+        """Stands for the pass in the keys of Inductor's caches."""
+        return self._key
+
+    def __getstate__(self) -> dict[str, str]:
+        # for keys alone: a policy's tree holds comments and line numbers, which decide nothing
+        return {"_key": self._key}
+
+
+def _tag(gm: fx.GraphModule, policy: Policy, mesh: Any, hooks: tuple[str, ...]) -> None:
+    """Write a policy's tags on a joint graph, for min-cut."""
+    facts = collect(gm, mesh=mesh)
+    joint_only = all(name.startswith("joint_") for name in hooks)
+    if facts.kind is GraphKind.FORWARD and joint_only:
+        return  # a model that runs without gradients: it keeps nothing, so nothing is decided
+    if facts.kind is not GraphKind.JOINT:
+        raise PolicyGraphError([_wrong_hook(hooks, facts.kind)])
+    plan = make_plan(policy, facts, HOOK)
+    found = (*plan.diagnostics, *refusals.unsaveable(plan), *_beyond_min_cut(plan))
+    errors = [each for each in found if is_error(each)]
+    if errors:
+        raise PolicyMatchError(errors)
+    tags.write(gm.graph, plan)
+    graph_registry.remember_plan(gm, plan)
+
+
+def _beyond_min_cut(plan: Plan) -> list[Diagnostic]:
+    """The lines that min-cut would pass over in silence."""
+    policy = plan.policy
+    found = [
+        diagnose(
+            NOT_BY_MIN_CUT,
+            f"`{rule.text}` would do nothing behind a hook of Inductor's: min-cut knows no `prefer_save`",
+            rule.span,
+            help="write `save`, or compile with `policylang.backend`, which partitions itself",
+        )
+        for rule in policy.rules
+        if rule.action is Action.PREFER_SAVE
+    ]
+    for expectation, outcome in zip(policy.expectations, plan.expectations, strict=True):
+        if outcome.status == "deferred":
+            found.append(
+                diagnose(
+                    NOT_BY_MIN_CUT,
+                    f"`{outcome.text}` cannot be checked behind a hook of Inductor's: min-cut decides after it",
+                    expectation.span,
+                    help="write `undecided -> save` or `undecided -> recompute`, or compile with `policylang.backend`",
+                )
+            )
+    return found
+
+
+def _wrong_hook(hooks: tuple[str, ...], kind: GraphKind) -> Diagnostic:
+    return diagnose(
+        WRONG_HOOK,
+        f"behind `{hooks[0]}` this is a {kind.value} graph, where nothing is decided about what is saved",
+        help="set `joint_custom_post_pass`; of a half, `fuse` and `collapse` lines are carried out by "
+        "`policylang.backend`, or by a pass in a list of your own",
+    )

@@ -1,0 +1,68 @@
+"""What a policy came to on one partitioned graph, as plain data that a record beside Inductor's caches can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from policylang.backends.joint.partitioner import Partition
+from policylang.backends.torch_compile import model_wide_errors
+from policylang.backends.torch_compile.model_wide_errors import Complaint
+from policylang.graph.facts import Facts
+from policylang.language.syntax import Policy
+from policylang.report.assemble import partition_report
+from policylang.report.data import Report, RewriteReport, report_from_dict
+
+
+@frozen
+class Findings:
+    complaints: tuple[Complaint, ...]
+    """What this graph lacks and another graph of the model may have."""
+    report: Report
+    facts: Facts | None = field(default=None, repr=False)
+    """Of the graph as it was given, for snapshots. They are few bytes beside the graph, and no record holds them:
+    None for what an earlier process planned."""
+    rewritten: Facts | None = field(default=None, repr=False)
+    """The same of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
+
+
+def of_partition(partition: Partition) -> Findings:
+    plan = partition.plan
+    complaints = model_wide_errors.complaints(plan.policy, plan.diagnostics)
+    # a copy: what planning has worked out on the facts meanwhile is not kept with them
+    report = partition_report(plan, partition.audit, partition.rewritten_halves)
+    given = evolve(plan.before)
+    return Findings(complaints, report, given, given if plan.facts is plan.before else evolve(plan.facts))
+
+
+def to_json(findings: Findings) -> dict[str, Any]:
+    return {"complaints": model_wide_errors.to_json(findings.complaints), "report": findings.report.to_dict()}
+
+
+def from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`to_json` writes.
+
+    The policy may have been laid out differently when the record was written: where its rules stand and how they are
+    spelled is taken from ``policy``.
+    """
+    report = report_from_dict(data["report"])
+    rules = tuple(
+        evolve(account, source=rule.source, text=rule.text)
+        for account, rule in zip(report.rules, policy.rules, strict=True)
+    )
+    moved = {account.source: rule.source for account, rule in zip(report.rules, policy.rules, strict=True)}
+    decisions = {
+        name: evolve(decision, rule=moved.get(decision.rule, decision.rule) if decision.rule else None)
+        for name, decision in report.decisions.items()
+    }
+    report = evolve(report, rewrites=_moved(report.rewrites, policy), rules=rules, decisions=decisions, from_cache=True)
+    return Findings(model_wide_errors.from_json(data["complaints"]), report)
+
+
+def _moved(accounts: Sequence[RewriteReport], policy: Policy) -> tuple[RewriteReport, ...]:
+    """With the places where the lines stand now. The first accounts are one a line, in their order."""
+    first = [account for account in accounts if not account.half]
+    now = {account.source: statement.span.location for account, statement in zip(first, policy.rewrites, strict=True)}
+    return tuple(evolve(account, source=now.get(account.source, account.source)) for account in accounts)

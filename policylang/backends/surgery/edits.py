@@ -1,0 +1,210 @@
+"""Planned rewrites of collectives, carried out on an FX graph exactly as they were planned.
+
+Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
+there the process groups); what comes out is held against the plan, node by node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from policylang.backends.runtime import groups
+from policylang.backends.runtime.groups import RankOrder
+from policylang.errors import PolicyAuditError
+from policylang.graph import marks
+from policylang.graph.facts import Facts
+from policylang.language.codes import diagnose
+from policylang.operators.categories import describe, group_name
+from policylang.planning.edits.data import FusedGroup, NewNode, Node, Rewrite, Rewrites
+from policylang.planning.plan import Plan
+from policylang.torch_compat.reading import OpOverload, outside_of_modes, schema_of
+
+REWRITTEN_OTHERWISE = "APL408"
+
+_OF_THE_CALL = frozenset(
+    {
+        "val", "tensor_meta", "example_value", "original_aten", "from_node", "eager_input_vals", "unbacked_bindings",
+        "arg_kwarg_vals", "torch_fn", "source_fn_stack", "desc", "dist_from_bw",
+    }
+)  # fmt: skip
+"""What metadata says of one call of one operator; a node that takes another's place takes over all else."""
+
+
+def carry_out(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
+    """Rewrite the graph that was planned, in place; the process groups that it names now and did not before.
+
+    Linear in what changes, but for one look at every node. To be called once the ranks agree, since a group is made by
+    all its members: it blocks until they have come.
+
+    Raises:
+        PolicyAuditError: APL408 where the graph is not the one that was planned, or comes out otherwise.
+    """
+    if not plan.rewrites:
+        return ()
+    _check_names(gm.graph, plan.before, "is not the one that was planned")
+    orders = _rank_orders(gm.graph, plan.rewrites)
+    groups.ensure(orders.values())
+    surgeon = _Surgeon(gm.graph, plan, {group: order.name for group, order in orders.items()})
+    for rewrite in plan.rewrites.done:
+        surgeon.operate(rewrite)
+    _check_names(gm.graph, plan.facts, "came out otherwise than planned")
+    gm.graph.lint()
+    gm.recompile()
+    return tuple(sorted(set(orders.values())))
+
+
+def _rank_orders(graph: fx.Graph, rewrites: Rewrites) -> dict[FusedGroup, RankOrder]:
+    """The groups that the graph does not name yet, with the backend of the collectives that they stand for."""
+    wanted = {name for rewrite in rewrites.done for name in rewrite.collectives}
+    called = {node.name: group_name(describe(node.target), node) for node in graph.nodes if node.name in wanted}
+    backends: dict[str, str] = {}
+    found: dict[FusedGroup, RankOrder] = {}
+    for rewrite in rewrites.done:
+        if rewrite.group is None:
+            continue
+        first = rewrite.collectives[0]
+        if first not in backends:
+            backends[first] = groups.backend_of(called[first])
+        for new in rewrite.nodes:  # a later statement may fuse what this one makes
+            backends[new.name] = backends[first]
+        if rewrite.group.name is None:
+            found[rewrite.group] = RankOrder(rewrite.group.ranks, backends[first])
+    return found
+
+
+class _Surgeon:
+    """The only part that touches the graph."""
+
+    def __init__(self, graph: fx.Graph, plan: Plan, group_names: dict[FusedGroup, str]) -> None:
+        self.graph = graph
+        self.policy = plan.policy
+        self.group_names = group_names
+        self.nodes = {node.name: node for node in graph.nodes}
+
+    def operate(self, rewrite: Rewrite) -> None:
+        """New nodes first, then everyone who reads the old ones reads the new ones, then the old ones go."""
+        nodes = self.nodes
+        who = self.policy.rewrites[rewrite.statement].span.location
+        with self.graph.inserting_before(nodes[rewrite.before]):
+            for new in rewrite.nodes:
+                nodes[new.name] = self._insert(new, who)
+        dead = {nodes[name] for name in rewrite.dead}
+        for old, new_name in rewrite.replaced:
+            _hand_over(nodes[old], nodes[new_name])
+            nodes[old].replace_all_uses_with(nodes[new_name], delete_user_cb=lambda user: user not in dead)
+        for name in reversed(rewrite.dead):
+            self.graph.erase_node(nodes.pop(name))
+        for name, stride in rewrite.restrided:
+            _lay_out_anew(nodes[name], stride)
+
+    def _insert(self, new: NewNode, who: str) -> fx.Node:
+        target = _operator(new.target)
+        args, kwargs = self._arguments(target, new.arguments)
+        node = self.graph.create_node("call_function", target, args, kwargs, name=new.name)
+        node.name = new.name  # torch does not give a name twice, not even that of a node that is gone
+        like = self.nodes[new.like].meta
+        node.meta = {key: value for key, value in like.items() if key not in _OF_THE_CALL}
+        annotations = {key: value for key, value in marks.custom(like).items() if key != marks.SAVED}
+        node.meta["custom"] = {**annotations, marks.REWRITTEN: who}
+        node.meta["val"] = _value(node)
+        _check_value(node, new.shape, new.stride, new.dtype)
+        return node
+
+    def _arguments(self, target: Any, planned: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not isinstance(target, OpOverload):
+            return tuple(map(self._argument, planned)), {}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for given, value in zip(schema_of(target).arguments, planned, strict=False):
+            made = self._argument(value)
+            if isinstance(value, str):
+                made = _constant(value, str(given.type))
+            if given.kwarg_only:
+                kwargs[given.name] = made
+            else:
+                args.append(made)
+        return tuple(args), kwargs
+
+    def _argument(self, planned: Any) -> Any:
+        if isinstance(planned, Node):
+            return self.nodes[planned.name]
+        if isinstance(planned, FusedGroup):
+            return planned.name if planned.name is not None else self.group_names[planned]
+        if isinstance(planned, tuple):
+            return [self._argument(part) for part in planned]
+        return planned
+
+
+def _operator(name: str) -> Any:
+    namespace, _, rest = name.partition(".")
+    if namespace == "builtin":
+        return getattr(operator, rest)
+    bare, _, overload = rest.rpartition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), bare), overload)
+
+
+def _constant(text: str, kind: str) -> Any:
+    """What a text stands for where the schema has ``kind``: dtypes, layouts and memory formats count as numbers."""
+    if "Device" in kind:
+        return torch.device(text)
+    return getattr(torch, text) if "int" in kind else text
+
+
+def _hand_over(old: fx.Node, new: fx.Node) -> None:
+    """That a partition saved a value holds of the node that has the value now."""
+    saved = marks.custom(old.meta).get(marks.SAVED)
+    if saved is not None:
+        new.meta["custom"] = {**marks.custom(new.meta), marks.SAVED: saved}
+
+
+def _lay_out_anew(node: fx.Node, stride: tuple[int, ...]) -> None:
+    old = node.meta["val"]
+    node.meta["val"] = _value(node)
+    node.meta.pop("tensor_meta", None)
+    _check_value(node, tuple(old.shape), stride, str(old.dtype).removeprefix("torch."))
+
+
+def _value(node: fx.Node) -> Any:
+    """What the call returns for the values that its arguments stand for: fake tensors, which share memory as real ones
+    would."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+    with torch.no_grad(), outside_of_modes():
+        return node.target(*args, **kwargs)
+
+
+def _check_value(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> None:
+    value = node.meta["val"]
+    if not isinstance(value, Tensor):  # the tuple of a split, whose pieces are checked
+        return
+    found = tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
+    if found != (shape, stride, dtype):
+        _refuse(f"`{node.name}` came out as {_said(*found)}, and was planned as {_said(shape, stride, dtype)}")
+
+
+def _said(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> str:
+    return f"{dtype}{list(shape)} with strides {list(stride)}"
+
+
+def _check_names(graph: fx.Graph, facts: Facts, complaint: str) -> None:
+    for found, planned in _side_by_side(graph, facts):
+        if found != planned:
+            have = f"has `{found}`" if found else "ends"
+            _refuse(f"the graph {complaint}: it {have} where the plan {f'has `{planned}`' if planned else 'ends'}")
+
+
+def _side_by_side(graph: fx.Graph, facts: Facts) -> Iterator[tuple[str, str]]:
+    names = iter(facts.names)
+    for node in graph.nodes:
+        yield node.name, next(names, "")
+    for name in names:
+        yield "", name
+
+
+def _refuse(message: str) -> None:
+    help = "apply the policy after the passes that change the graph; otherwise this is a bug in policylang"
+    raise PolicyAuditError([diagnose(REWRITTEN_OTHERWISE, message, help=help)])

@@ -1,0 +1,298 @@
+"""``torch.compile`` under a policy: the backend ``"policylang"``, over Inductor or over AOTAutograd alone.
+
+This is an edge of the package: here diagnostics become exceptions, and what was decided is kept for reports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from attrs import evolve
+from torch import fx
+
+from policylang.api.load import load
+from policylang.backends.caching import fingerprint
+from policylang.backends.eager.compilers import MARK
+from policylang.backends.eager.session import Session, innermost
+from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints, model_wide_errors
+from policylang.backends.torch_compile import options as backend_options
+from policylang.backends.torch_compile.compiled_graphs import CompiledGraph, described, of_model
+from policylang.backends.torch_compile.options import Inner
+from policylang.backends.torch_compile.pending_matches import watched
+from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError, PolicyWarning
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.source import Source, Span
+from policylang.language.syntax import Blocks, Policy
+from policylang.planning.decisions.block_uniformity import telling_apart
+from policylang.planning.digest import policy_text
+from policylang.ranks.comparison import Known
+from policylang.torch_compat import aot
+
+_NOWHERE = Span(Source("<block>", ""), 0, 0)
+
+_live: WeakSet[PolicyBackend] = WeakSet()
+_births = count()
+
+
+def backend(
+    policy: str | os.PathLike[str] | Policy, inner: Inner = "inductor", root: str = "", agree: bool = True
+) -> PolicyBackend:
+    """A backend for ``torch.compile`` that saves and recomputes what a policy says.
+
+    ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
+    halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
+    module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
+    whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
+    One backend serves all the graphs of one model; give two models a backend each.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
+    """
+    problems = backend_options.check_own(inner, root, agree)
+    if problems:
+        raise PolicyMeaningError(problems)
+    made = PolicyBackend(_loaded(policy), inner=inner, root=root, agree=agree)
+    _warn_of_recompile_limit(made)
+    return made
+
+
+class PolicyBackend:
+    """What :func:`backend` returns: hand it to ``torch.compile(backend=...)`` or to ``module.compile(backend=...)``."""
+
+    def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
+        self.__name__ = "policylang"  # what Dynamo calls it in its messages
+        setattr(self, MARK, True)
+        self.policy = policy
+        self.inner: Inner = inner
+        self.root = root
+        self.agree = agree
+        self._partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
+        self._key = fingerprint.policy_key(policy, root=root)
+        self._graphs: list[CompiledGraph] = []
+        self._settled = True
+        self._known: dict[int, Known] = {}
+        """By code, the graphs that ranks have agreed on."""
+        self._born = next(_births)
+        _live.add(self)
+
+    def __repr__(self) -> str:
+        root = f", root={self.root!r}" if self.root else ""
+        return f"policylang.backend({self.policy.name!r}, inner={self.inner!r}{root})"
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile one graph of Dynamo's. ``mode`` and ``options`` are Inductor's, as in ``torch.compile``.
+
+        Raises ``PolicyError`` subclasses, which ``torch.compile`` passes on as they are.
+        """
+        try:
+            return self._compile(gm, example_inputs, backend_options.settings(self.inner, mode, options))
+        except PolicyError as error:
+            raise aot.through_dynamo(error, sys._getframe()) from None
+
+    @property
+    def graphs(self) -> tuple[CompiledGraph, ...]:
+        """The graphs compiled so far, in order."""
+        return tuple(self._graphs)
+
+    def check(self) -> None:
+        """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far.
+
+        Called by itself when the first backward starts; call it once the model has run forward to know earlier.
+        """
+        problems = self._unanswered()
+        if problems:
+            raise PolicyMatchError(problems)
+
+    def reset(self) -> None:
+        """Forget the graphs compiled so far; ``torch._dynamo.reset()`` calls it."""
+        self._graphs.clear()
+        self._known.clear()
+        self._settled = True
+
+    def _compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        sessions, block = self._checkpoints(gm)
+        partitioner, key, root = self._partitioner, self._key, self.root
+        if block is not None:
+            partitioner, key, root = self._for_block(block)
+        graph = described(gm, number=len(self._graphs), root=root)
+        known = self._known.setdefault(aot.code_being_compiled(), [])
+        topic = f"compiling {aot.code_location() or 'a graph'}{f' under {root}' if root else ''}"
+        how = dynamo_graph.Comparing(topic, self.agree, known)
+        if self.inner == "inductor":
+            outcome = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, how)
+        else:
+            outcome = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, how)
+        graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
+        self._graphs.append(graph)
+        for session in sessions:
+            session.graphs.add(graph)
+        self._settled = not self._unanswered()
+        run = _explaining(outcome.run, outcome.why_gone)
+        return self._announced(watched(run, graph, lambda: self._settled, self.check))
+
+    def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
+        """Take the checkpoints of ours out of a graph. Their sessions, and the one of which the graph is a block.
+
+        Raises ``PolicyMatchError`` where one of them has another policy.
+        """
+        taken_out = inner_checkpoints.take_out(gm)
+        sessions, block = taken_out.sessions, taken_out.block
+        around = innermost()
+        if around is not None:
+            sessions = (*sessions, around.session)
+            block = around.session if inner_checkpoints.is_part_of_block(gm, around.session) else None
+        for session in sessions:
+            session.follow(self.policy)
+        return sessions, block
+
+    def _for_block(self, session: Session) -> tuple[JointPartitioner, str, str]:
+        """Partitioner, key and root for a block of a model that is compiled on its own.
+
+        It stands for all blocks, since they share what is compiled. Raises ``PolicyMatchError`` where the policy tells
+        them apart.
+        """
+        names = session.block_names()
+        apart = telling_apart(self.policy, () if self.root else names)
+        if apart:
+            raise PolicyMatchError(apart)
+        known = self.root or next(filter(None, names), "")
+        root = known or session.name_of_a_block()
+        policy = self.policy
+        if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
+            policy = evolve(policy, blocks=Blocks(f"/{root}", _NOWHERE))
+        partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
+        return partitioner, f"{fingerprint.policy_key(policy, root=root)}:block", root
+
+    def _announced(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Where it runs in a checkpoint of ours, that is to leave what is saved to it."""
+
+        def call(*arguments: Any) -> Any:
+            around = innermost()
+            if around is not None:
+                around.give_way(self.policy)
+            return run(*arguments)
+
+        return call
+
+    def _unanswered(self) -> tuple[Diagnostic, ...]:
+        found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
+        return model_wide_errors.shared_by_all(self.policy, found, root=self.root)
+
+
+def _explaining(run: Callable[..., Any], why_gone: dynamo_graph.WhyGone) -> Callable[..., Any]:
+    """``run``; where a collective in it fails because another rank has stopped, the error says why that rank did."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return run(*arguments)
+        except RuntimeError as error:
+            why = why_gone()
+            if why is None:
+                raise
+            raise why from error
+
+    return call
+
+
+def policylang_backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="policylang", options={"policy": path})``.
+
+    Further options: ``inner``, ``root`` and ``agree``, as in :func:`backend`, and any setting of Inductor. Graphs
+    compiled with the same policy file and options count as one model. Blocks in checkpoints under a policy need no
+    options: then it is that of the checkpoint.
+    """
+    try:
+        chosen = backend_options.parse(options, mode, _policy_around(gm))
+        policy = _loaded(chosen.policy)
+    except PolicyError as error:
+        raise aot.through_dynamo(error, sys._getframe()) from None
+    place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
+    key = (place, chosen.inner, chosen.root, chosen.agree)
+    serving = _by_options.get(key)
+    if serving is None or not _same_text(serving.policy, policy):
+        serving = PolicyBackend(policy, inner=chosen.inner, root=chosen.root, agree=chosen.agree)
+        _by_options[key] = serving
+    return serving(gm, example_inputs, mode=mode, options=chosen.settings)
+
+
+def _policy_around(gm: fx.GraphModule) -> Policy | None:
+    """The policy of the first checkpoint of ours in a graph, or of the one that it is compiled in."""
+    around = innermost()
+    session = around.session if around is not None else inner_checkpoints.first_session(gm)
+    return None if session is None else session.policy
+
+
+def _same_text(left: Policy, right: Policy) -> bool:
+    """Whether two policies also stand in the same lines, which reports name."""
+    return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
+
+
+def _reset() -> None:
+    _by_options.clear()
+
+
+_by_options: dict[tuple[str, Inner, str, bool], PolicyBackend] = {}
+setattr(policylang_backend, MARK, True)
+policylang_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() looks for it
+
+
+def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
+    """The graphs compiled for a model, a compiled model or a backend; None for anything else.
+
+    A model's graphs are those that were called with one of its parameters, whatever was handed to ``torch.compile``:
+    the model, its blocks, or a function that calls it. Where it was compiled again, with another backend, they are the
+    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter
+    (FSDP hands graphs parameters of its own making), a compiled model's are those of its backend.
+    """
+    if isinstance(subject, PolicyBackend):
+        return subject.graphs
+    if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
+        return None
+    its_own = aot.backend_of(subject)
+    if isinstance(its_own, PolicyBackend):
+        return of_model([its_own.graphs], subject) or its_own.graphs
+    return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
+
+
+def _warn_of_recompile_limit(made: PolicyBackend) -> None:
+    """Blocks share their code, and Dynamo compiles one piece of code for so many backends and no more."""
+    if not made.root:
+        return
+    roots = {one.root for one in _live if one.root and one.inner == made.inner and one.policy == made.policy}
+    limit = aot.recompile_limit()
+    if len(roots) > limit:
+        warnings.warn(
+            f"{len(roots)} backends differ in `root` alone: if their modules share a forward, torch compiles the first "
+            f"{limit} and runs the rest eagerly, without a policy; give one backend to all blocks that are to be "
+            "treated alike, or raise `torch._dynamo.config.recompile_limit`",
+            PolicyWarning,
+            stacklevel=3,
+        )
+
+
+def _loaded(policy: str | os.PathLike[str] | Policy) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    return load(policy)

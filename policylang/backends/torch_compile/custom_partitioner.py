@@ -1,0 +1,109 @@
+"""``policylang.partitioner``: a policy where torch takes a partitioner, Inductor's ``custom_partitioner_fn`` for one.
+
+Behind it nobody wraps the compiled graph, as ``policylang.backend`` does. So every graph is held to the whole policy,
+and where something has to happen before a graph runs that a cache would leave out (ranks compare plans, process groups
+are made), the caches of other processes are not used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch import fx
+
+from policylang.api.load import load
+from policylang.backends.caching import fingerprint
+from policylang.backends.caching.cached_partitioner import ReportingPartitioner, partitions
+from policylang.backends.joint import findings
+from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.backends.torch_compile import dynamo_graph
+from policylang.backends.torch_compile import options as backend_options
+from policylang.errors import PolicyError, PolicyMeaningError
+from policylang.language.syntax import Policy
+from policylang.ranks.accounts import Account
+from policylang.ranks.comparison import comparing
+from policylang.report.data import Report
+from policylang.torch_compat import aot
+
+_Base: Any = aot.partitioner_base()
+_THIS_PROCESS = uuid.uuid4().hex
+_reports: WeakKeyDictionary[PolicyPartitioner, list[Report]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKeyDictionary()
+"""By the code that Dynamo compiles, the graphs that ranks have agreed on."""
+
+
+def partitioner(policy: Policy | str | os.PathLike[str], root: str = "", agree: bool = True) -> PolicyPartitioner:
+    """A partitioner that saves and recomputes what a policy says.
+
+    It is a ``CustomPartitionerFn`` for Inductor's ``custom_partitioner_fn``, and a ``partition_fn`` for AOTAutograd.
+    ``root`` and ``agree`` as in :func:`policylang.backend`. Each graph is held to the whole policy: a rule that matches
+    nothing in one of several graphs is an error there, unless it is ``optional``.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
+    """
+    problems = backend_options.check_own("inductor", root, agree)
+    if problems:
+        raise PolicyMeaningError(problems)
+    return PolicyPartitioner(policy if isinstance(policy, Policy) else load(policy), root, agree)
+
+
+class PolicyPartitioner(_Base):  # type: ignore[misc]
+    """What :func:`partitioner` returns."""
+
+    def __init__(self, policy: Policy, root: str = "", agree: bool = True) -> None:
+        self.policy = policy
+        self.root = root
+        self.agree = agree
+        self._partitioner = JointPartitioner(policy, root=root)
+        self._key = fingerprint.policy_key(policy, root=root)
+
+    def __repr__(self) -> str:
+        root = f", root={self.root!r}" if self.root else ""
+        return f"policylang.partitioner({self.policy.name!r}{root})"
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph. Raises as ``policylang.partition`` does."""
+        known = _known.setdefault(self, {}).setdefault(aot.code_being_compiled(), [])
+        topic = f"splitting {aot.code_location() or 'a joint graph'}{f' under {self.root}' if self.root else ''}"
+        settings = dynamo_graph.comparable_settings
+        try:
+            with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
+                halves = ReportingPartitioner(self._partitioner)(gm, joint_inputs, **options)
+        except PolicyError as error:
+            if not aot.dynamo_graphs():
+                raise
+            raise aot.through_dynamo(error, sys._getframe()) from None
+        _reports.setdefault(self, []).extend(findings.of_partition(each).report for each in done)
+        return halves
+
+    def uuid(self) -> str:
+        """Stands for the partitioner in the keys of torch's caches, with all that it would read of the graph that
+        Dynamo is handing over and that the graph's code does not say."""
+        context = fingerprint.context_of_graphs(aot.dynamo_graphs())
+        return ":".join((self._key, context, fingerprint.groups_key(self.policy), self._process()))
+
+    def _process(self) -> str:
+        """What keeps the caches of other processes away where a graph may not run before something has happened."""
+        compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return _THIS_PROCESS if compares or self.policy.rewrites else ""
+
+    def __getstate__(self) -> dict[str, str]:
+        # for keys alone: a policy's tree holds comments and line numbers, which decide nothing
+        return {"_key": self._key}
+
+    def __copy__(self) -> PolicyPartitioner:
+        return self
+
+    def __deepcopy__(self, memo: object) -> PolicyPartitioner:
+        return self
+
+
+def reports_of(subject: PolicyPartitioner) -> Sequence[Report]:
+    """One report a graph that it split in this process, in order."""
+    return tuple(_reports.get(subject, ()))

@@ -1,0 +1,170 @@
+"""One graph of Dynamo's through AOTAutograd, with what was decided known even when the compiled graph was cached."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import fx
+
+from policylang.backends.caching import fingerprint, sidecar
+from policylang.backends.caching.cached_partitioner import CachedPartitioner, ReportingPartitioner, partitions
+from policylang.backends.joint.findings import Findings, from_json, of_partition, to_json
+from policylang.backends.joint.partitioner import JointPartitioner, Partition
+from policylang.backends.runtime import groups
+from policylang.backends.runtime.groups import RankOrder
+from policylang.errors import PolicyDivergenceError
+from policylang.language.syntax import Policy
+from policylang.ranks.accounts import Account
+from policylang.ranks.comparison import Comparison, Known, agree_on_accounts, comparing
+from policylang.torch_compat import aot
+
+log = logging.getLogger(__name__)
+
+_IN_ORDER = {"reorder_for_peak_memory": False}
+"""Inductor would move copies between device and host for the memory they take, which it counts alike on both: it awaits
+a copy right where it starts, or fetches everything at once. Set for policies that offload, unless a user sets it."""
+_MOVES_COLLECTIVES = re.compile(
+    r"^(aten_distributed_optimizations\.(?!.*(log|verbose|path))|bucket_|_fuse_ddp|_micro_pipeline_tp|_collective\.auto|"
+    r"reorder_(?!.*(debug|locality))|.*custom_(pre_|post_)?pass$|use_\w+_passes$)"
+)
+_WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+
+
+WhyGone = Callable[[], PolicyDivergenceError | None]
+
+
+def _nobody_has() -> None:
+    return None
+
+
+@frozen
+class Outcome:
+    run: Callable[..., Any]
+    """The compiled graph."""
+    findings: tuple[Findings, ...]
+    """Empty where there was nothing to decide."""
+    from_cache: bool = False
+    why_gone: WhyGone = _nobody_has
+    """Asked where a collective of the graph fails: why another rank takes no part in it."""
+
+
+@frozen
+class Comparing:
+    """How ranks are to compare one graph; as in :func:`policylang.ranks.comparison.comparing`."""
+
+    topic: str
+    agree: bool
+    known: Known
+
+
+def with_aot_eager(
+    partitioner: JointPartitioner,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    how: Comparing,
+) -> Outcome:
+    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
+    with comparing(how.topic, how.agree, known=how.known) as comparison, partitions() as done:
+        run = aot.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
+        return Outcome(run, _findings(done), why_gone=comparison.why_gone())
+
+
+def with_inductor(
+    partitioner: JointPartitioner,
+    key: str,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Mapping[str, Any],
+    how: Comparing,
+) -> Outcome:
+    """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
+
+    A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
+    assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
+    its caches compares the recorded plan with those of ranks that partition, where these compare theirs.
+    """
+    if partitioner.policy.offloads:
+        settings = {**_IN_ORDER, **settings}
+    compared = partial(comparable_settings, settings)
+    with comparing(how.topic, how.agree, known=how.known, settings=compared) as comparison:
+        outcome = _with_inductor(partitioner, key, gm, inputs, settings, comparison)
+        return evolve(outcome, why_gone=comparison.why_gone())
+
+
+def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
+    """The settings by which Inductor moves and joins the collectives of a graph, after it was split."""
+    settings = {**aot.inductor_settings(), **given}
+    chosen = {name: value for name, value in settings.items() if _MOVES_COLLECTIVES.search(name)}
+    return aot.settings_lines("torch._inductor.config", chosen)
+
+
+def _with_inductor(
+    partitioner: JointPartitioner,
+    key: str,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Mapping[str, Any],
+    comparison: Comparison,
+) -> Outcome:
+    key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
+    remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
+    patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
+    wanted = needs_gradients(gm, inputs)
+    hits = aot.cache_hits()
+    with partitions() as done:
+        run = aot.compile_with_inductor(gm, inputs, patched)
+    if not wanted:
+        return Outcome(run, ())
+    if not done and aot.cache_hits() > hits:
+        remembered = _remembered(remembered_as, partitioner.policy)
+        if remembered is not None and groups.can_ensure(remembered.groups):
+            agree_on_accounts(remembered.accounts, partitioner.policy)
+            groups.ensure(remembered.groups)
+            return Outcome(run, remembered.findings, from_cache=True)
+        log.info("no record of what was decided for a cached graph: compiling it again")
+        with partitions() as done:
+            run = aot.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
+    findings = _findings(done)
+    made = [order for partition in done for order in partition.groups]
+    partitions_as_json = [to_json(found) for found in findings]
+    told = [account.pack() for account in comparison.accounts]
+    sidecar.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made), "accounts": told})
+    return Outcome(run, findings)
+
+
+def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd will look for a backward."""
+    tensors = [*gm.parameters(), *(value for value in inputs if isinstance(value, torch.Tensor))]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:
+    return tuple(of_partition(partition) for partition in done)
+
+
+@frozen
+class _Remembered:
+    findings: tuple[Findings, ...]
+    groups: tuple[RankOrder, ...]
+    """Those that the compiled graph names."""
+    accounts: tuple[Account, ...]
+    """What other ranks compare."""
+
+
+def _remembered(key: str, policy: Policy) -> _Remembered | None:
+    content = sidecar.read(key)
+    if content is None:
+        return None
+    try:
+        findings = tuple(from_json(found, policy) for found in content["partitions"])
+        accounts = tuple(Account.unpack(account) for account in content["accounts"])
+        return _Remembered(findings, groups.from_json(content["groups"]), accounts)
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,46 @@
+"""A compiled graph watched until every rule has found something, or the first backward shows that one has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from policylang.backends.torch_compile.compiled_graphs import CompiledGraph
+
+
+def watched(
+    compiled: Callable[..., Any], graph: CompiledGraph, is_settled: Callable[[], bool], check: Callable[[], None]
+) -> Callable[..., Any]:
+    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_settled`` by then.
+
+    By then every graph of the forward has been compiled: that is the earliest moment at which "matches nothing" is
+    known, and the last at which the user has lost nothing but one forward. Where no output leads to a backward,
+    ``check`` is called at the second call instead.
+    """
+    unhooked = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal unhooked
+        if is_settled() and graph.called:
+            return compiled(*arguments)
+        graph.note_parameters(arguments)
+        if unhooked and not is_settled():
+            check()
+        outputs = compiled(*arguments)
+        if not is_settled():
+            unhooked = not _before_backward(outputs, check)
+        return outputs
+
+    return call
+
+
+def _before_backward(outputs: Iterable[Any], check: Callable[[], None]) -> bool:
+    """Call ``check`` when a gradient reaches one of the outputs; False where none can."""
+    functions = dict.fromkeys(
+        output.grad_fn for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is not None
+    )
+    for function in functions:
+        function.register_prehook(lambda gradients: check())
+    return bool(functions)

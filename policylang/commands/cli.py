@@ -1,0 +1,96 @@
+"""The command line: ``policylang COMMAND …``.
+
+Exit codes: 0 clean, 1 diagnostics at or above the level that fails, an error of the user's own code, or memory that ran
+out, 2 usage or input/output, 101 a bug in policylang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from io import TextIOWrapper
+
+from policylang.commands import Exit, commands
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="policylang", description="Say in a file what a training step saves and recomputes."
+    )
+    top.add_argument("--version", action=_Version, help="print the version and exit")
+    subparsers = top.add_subparsers(metavar="COMMAND", required=True)
+    for command in commands():
+        sub = subparsers.add_parser(command.NAME, help=command.SUMMARY, description=command.__doc__)
+        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.arguments(sub)
+        sub.set_defaults(run=command.run)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. ``arguments`` default to those of the process."""
+    _show_what_the_terminal_cannot()
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
+        return int(stop.code or 0)
+    try:
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader has gone (`policylang check … | head`). Python would complain once more on closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if _is_lack_of_memory(error):
+            print(_NO_MEMORY, file=sys.stderr)
+            return Exit.DIAGNOSTICS
+        traceback.print_exc()
+        print(_BUG, file=sys.stderr)
+        return Exit.BUG
+
+
+_BUG = (
+    "policylang: this is a bug in policylang, not in what you gave it\n"
+    "help: please report it with the traceback above and, if you can, the file that caused it"
+)
+
+
+_NO_MEMORY = "policylang: memory ran out\nhelp: free some, or use a smaller graph or model"
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Python's, a device's, or that of torch's allocator on the CPU, which has no class of its own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _show_what_the_terminal_cannot() -> None:
+    """Escape characters that the terminal's encoding lacks: a policy may hold any, and printing must not fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: that takes longer than checking a policy."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from policylang.language.version import installed_version
+
+        print(f"policylang {installed_version()}")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

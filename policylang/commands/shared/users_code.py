@@ -1,0 +1,112 @@
+"""Code of the user's that a command runs: what it raises is its own, and is shown as Python would show it there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+import policylang
+from policylang.commands import Exit
+from policylang.errors import PolicyError
+
+_OURS = os.path.dirname(os.path.abspath(policylang.__file__)) + os.sep
+_IMPORTS = ("<frozen importlib", import_module.__code__.co_filename)
+
+
+class UsersCodeError(Exception):
+    """Around whatever code of the user's raised, the end of the process included."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """Around calls of the user's code. Raises :class:`UsersCodeError` for what it raises, but for an interruption.
+
+    ``SystemExit`` is an error too: a module that ends the process while it is imported has made nothing.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, UsersCodeError):
+        raise
+    except BaseException as error:
+        raise UsersCodeError(error) from error
+
+
+def named_function(text: str) -> Callable[[], Any] | str:
+    """The function that a text names, or what is wrong with the text.
+
+    Raises :class:`UsersCodeError` for what its module raises when it is imported.
+    """
+    module_name, mark, name = text.partition(":")
+    if not mark or not module_name or not name or module_name.startswith("."):
+        return f"`{text}` names no function"
+    sys.path.insert(0, "")
+    with users_code():
+        try:
+            found: Any = import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # it is there, and needs something that is not
+            return f"there is no module `{error.name}`"
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    return found if callable(found) else f"`{module_name}` has no function `{name}`"
+
+
+def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit:
+    """Print what the user's code raised: the diagnostics of a policy, or the traceback from its own first frame on."""
+    from policylang.commands.shared.inputs import refuse
+
+    error = failed.error
+    if isinstance(error, PolicyError):
+        if error.__cause__ is not None:
+            _print(error.__cause__)
+        refuse(error.diagnostics)
+        return Exit.DIAGNOSTICS
+    _print(error)
+    print(f"policylang {command}: `{function}` does not run\nhelp: {_mend(error, help)}", file=sys.stderr)
+    return Exit.DIAGNOSTICS
+
+
+def _mend(error: BaseException, otherwise: str) -> str:
+    if isinstance(error, SystemExit):
+        return 'it ends the process; what a module does as a script stands under `if __name__ == "__main__":`'
+    frames = traceback.extract_tb(error.__traceback__)
+    if _from_first_frame(error.__traceback__) is not None and frames[-1].filename.startswith(_OURS):
+        return "the error comes out of policylang; if you called it as documented, please report it"
+    return otherwise
+
+
+def _print(error: BaseException) -> None:
+    traceback.print_exception(type(error), error, _from_first_frame(error.__traceback__))
+
+
+def _from_first_frame(frames: TracebackType | None) -> TracebackType | None:
+    """Without the frames that lead to the user's code: ours, the import system's, and torch's where it calls back."""
+    while frames is not None and _leads_there(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames
+
+
+def _leads_there(file: str) -> bool:
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    folders = (_OURS, *_IMPORTS) if torch is None else (_OURS, *_IMPORTS, os.path.dirname(torch) + os.sep)
+    return file.startswith(folders)
+
+
+def torch_is_missing(command: str) -> bool:
+    """Whether there is no torch here, which is said."""
+    if find_spec("torch") is not None:
+        return False
+    print(f"policylang {command}: `torch` is not installed here\nhelp: pip install torch", file=sys.stderr)
+    return True

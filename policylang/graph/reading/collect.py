@@ -1,0 +1,322 @@
+"""Facts from an FX graph, in passes that each look at every node once."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase, read_by_backward, users_of
+from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
+from policylang.graph.reading.collectives import group_columns
+from policylang.graph.reading.flat_phases import said_phase
+from policylang.graph.reading.inputs import Source, input_columns
+from policylang.graph.reading.memory import memory_of
+from policylang.graph.reading.meshes import meshes_of
+from policylang.graph.reading.modules import ModulePaths, raw_path
+from policylang.graph.reading.mutation import mutated_reads
+from policylang.graph.reading.phases import Marks, check_kind, check_operators, kind_of, phases_of
+from policylang.graph.reading.saved_markers import Columns, Record, find, from_annotation
+from policylang.graph.reading.seeds import is_seed
+from policylang.graph.reading.values import Values, value_of
+from policylang.operators.arguments import argument_column
+from policylang.operators.categories import GETITEM, WAITS, Operator, argument, describe, draws_random, nodes_in
+from policylang.operators.flops import count, formula_for
+from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output, own_rank
+
+_NO_OPERATOR = Operator("", 0)
+
+# Plain numbers: arithmetic on an enum's members costs more than all else that is done to a node.
+_RANDOM = int(Flag.RANDOM)
+_MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
+_RECORDED_SAVED = int(Flag.RECORDED_SAVED)
+_BACKWARD_HOOK = int(Flag.BACKWARD_HOOK)
+_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
+_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_GRADIENT = int(Flag.GRADIENT)
+_WRITES = int(Flag.WRITES)
+_READS_MUTATED = int(Flag.READS_MUTATED)
+_SYMBOLIC = int(Flag.SYMBOLIC)
+_COLLECTIVE = int(Flag.COLLECTIVE)
+
+
+def collect(
+    gm: fx.GraphModule | fx.Graph,
+    *,
+    kind: GraphKind | None = None,
+    static_inputs: Sequence[int] | None = None,
+    sources: Sequence[Source] | None = None,
+    root: str = "",
+    groups: Mapping[str, Group] | None = None,
+    mesh: Any = None,
+) -> Facts:
+    """What is known of a graph. The graph is not changed, and no guard is added to symbolic sizes.
+
+    Args:
+        gm: a joint graph before partitioning, the flat graph of a whole step, or a half of a partition.
+        kind: which of these, where the caller knows; worked out from the graph otherwise.
+        static_inputs: positions of the inputs whose memory is the same in every step, as AOTAutograd hands them to
+            partitioners (``static_lifetime_input_indices``).
+        sources: where each input of the traced function comes from, by position. Taken from the running Dynamo
+            compilation where it is not given.
+        root: put before every module path: the name of the block where each block is compiled on its own.
+        groups: process groups by name, where the caller knows them; the others are asked of torch.distributed.
+        mesh: the ``DeviceMesh`` that they belong to; without it, those that the program has made are looked at.
+
+    Raises:
+        PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or
+            methods.
+    """
+    return _Collector(gm, static_inputs, sources, root, groups or {}, mesh).facts(kind)
+
+
+class _Collector:
+    """The columns of one graph while they are being filled."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule | fx.Graph,
+        static_inputs: Sequence[int] | None,
+        sources: Sequence[Source] | None,
+        root: str,
+        groups: Mapping[str, Group],
+        mesh: Any,
+    ) -> None:
+        self.module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
+        graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+        self.nodes: list[fx.Node] = list(graph.nodes)
+        check_operators(self.nodes)
+        self.static = None if static_inputs is None else frozenset(static_inputs)
+        self.sources = sources
+        self.groups = groups
+        self.mesh = mesh
+        self.row_of = {node: row for row, node in enumerate(self.nodes)}
+        self.operators: list[Operator] = []
+        self.paths = ModulePaths(root)
+
+    def facts(self, kind: GraphKind | None) -> Facts:
+        nodes, row_of = self.nodes, self.row_of
+        inputs = [tuple([row_of[read] for read in node.all_input_nodes]) for node in nodes]
+        ops = [node.op for node in nodes]
+        self.operators = [describe(node.target) if node.op == "call_function" else _NO_OPERATOR for node in nodes]
+        targets = [operator.name for operator in self.operators]
+        output_rows, output_descs = self._outputs()
+        marks = self._marks(output_descs)
+        if kind is None:
+            kind = kind_of(marks, targets)
+        else:
+            check_kind(kind, marks)
+        phases = phases_of(kind, marks, ops, inputs, output_rows)
+        users = users_of(inputs)
+        owners, roots = self._owners(inputs)
+        flags = array("i", bytes(4 * len(nodes)))
+        values = self._values(flags)
+        self._flag_calls(flags, owners)
+        self._flag_data_dependent(flags)
+        names = [node.name for node in nodes]
+        lost = self._flag_recorded(flags, Columns(names, targets, phases, inputs, users, owners))
+        for row in read_by_backward(phases, inputs, owners):
+            flags[row] |= _FEEDS_BACKWARD
+        self._flag_outputs(flags, phases, output_rows, output_descs)
+        if kind is GraphKind.FLAT:
+            self._flag_memory(flags, phases, owners)
+        else:
+            for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
+                flags[row] |= _READS_MUTATED
+        tags, regions = self._user_tags()
+        modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
+        kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
+        path_of = self.paths.table()
+        group_names, groups = group_columns(nodes, self.operators, self.groups)
+        return Facts(
+            kind=kind,
+            names=names,
+            ops=ops,
+            targets=targets,
+            phases=phases,
+            modules=[path_of[raw] for raw in modules],
+            ac_regions=regions,
+            user_tags=tags,
+            flags=flags,
+            bytes=array("q", [value.bytes for value in values]),
+            numel=array("q", [value.numel for value in values]),
+            shapes=[value.shape for value in values],
+            strides=[value.stride for value in values],
+            dtypes=[value.dtype for value in values],
+            devices=[value.device for value in values],
+            flops=self._flops(),
+            inputs=inputs,
+            users=users,
+            owners=owners,
+            input_kinds=kinds,
+            input_names=[path_of[raw] for raw in input_names],
+            arguments=argument_column(nodes, row_of),
+            group_names=group_names,
+            groups=groups,
+            meshes=meshes_of(groups, self.mesh),
+            rank=own_rank(),
+            torch_version=str(torch.__version__),
+            lost_records=lost,
+            annotations=[annotated(node.meta) for node in nodes],
+        )
+
+    def _outputs(self) -> tuple[list[int | None], list[Any]]:
+        """The row and the descriptor of each value that the graph returns."""
+        last = self.nodes[-1] if self.nodes and self.nodes[-1].op == "output" else None
+        if last is None:
+            return [], []
+        leaves: list[Any] = []
+        pending = [last.args[0]]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, (tuple, list)):
+                pending.extend(reversed(value))
+            else:
+                leaves.append(value)
+        rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
+        descs = _flatten(last.meta.get("desc"))
+        return rows, descs if len(descs) == len(rows) else [None] * len(rows)
+
+    def _marks(self, output_descs: Sequence[Any]) -> Marks:
+        said = bytearray(len(self.nodes))
+        hooked = bytearray(len(self.nodes))
+        recorded = bytearray(len(self.nodes))
+        seeds = []
+        tags: list[str | None] = []
+        tangents = []
+        described = undescribed = 0
+        for row, node in enumerate(self.nodes):
+            meta = node.meta
+            tags.append(meta.get("partitioner_tag"))
+            said[row] = said_phase(meta)
+            if meta.get("autograd_backward"):
+                hooked[row] = 1
+            if SAVED in custom(meta):
+                recorded[row] = 1
+            if is_seed(node):
+                seeds.append(row)
+            if node.op == "placeholder":
+                desc = meta.get("desc")
+                described += desc is not None
+                undescribed += desc is None
+                if type(desc).__name__ == "TangentAOTInput" or (desc is None and node.name.startswith("tangents")):
+                    tangents.append(row)
+        return Marks(tags, said, hooked, recorded, seeds, tangents, output_descs, bool(described and undescribed))
+
+    def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
+        """Whose decision each row shares, and in whose memory its value lies."""
+        owners = array("i", range(len(inputs)))
+        roots = array("i", range(len(inputs)))
+        nodes, operators, row_of = self.nodes, self.operators, self.row_of
+        for row, reads in enumerate(inputs):
+            if not reads:
+                continue
+            operator = operators[row]
+            if nodes[row].target is python_operator.getitem:
+                source = reads[0]
+                roots[row] = roots[source]
+                if nodes[source].op == "call_function":
+                    owners[row] = owners[source]
+            elif operator.name in WAITS:
+                roots[row] = roots[reads[0]]
+                if operators[owners[reads[0]]].flags & _COLLECTIVE:
+                    owners[row] = owners[reads[0]]
+            elif operator.aliased:
+                aliased = nodes_in(argument(nodes[row], operator.aliased))
+                if aliased:
+                    roots[row] = roots[row_of[aliased[0]]]
+        return owners, roots
+
+    def _values(self, flags: array[int]) -> list[Any]:
+        values = Values()
+        measured = []
+        for row, node in enumerate(self.nodes):
+            value = values.measure(value_of(node.meta))
+            if value.symbolic:
+                flags[row] |= _SYMBOLIC
+            measured.append(value)
+        return measured
+
+    def _flag_calls(self, flags: array[int], owners: array[int]) -> None:
+        for row, node in enumerate(self.nodes):
+            operator = self.operators[row]
+            of_operator = operator.flags
+            if of_operator & _RANDOM and not draws_random(operator, node):
+                of_operator &= ~_RANDOM
+            flags[row] |= of_operator
+            if operator.name == GETITEM and owners[row] != row:
+                flags[owners[row]] |= _MULTI_OUTPUT
+            if node.meta.get("has_backward_hook"):
+                flags[row] |= _BACKWARD_HOOK
+
+    def _flag_recorded(self, flags: array[int], columns: Columns) -> tuple[LostRecord, ...]:
+        """What an earlier partition saved: marked on the very node, or found by its record."""
+        records: dict[int, Record] = {}
+        for row, node in enumerate(self.nodes):
+            if recorded_saved(node.meta):
+                flags[row] |= _RECORDED_SAVED
+            elif (record := from_annotation(custom(node.meta).get(SAVED))) is not None:
+                records[row] = record
+        found = find(records, columns)
+        for row in found.saved:
+            flags[row] |= _RECORDED_SAVED
+        return tuple(found.lost)
+
+    def _flag_data_dependent(self, flags: array[int]) -> None:
+        """Of a collective: whether one of its sizes is a symbol that stands for data, not for the size of an input."""
+        for row, node in enumerate(self.nodes):
+            if flags[row] & _COLLECTIVE and any(has_data_symbol(read.meta.get("val")) for read in node.all_input_nodes):
+                flags[row] |= Flag.DATA_DEPENDENT
+
+    def _flag_outputs(
+        self, flags: array[int], phases: bytearray, rows: Sequence[int | None], descs: Sequence[Any]
+    ) -> None:
+        for row, desc in zip(rows, descs, strict=True):
+            if row is None or phases[row] not in (Phase.FORWARD, Phase.INPUT):
+                continue
+            if desc is not None and is_backward_output(desc):
+                flags[row] |= _GRADIENT
+            elif phases[row] == Phase.FORWARD and (desc is None or not is_saved_output(desc)):
+                flags[row] |= _FORWARD_OUTPUT
+
+    def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
+        """A flat graph writes in place, in the middle of things: who runs again with whom, and who must not."""
+        memory = memory_of(self.nodes, phases)
+        if not memory.writes:
+            return
+        for row in range(len(self.nodes)):
+            if memory.units[row] >= 0:
+                flags[row] |= Flag.REPEATABLE
+                owners[row] = memory.units[row]
+            if row in memory.statistics:
+                flags[row] |= _WRITES if row in memory.written else _WRITES | Flag.REPEATABLE
+            if row in memory.unstable:
+                flags[row] |= _READS_MUTATED
+        for row in range(len(self.nodes)):  # an owner comes before what it owns
+            owners[row] = owners[owners[row]]
+
+    def _user_tags(self) -> tuple[list[str | None], list[int | None]]:
+        tags: list[str | None] = []
+        regions: list[int | None] = []
+        for node in self.nodes:
+            tag, region = user_tag(node.meta)
+            tags.append(tag)
+            regions.append(region)
+        return tags, regions
+
+    def _flops(self) -> array[int]:
+        flops = array("q", bytes(8 * len(self.nodes)))
+        for row, node in enumerate(self.nodes):
+            if node.op == "call_function" and (formula := formula_for(node.target)) is not None:
+                flops[row] = count(formula, node)
+        return flops
+
+
+def _flatten(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [leaf for part in value for leaf in _flatten(part)]
+    return [value]

@@ -1,0 +1,199 @@
+"""Which graph input is a parameter, a buffer, the user's, a tangent, and what it is called.
+
+Three sources, in this order. Descriptors say it outright where AOTAutograd was given a module. Under Dynamo they say
+only the position, and parameters are inputs like any other: then the expression that Dynamo reads an input from,
+``L['self']._modules['linear']._parameters['weight']``, says both. Without either, an input whose memory is the same
+in every step is a parameter if it gets a gradient, and a buffer if not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import fx
+
+from policylang.graph.facts import InputKind
+from policylang.graph.reading.modules import ModulePaths
+from policylang.torch_compat.reading import (
+    described_input,
+    differentiated_input,
+    input_source,
+    input_value,
+    running_dynamo_inputs,
+    underlying_input,
+)
+
+_KINDS = {
+    "parameter": InputKind.PARAMETER,
+    "buffer": InputKind.BUFFER,
+    "user": InputKind.USER,
+    "tangent": InputKind.TANGENT,
+    "other": InputKind.OTHER,
+}
+_OTHER_NAMES = re.compile(r"(fwd|bwd)_(seed|base_offset|rng_state)|.*token")
+_FIELD = re.compile(r"(?:\._(parameters|buffers)\b|\['_(parameters|buffers)'\])")
+
+
+@frozen
+class Input:
+    kind: InputKind
+    name: str = ""
+    """As torch has it, not normalised."""
+
+
+@frozen
+class Source:
+    """Where Dynamo reads an input from. ``expression`` is empty for an input that is not a tensor."""
+
+    expression: str
+    is_parameter: bool = False
+
+
+def input_columns(
+    module: fx.GraphModule | None,
+    nodes: Sequence[fx.Node],
+    sources: Sequence[Source] | None,
+    static: Collection[int] | None,
+    output_descs: Sequence[Any],
+    paths: ModulePaths,
+) -> tuple[bytearray, list[str]]:
+    """``Facts.input_kinds``, and for ``Facts.input_names`` the keys into ``paths``: of placeholders, and of parameters
+    read by ``get_attr``."""
+    kinds = bytearray(len(nodes))
+    names = [""] * len(nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    if sources is None:
+        sources = dynamo_sources(placeholders)
+    gradients = (differentiated_input(desc) for desc in output_descs if desc is not None)
+    differentiated = {underlying_input(desc) for desc in gradients if desc is not None}
+    positions = _positions(placeholders)
+    for row, node in enumerate(nodes):
+        if node.op == "placeholder":
+            found = classify(node, positions[node], sources, static, differentiated)
+        elif node.op == "get_attr":
+            found = _attribute(module, node)
+        else:
+            continue
+        kinds[row], names[row] = found.kind, paths.add(found.name)
+    return kinds, names
+
+
+def classify(
+    placeholder: fx.Node,
+    position: int,
+    sources: Sequence[Source],
+    static: Collection[int] | None,
+    differentiated: Collection[Any],
+) -> Input:
+    """The kind and name of a graph input.
+
+    Args:
+        position: its place among the inputs as they were before tensor subclasses were taken apart.
+        sources: by position among the traced function's inputs; empty where Dynamo was not there.
+        static: positions of inputs whose memory is the same in every step; None where nobody knows.
+        differentiated: descriptors of the whole inputs that the graph returns gradients of.
+    """
+    desc = placeholder.meta.get("desc")
+    if desc is None:
+        return _by_name(placeholder.name, position, static)
+    kind, name, index = described_input(desc)
+    if not isinstance(placeholder.meta.get("val"), torch.Tensor | torch.SymInt | int | None):
+        return Input(InputKind.OTHER)  # the device mesh of a DTensor
+    if kind != "user":
+        return Input(_KINDS[kind], name)
+    if index is not None and index < len(sources) and sources[index].expression:
+        return _by_source(sources[index])
+    if static is not None and position in static:
+        return Input(InputKind.PARAMETER if underlying_input(desc) in differentiated else InputKind.BUFFER)
+    return Input(InputKind.USER)
+
+
+def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[Source]:
+    """The sources of a joint graph's inputs, by position; empty unless the running compilation's fit the graph.
+
+    They fit if the graph takes what Dynamo hands over, input for input: a graph that was kept from another compilation
+    must not be given this one's names.
+    """
+    handed_over = running_dynamo_inputs()
+    if not handed_over:
+        return []
+    numbered: set[int] = set()
+    for placeholder in placeholders:
+        if (desc := _desc(placeholder)) is None or (index := described_input(desc)[2]) is None:
+            continue
+        numbered.add(index)
+        whole = underlying_input(desc) is desc
+        if index >= len(handed_over) or (whole and not _alike(placeholder.meta.get("val"), handed_over[index])):
+            return []
+    return _sources(handed_over) if len(numbered) == len(handed_over) else []
+
+
+def _alike(value: Any, placeholder: fx.Node) -> bool:
+    """Whether a joint graph's input may be an input of Dynamo's graph. Sizes may be symbols, and are not compared."""
+    other = input_value(placeholder)
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return isinstance(value, torch.Tensor) == isinstance(other, torch.Tensor)
+    return bool(value.dtype == other.dtype and value.dim() == other.dim())
+
+
+def sources_of(dynamo: fx.GraphModule) -> list[Source]:
+    """The sources of a graph as Dynamo hands it to a backend: for ``collect``, which sees it much changed."""
+    return _sources(dynamo.graph.find_nodes(op="placeholder"))
+
+
+def _sources(handed_over: Sequence[fx.Node]) -> list[Source]:
+    return [Source(*input_source(placeholder)) for placeholder in handed_over]
+
+
+def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """Each input's place among the inputs of the traced function: the parts of a tensor subclass share one."""
+    places: dict[Any, int] = {}
+    return {
+        node: places.setdefault(node if (desc := _desc(node)) is None else underlying_input(desc), len(places))
+        for node in placeholders
+    }
+
+
+def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
+    """What a ``get_attr`` reads: a subgraph, a constant, or a parameter that was not lifted to an input.
+
+    Without a module, as in a recorded graph, the node's own value has to tell.
+    """
+    path = str(node.target)
+    value: Any = module
+    if module is None:
+        value = node.meta.get("val")
+    else:
+        for part in path.split("."):
+            value = getattr(value, part, None)
+    if isinstance(value, torch.nn.Parameter):
+        return Input(InputKind.PARAMETER, path)
+    return Input(InputKind.BUFFER, path) if isinstance(value, torch.Tensor) else Input(InputKind.OTHER)
+
+
+def _desc(placeholder: fx.Node) -> Any:
+    return placeholder.meta.get("desc")
+
+
+def _by_source(source: Source) -> Input:
+    fields = _FIELD.findall(source.expression)
+    field = next((name for pair in reversed(fields) for name in pair if name), "")
+    if field == "parameters" or source.is_parameter:
+        return Input(InputKind.PARAMETER, source.expression)
+    if field == "buffers":
+        return Input(InputKind.BUFFER, source.expression)
+    return Input(InputKind.USER)
+
+
+def _by_name(name: str, position: int, static: Collection[int] | None) -> Input:
+    if name.startswith("tangents"):
+        return Input(InputKind.TANGENT)
+    if _OTHER_NAMES.match(name):
+        return Input(InputKind.OTHER)
+    if static is not None and position in static:
+        return Input(InputKind.PARAMETER)
+    return Input(InputKind.USER)

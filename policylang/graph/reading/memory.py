@@ -1,0 +1,302 @@
+"""Which nodes of a graph share memory, who writes to it, and what a second run would therefore see.
+
+A flat graph is traced as the step runs: dropout is ``empty_like → bernoulli_ → div_``, a counter is ``add_`` on a
+buffer, an optimizer writes parameters. Memory that is born and finished within the forward does not stand in the way
+of recomputing it: its first node and everything that writes to it form a *unit* that is recomputed as a whole or not at
+all. Memory that comes from outside, or that somebody reads while it is still being written, is left alone.
+
+One pass over the operators' schemas and two over the edges; fake tensors are not asked, since not every tracer leaves
+them and not all of them share storage where the real ones do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import torch.fx as fx
+from attrs import evolve, field, frozen
+
+from policylang.graph.facts import VIEWS_UNSAID, Phase
+from policylang.operators.categories import GETITEM, WAITS, argument, describe, nodes_in
+from policylang.torch_compat.reading import OpOverload
+
+_RUNNING_STATISTICS: dict[str, tuple[int, ...]] = {
+    "aten.native_batch_norm": (3, 4),
+    "aten.cudnn_batch_norm": (3, 4),
+    "aten.miopen_batch_norm": (3, 4),
+    "aten.batch_norm_gather_stats": (3, 4),
+    "aten.batch_norm_gather_stats_with_counts": (3, 4),
+    "aten.batch_norm_update_stats": (1, 2),
+}
+"""Operators that update running statistics without saying so in their schema: which arguments they write."""
+
+_TRAINING_ARGUMENT = 5
+_WRITES_ONLY_IN_TRAINING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
+
+_STATISTICS_MAY_BE_LEFT_OUT = frozenset(_RUNNING_STATISTICS) - {"aten.batch_norm_update_stats"}
+"""Of these, the ones whose results do not depend on the statistics and that accept none: a second run passes None."""
+
+_RANDOM_STATE = frozenset(
+    f"higher_order.{name}" for name in ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
+)
+
+_MAY_WRITE_UNSAID = frozenset(f"{name}.default" for name in _RUNNING_STATISTICS) | _RANDOM_STATE
+
+_SIZES_ONLY = ("new_", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset")
+_SIZES_ONLY_SUFFIX = "_like"
+"""Operators of ``aten`` that look at the sizes of their input and not at its bytes, by their names' ends."""
+
+_MOST_EARLY_READERS = 8
+"""So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a
+unit would tie unrelated parts of a model together, and the memory is saved instead."""
+
+_ALIASES_UNSAID = VIEWS_UNSAID | WAITS
+
+
+@frozen(eq=False)
+class Memory:
+    """Rows are those of the node list that :func:`memory_of` was given."""
+
+    roots: Sequence[int]
+    """The first row that held the memory of a row's value: the row itself where it makes its own."""
+    writes: dict[int, list[int]]
+    """Root to the rows that write to its memory, ascending."""
+    units: Sequence[int]
+    """The root of the unit that a row belongs to, -1 for a row that is its own master."""
+    members: dict[int, list[int]]
+    """Root of a unit to its rows, ascending, itself first."""
+    statistics: dict[int, tuple[int, ...]]
+    """Rows whose writes are running statistics that a second run leaves out: the positions of those arguments."""
+    unstable: frozenset[int]
+    """Forward rows that a second run would compute from other bytes than the first did."""
+    written: frozenset[int]
+    """Forward rows that write to memory from outside the forward, or to memory that is read in between."""
+    reads_no_bytes: Sequence[int] = field(repr=False)
+    """Whether a row only gives another name to memory that is there, or asks for its sizes."""
+    loose: frozenset[int]
+    """Roots of memory made within the graph that somebody reads while it is still being written."""
+    needed_until: Sequence[int] = field(repr=False)
+    """The last backward row that could ask for a forward row, directly or through rows that read it; -1 if none."""
+
+    def written_between(self, row: int, low: int, high: int) -> int | None:
+        """The first write strictly between two rows to the memory that ``row`` holds."""
+        writes = self.writes.get(self.roots[row])
+        if not writes:
+            return None
+        first = bisect_right(writes, low)
+        return writes[first] if first < len(writes) and writes[first] < high else None
+
+
+def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> Memory:
+    """The memory of a flat graph whose phases are known. O(nodes + edges)."""
+    if not any(map(_may_write, nodes)):
+        return _nothing_written(len(nodes))
+    row_of = {node: row for row, node in enumerate(nodes)}
+    inputs = [tuple(row_of[each] for each in node.all_input_nodes) for node in nodes]
+    parents = list(range(len(nodes)))
+    raw_writes: list[tuple[int, int]] = []
+    statistics: dict[int, tuple[int, ...]] = {}
+    reads_no_bytes = bytearray(len(nodes))
+    for row, node in enumerate(nodes):
+        if node.op != "call_function":
+            continue
+        aliased, written = _effects(node)
+        for other in aliased:
+            _join(parents, row, row_of[other])
+        reads_no_bytes[row] = (bool(aliased) and not written) or _asks_for_sizes(node)
+        raw_writes.extend((row, row_of[other]) for other in written)
+        if left_out := _statistics(node):
+            statistics[row] = left_out
+            raw_writes.extend((row, row_of[node.args[at]]) for at in left_out)
+    roots = [_find(parents, row) for row in range(len(nodes))]
+    writes: dict[int, list[int]] = {}
+    for row, target in raw_writes:
+        rows = writes.setdefault(roots[target], [])
+        if not rows or rows[-1] != row:
+            rows.append(row)
+    if not writes:
+        return _nothing_written(len(nodes))
+    units, members = _units(nodes, phases, inputs, roots, writes, reads_no_bytes)
+    needed = _needed_until(phases, inputs, units)
+    loose = frozenset(root for root in writes if root not in members and nodes[root].op == "call_function")
+    memory = Memory(roots, writes, units, members, statistics, frozenset(), frozenset(), reads_no_bytes, loose, needed)
+    unstable, outside = _hazards(nodes, phases, inputs, memory)
+    return evolve(memory, unstable=unstable, written=outside)
+
+
+def _may_write(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    operator = describe(node.target)
+    return bool(operator.written) or operator.name in _MAY_WRITE_UNSAID
+
+
+def _nothing_written(length: int) -> Memory:
+    """Of a functional graph: nothing stands in the way of a second run, so who shares memory does not matter."""
+    nothing: frozenset[int] = frozenset()
+    return Memory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
+
+
+def _effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes whose memory a call returns and those whose memory it writes."""
+    operator = describe(node.target)
+    if operator.name == GETITEM or operator.name in _ALIASES_UNSAID:
+        return nodes_in(node.args[0]), []
+    if operator.name in _RANDOM_STATE:
+        return _effects_of_wrapped(node)
+    if not operator.aliased and not operator.written:
+        return [], []
+    written = argument(node, operator.written)
+    if operator.written and operator.written[0][1] == "kwargs":
+        written = list(node.kwargs.values())
+    return nodes_in(argument(node, operator.aliased)), nodes_in(written)
+
+
+def _effects_of_wrapped(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Of an operator that runs inside ``run_and_save_rng_state`` or ``run_with_rng_state``."""
+    at = next((at for at, each in enumerate(node.args) if isinstance(each, OpOverload)), None)
+    if at is None:
+        return [], []
+    operator, args = describe(node.args[at]), node.args[at + 1 :]
+    aliased = [args[place] for place, _ in operator.aliased if 0 <= place < len(args)]
+    written = [args[place] for place, _ in operator.written if 0 <= place < len(args)]
+    return nodes_in(aliased), nodes_in(written)
+
+
+def _statistics(node: fx.Node) -> tuple[int, ...]:
+    """The positions of running statistics that a call updates without saying so in its schema."""
+    name = describe(node.target).name.removesuffix(".default")
+    positions = _RUNNING_STATISTICS.get(name, ())
+    if not positions or (name in _WRITES_ONLY_IN_TRAINING and node.args[_TRAINING_ARGUMENT] is not True):
+        return ()
+    return tuple(at for at in positions if at < len(node.args) and isinstance(node.args[at], fx.Node))
+
+
+def statistics_positions(target: object) -> tuple[int, ...]:
+    """The arguments of an operator that a second run can leave out: running statistics its results do not read."""
+    name = describe(target).name.removesuffix(".default")
+    return _RUNNING_STATISTICS[name] if name in _STATISTICS_MAY_BE_LEFT_OUT else ()
+
+
+def may_leave_out_statistics(node: fx.Node) -> bool:
+    """Whether a second run of an operator with running statistics gives the same result without them."""
+    return describe(node.target).name.removesuffix(".default") in _STATISTICS_MAY_BE_LEFT_OUT
+
+
+def _find(parents: list[int], row: int) -> int:
+    while parents[row] != row:
+        parents[row] = parents[parents[row]]
+        row = parents[row]
+    return row
+
+
+def _join(parents: list[int], left: int, right: int) -> None:
+    """The smaller row stays the root: memory is named for the node that made it."""
+    left, right = _find(parents, left), _find(parents, right)
+    if left != right:
+        parents[max(left, right)] = min(left, right)
+
+
+def _asks_for_sizes(node: fx.Node) -> bool:
+    namespace, _, rest = describe(node.target).name.partition(".")
+    name = rest.partition(".")[0]
+    return namespace == "aten" and (name.startswith(_SIZES_ONLY) or name.endswith(_SIZES_ONLY_SUFFIX))
+
+
+def _units(
+    nodes: Sequence[fx.Node],
+    phases: Sequence[int],
+    inputs: Sequence[tuple[int, ...]],
+    roots: Sequence[int],
+    writes: dict[int, list[int]],
+    reads_no_bytes: bytearray,
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Memory made and finished within the forward, with all that has to run again, in order, to make it again: its
+    views and writers up to the last write, and who reads it in between."""
+    last_write = {
+        root: rows[-1]
+        for root, rows in writes.items()
+        if nodes[root].op == "call_function" and all(phases[row] == Phase.FORWARD for row in (root, *rows))
+    }
+    found: dict[int, set[int]] = {root: set(writes[root]) for root in last_write}
+    early: dict[int, set[int]] = {root: set() for root in last_write}
+    for row in range(len(nodes)):
+        root = roots[row]
+        if root in last_write and row <= last_write[root]:
+            found[root].add(row)
+        if reads_no_bytes[row]:
+            continue
+        for read in inputs[row]:
+            other = roots[read]
+            if other != root and other in last_write and row < last_write[other]:
+                early[other].add(row)
+    units = [-1] * len(nodes)
+    members: dict[int, list[int]] = {}
+    for root, own in found.items():
+        rows = sorted(own | early[root])
+        elsewhere = any(units[row] >= 0 or phases[row] != Phase.FORWARD for row in rows)
+        tangled = any(roots[row] in writes for row in early[root] - own)
+        if elsewhere or tangled or len(early[root] - own) > _MOST_EARLY_READERS:
+            continue
+        members[root] = rows
+        for row in rows:
+            units[row] = root
+    return units, members
+
+
+def _needed_until(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], units: Sequence[int]) -> list[int]:
+    """Two sweeps against the edges: the second knows of units that are asked for before their last row."""
+    needed = [-1] * len(inputs)
+    unit_needed: dict[int, int] = {}
+    for _ in range(2):
+        for row in range(len(inputs) - 1, -1, -1):
+            if phases[row] == Phase.BACKWARD:
+                until = row
+            elif phases[row] == Phase.FORWARD:
+                unit = units[row]
+                if unit >= 0 and unit_needed.get(unit, -1) > needed[row]:
+                    needed[row] = unit_needed[unit]
+                until = needed[row]
+            else:
+                continue
+            for read in inputs[row]:
+                if until > needed[read]:
+                    needed[read] = until
+                unit = units[read]
+                if unit >= 0 and until > unit_needed.get(unit, -1):
+                    unit_needed[unit] = until
+    return needed
+
+
+def _hazards(
+    nodes: Sequence[fx.Node],
+    phases: Sequence[int],
+    inputs: Sequence[tuple[int, ...]],
+    memory: Memory,
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The rows that must not run again although nothing in their own schema says so, and the writers among them."""
+    roots, units, loose = memory.roots, memory.units, memory.loose
+    writers = {row for rows in memory.writes.values() for row in rows}
+    unstable: set[int] = set()
+    written: set[int] = set()
+    for row in range(len(nodes)):
+        if phases[row] != Phase.FORWARD or nodes[row].op != "call_function":
+            continue
+        if row in writers and units[row] < 0:
+            left_out = memory.statistics.get(row, ())
+            if not left_out or not may_leave_out_statistics(nodes[row]):
+                written.add(row)
+        if roots[row] in loose:
+            unstable.add(row)
+            continue
+        if memory.reads_no_bytes[row]:
+            continue
+        ignored = {nodes[row].args[at] for at in memory.statistics.get(row, ())}
+        for read in inputs[row]:
+            if nodes[read] in ignored or (units[row] >= 0 and units[read] == units[row]):
+                continue
+            if memory.written_between(read, row, memory.needed_until[row]) is not None:
+                unstable.add(row)
+                break
+    return frozenset(unstable), frozenset(written)

@@ -1,0 +1,94 @@
+"""Which nodes read memory that the graph writes: a second run of them would not see what the first one saw.
+
+A functional graph writes nothing itself. What the traced program did to a buffer comes out of the graph as a new value,
+which is copied into the buffer when the forward is over, by a ``copy_`` at the end of the graph or by the runtime.
+Every read of that buffer, through views or not, sees the old value in the forward and the new one in the backward.
+In a graph that is not functional a read is safe to repeat only if nothing writes to its memory after it, and what
+makes memory only if nothing writes there: the writing is not repeated with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from policylang.operators.categories import ALL_KEYWORDS, Operator, argument, nodes_in
+from policylang.torch_compat.reading import mutated_input, underlying_input
+
+_TRAINING_STATISTICS = {
+    "aten._native_batch_norm_legit_functional.default": ((3, "running_mean"), (4, "running_var")),
+    "aten._batch_norm_with_update_functional.default": ((3, "running_mean"), (4, "running_var")),
+}
+_TRAINING = ((5, "training"),)
+_ALWAYS_TRAINS = frozenset({"aten._batch_norm_with_update_functional.default"})
+
+
+def mutated_reads(
+    nodes: Sequence[fx.Node],
+    operators: Sequence[Operator],
+    roots: Sequence[int],
+    row_of: Mapping[fx.Node, int],
+    output_descs: Sequence[Any],
+) -> list[int]:
+    """The rows that read memory which is written after them, and those that make it.
+
+    Args:
+        roots: row to the row whose memory its value lies in, itself where it makes its own.
+        output_descs: descriptor of each value that the graph returns.
+    """
+    last_write = _last_writes(nodes, operators, roots, row_of)
+    end = len(nodes)
+    for row in _written_by_runtime(nodes, output_descs):
+        last_write[roots[row]] = end
+    if not last_write:
+        return []
+    found = []
+    for row, node in enumerate(nodes):
+        if node.op != "call_function":
+            continue
+        if roots[row] == row and last_write.get(row, -1) > row:  # a second run would give it as it was before
+            found.append(row)
+            continue
+        for read in node.all_input_nodes:
+            if last_write.get(roots[row_of[read]], -1) > row and read not in _unread(node, operators[row]):
+                found.append(row)
+                break
+    return found
+
+
+def _last_writes(
+    nodes: Sequence[fx.Node], operators: Sequence[Operator], roots: Sequence[int], row_of: Mapping[fx.Node, int]
+) -> dict[int, int]:
+    """Of each memory that an operator of the graph writes, the last row that does."""
+    last: dict[int, int] = {}
+    for row, operator in enumerate(operators):
+        if operator.written:
+            node = nodes[row]
+            whole = operator.written == ALL_KEYWORDS
+            for target in nodes_in(node.kwargs if whole else argument(node, operator.written)):
+                last[roots[row_of[target]]] = row
+    return last
+
+
+def _written_by_runtime(nodes: Sequence[fx.Node], output_descs: Sequence[Any]) -> list[int]:
+    """The rows of the graph inputs that a returned value is copied into when the graph has run."""
+    targets = [target for desc in output_descs if desc is not None and (target := mutated_input(desc)) is not None]
+    if not targets:
+        return []
+    placeholders: dict[Any, list[int]] = {}
+    for row, node in enumerate(nodes):
+        if node.op == "placeholder" and (desc := node.meta.get("desc")) is not None:
+            placeholders.setdefault(underlying_input(desc), []).append(row)
+    return [row for target in targets for row in placeholders.get(underlying_input(target), ())]
+
+
+def _unread(node: fx.Node, operator: Operator) -> Sequence[fx.Node]:
+    """The running statistics of a BatchNorm in training."""
+    places = _TRAINING_STATISTICS.get(operator.name)
+    if places is None:
+        return ()
+    if operator.name not in _ALWAYS_TRAINS and argument(node, _TRAINING) != [True]:
+        return ()
+    return nodes_in(argument(node, places))

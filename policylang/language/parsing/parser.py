@@ -1,0 +1,99 @@
+"""Text to tree: every statement of a source, and everything that keeps one from being read."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from attrs import frozen
+from lark import Lark
+from lark.exceptions import UnexpectedToken
+
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.parsing.grammar_table import parser_of
+from policylang.language.parsing.lexer import Lexeme, Lexer
+from policylang.language.parsing.statement_tree import report_loose
+from policylang.language.parsing.statements import MAX_DEPTH, split, too_deep
+from policylang.language.parsing.unexpected import explain_unexpected
+from policylang.language.resources import grammar_file
+from policylang.language.source import Source, Span
+from policylang.language.syntax import File, Statement
+from policylang.language.walk import depth, selector_of
+
+
+@frozen
+class _Machine:
+    lark: Lark
+    lexer: Lexer
+
+
+@cache
+def _machine() -> _Machine:
+    lark = parser_of(grammar_file().read_text(encoding="utf-8"))
+    return _Machine(lark, Lexer(list(lark.terminals)))
+
+
+def keywords() -> frozenset[str]:
+    """The words that cannot be names of selectors, operators or modules."""
+    return frozenset(_machine().lexer.keywords)
+
+
+def word_kind(text: str) -> str | None:
+    """The terminal that a text is as one word; None where it is several or none."""
+    words, origin = _machine().lexer.lex(Source("", text), 0, len(text))
+    return words[0].type if len(words) == 1 and len(words[0]) == len(text) and not origin.problems else None
+
+
+def is_policy_name(text: str) -> bool:
+    """Whether `policy` can be followed by a text as one plain name, a keyword or not."""
+    words, origin = _machine().lexer.lex(Source("", f"policy {text}"), 0, len(text) + len("policy "))
+    return [word.type for word in words] == ["POLICY", "NAME"] and words[1] == text and not origin.problems
+
+
+def words_of(source: Source, start: int, end: int) -> list[Lexeme]:
+    """The words of one statement, in the order of the text."""
+    return _machine().lexer.lex(source, start, end)[0]
+
+
+def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
+    """The statements of a source that can be read, and a diagnostic for each that cannot, in the order of the text.
+
+    Nothing is looked up: words stay words, includes stay includes. Linear in the length of the text.
+    """
+    slices = split(source)
+    diagnostics = list(slices.diagnostics)
+    statements: list[Statement] = []
+    for start, end in slices.ranges:
+        statement = _parse_statement(source, start, end, diagnostics)
+        if statement is not None:
+            statements.append(statement)
+    diagnostics.sort(key=lambda diagnostic: diagnostic.span.start if diagnostic.span else 0)
+    return File(tuple(statements), Span(source, 0, len(source.text))), tuple(diagnostics)
+
+
+def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:
+    machine = _machine()
+    words, origin = machine.lexer.lex(source, start, end)
+    if origin.problems:
+        diagnostics.extend(origin.problems)
+        return None
+    try:
+        statement = _reduce(machine.lark, words)
+    except UnexpectedToken as error:
+        explain_unexpected(error, words, machine.lexer.keywords)
+        diagnostics.extend(origin.problems)
+        return None
+    report_loose(words)
+    selector = selector_of(statement)
+    if selector is not None and depth(selector) > MAX_DEPTH:
+        diagnostics.append(too_deep(statement.span))
+        return None
+    diagnostics.extend(origin.problems)
+    return None if origin.problems else statement
+
+
+def _reduce(lark: Lark, words: list[Lexeme]) -> Statement:
+    parser = lark.parse_interactive("")
+    for word in words:
+        parser.feed_token(word)
+    statement: Statement = parser.feed_eof(words[-1])  # type: ignore[no-untyped-call]
+    return statement

@@ -1,0 +1,171 @@
+"""Builds predicates and figures: what stands after ``where`` and after a comparison sign (see ``tree.py``)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args, get_type_hints
+
+from lark import Transformer, v_args
+
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.parsing.lexer import Lexeme
+from policylang.language.source import Span
+from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
+from policylang.language.units import UNITS
+
+MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
+PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])
+FLAGS: tuple[str, ...] = get_args(get_type_hints(Is)["name"])
+CUT = "crosses cut per 2 GiB"
+"""The one predicate that takes a figure, as it is shown to who seems to be looking for it."""
+ANNOTATED = "annotated NAME"
+"""The one that takes a name, likewise."""
+_SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
+
+_INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
+_NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-z]*)")
+_MAX_DIGITS = 15
+
+
+def integer(word: Lexeme, digits: str | None = None) -> int:
+    """The whole number that a word writes; a number nobody can mean is reported and read as 1."""
+    text = (str(word) if digits is None else digits).replace("_", "")
+    if len(text) > _MAX_DIGITS:
+        word.origin.report("APL016", f"the number `{text[:20]}…` is too large", word.span)
+        return 1
+    return int(text)
+
+
+def position(word: Lexeme) -> int:
+    """The number of an ordinal: 2 of ``2nd``, of ``every 2nd`` and of a plain ``2``; it starts at 1."""
+    value = integer(word, "".join(re.findall(r"[0-9]", str(word))))
+    if value < 1:
+        word.origin.report("APL205", "positions and counts start at 1", word.span)
+        return 1
+    return value
+
+
+def quoted(word: Lexeme) -> str:
+    """The text of a word, without its quotes if it is a quoted one."""
+    return str(word)[1:-1] if word.type in ("STRING", "BUNDLED") else str(word)
+
+
+@v_args(inline=True)
+class PredicateRules(Transformer):  # type: ignore[type-arg]
+    """The rules of the grammar from ``predicate`` down."""
+
+    def predicate(self, first: Predicate, *rest: Any) -> Predicate:
+        parts = (first, *rest[1::2])
+        return first if not rest else Or(parts, parts[0].span.to(parts[-1].span))
+
+    def conjunction(self, first: Predicate, *rest: Any) -> Predicate:
+        parts = (first, *rest[1::2])
+        return first if not rest else And(parts, parts[0].span.to(parts[-1].span))
+
+    def negation(self, *words: Any) -> Predicate:
+        predicate: Predicate = words[-1]
+        for word in reversed(words[:-1]):
+            predicate = Not(predicate, word.span.to(predicate.span))
+        return predicate
+
+    def grouped(self, _open: Lexeme, predicate: Predicate, _close: Lexeme) -> Predicate:
+        return predicate
+
+    def subject(self, word: Lexeme) -> Lexeme:
+        return word
+
+    def quantity(self, number: Lexeme, unit: Lexeme | None = None) -> Quantity:
+        return _quantity(number, unit)
+
+    def compare(self, subject: Lexeme, sign: Lexeme, value: Quantity) -> Predicate:
+        span = subject.span.to(value.span)
+        name, index = _subject(subject)
+        if name in PROPERTIES:
+            message = f"`{name}` is compared with a name or a glob, not with a number"
+            subject.origin.report("APL206", message, value.span)
+        elif name in MEASURES and (name == "shape") != (index is not None):
+            if name == "shape":
+                message, help = "`shape` is not one number", "write `shape[0]` for the size of the first dimension"
+            else:
+                message, help = f"`{name}` is one number and has no index", f"write `{name}`"
+            subject.origin.report("APL206", message, subject.span, help=help)
+        elif name not in MEASURES:
+            _unknown_property(subject)
+        return Compare(name, str(sign), value, index, span)  # type: ignore[arg-type]
+
+    def match(self, subject: Lexeme, sign: Lexeme, value: Lexeme) -> Predicate:
+        span = subject.span.to(value.span)
+        name, _ = _subject(subject)
+        if name in MEASURES:
+            message = f"`{subject}` is compared with a number, and `{value}` is none"
+            subject.origin.report("APL206", message, value.span)
+        elif name not in PROPERTIES:
+            _unknown_property(subject)
+        elif sign not in ("==", "!="):
+            message = f"`{name}` is compared with `==` or `!=` alone"
+            subject.origin.report("APL206", message, sign.span)
+        return Match(name, str(sign), quoted(value), span)  # type: ignore[arg-type]
+
+    def is_kind(self, word: Lexeme, *rest: Lexeme) -> Predicate:
+        kind = rest[-1]
+        predicate = _flag(f"is {kind}", word.span.to(kind.span), word)
+        return Not(predicate, predicate.span) if len(rest) == 2 else predicate
+
+    def flag(self, first: Lexeme, second: Lexeme) -> Predicate:
+        if first == "annotated":
+            return self.annotated(first, second)
+        return _flag(f"{first} {second}", first.span.to(second.span), first)
+
+    def annotated(self, first: Lexeme, name: Lexeme) -> Predicate:
+        span = first.span.to(name.span)
+        if first != "annotated":
+            _unknown_flag(f"{first} {name}", span, first)
+        return Annotated(quoted(name), span)
+
+    def crosses_cut(self, first: Lexeme, second: Lexeme, _per: Lexeme, size: Quantity) -> Predicate:
+        if first != "crosses":
+            _unknown_flag(f"{first} {second}", first.span.to(second.span), first)
+        return CrossesCut(size, first.span.to(size.span))
+
+
+def _flag(text: str, span: Span, word: Lexeme) -> Is:
+    if text not in FLAGS:
+        _unknown_flag(text, span, word)
+    return Is(text, span)  # type: ignore[arg-type]
+
+
+def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
+    near = nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
+    help = did_you_mean(_SHOWN.get(word, word) for word in near)
+    at.origin.report("APL114", f"nodes have no property `{text}`", span, help=help)
+
+
+def _subject(word: Lexeme) -> tuple[str, int | None]:
+    indexed = _INDEXED.fullmatch(str(word))
+    return (indexed.group(1), int(indexed.group(2))) if indexed else (str(word), None)
+
+
+def _unknown_property(subject: Lexeme) -> None:
+    known = (*MEASURES, *PROPERTIES)
+    help = did_you_mean(nearest(str(subject), known)) or f"the properties are {', '.join(known)}"
+    subject.origin.report("APL114", f"nodes have no property `{subject}`", subject.span, help=help)
+
+
+def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
+    span = number.span.to((unit or number).span)
+    match = _NUMBER.fullmatch(str(number))
+    if match is None or len(match.group(1)) > 60:
+        number.origin.report("APL016", f"`{str(number)[:40]}` is not a number", number.span)
+        return Quantity(0.0, "number", span)
+    value = float(match.group(1))
+    name = str(unit) if unit is not None else match.group(2)
+    if value > 1e30:
+        number.origin.report("APL016", f"the number `{number}` is too large", number.span)
+    if not name:
+        return Quantity(value, "number", span)
+    known = UNITS.get(name)
+    if known is None:
+        help = did_you_mean(nearest(name, UNITS)) or f"the units are {', '.join(UNITS)}"
+        number.origin.report("APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help)
+        return Quantity(value, "number", span)
+    return Quantity(value * known[0], known[1], span)

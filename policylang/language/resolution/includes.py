@@ -1,0 +1,169 @@
+"""Puts the statements of included files in the place of their ``include``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import define, evolve, field, frozen
+
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.files import bundled_file, bundled_names, read_source
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.parsing.parser import parse_file
+from policylang.language.parsing.statements import MAX_STATEMENTS
+from policylang.language.resources import policies_folder
+from policylang.language.source import Source
+from policylang.language.syntax import File, Include, Statement
+
+MAX_CHAIN = 32
+PRELUDE = "prelude"
+
+
+Chain = tuple[tuple[str, Include | None], ...]
+"""The files on the way here, outermost first: which file, and the include that led to it."""
+
+
+@frozen
+class Placed:
+    """A statement, and where it comes from."""
+
+    statement: Statement
+    index: int
+    """Its number in its own file."""
+    bundled: bool
+    """Whether its file belongs to the bundled library."""
+    depth: int
+    """0 in the file that was loaded, 1 in one that it includes, …"""
+
+
+@frozen
+class _Unit:
+    """A parsed file, and what its includes are relative to; None for the text of no file, where it is here."""
+
+    file: File
+    key: str
+    folder: Path
+    bundled: bool
+
+
+@define
+class Expansion:
+    """The statements of a policy in the order in which they count, and what was wrong with the files."""
+
+    statements: list[Placed] = field(factory=list)
+    diagnostics: list[Diagnostic] = field(factory=list)
+    _parsed: dict[str, _Unit | None] = field(factory=dict)
+    _steps: int = 0
+
+    def add(self, unit: _Unit, chain: Chain) -> None:
+        for index, statement in enumerate(unit.file.statements):
+            self._steps += 1
+            if self._steps > MAX_STATEMENTS:
+                self._too_far(chain)
+                return
+            if isinstance(statement, Include):
+                self._include(statement, unit, chain)
+            else:
+                self.statements.append(Placed(statement, index, unit.bundled, len(chain) - 1))
+
+    def parse(self, source: Source, key: str, folder: Path, bundled: bool) -> _Unit:
+        file, diagnostics = parse_file(source)
+        self.diagnostics.extend(diagnostics)
+        return _Unit(file, key, folder, bundled)
+
+    def _include(self, include: Include, unit: _Unit, chain: Chain) -> None:
+        if include.bundled and include.target == PRELUDE:
+            return  # it is always there
+        path, name = self._target(include, unit, chain)
+        if path is None:
+            return
+        key = str(path.resolve())
+        if any(key == seen for seen, _ in chain):
+            trail = " → ".join([*_trail(chain), f"`{include.span.source.name}`", f"`{name}`"])
+            self._report("APL105", f"`{name}` includes itself: {trail}", include, chain)
+            return
+        if len(chain) >= MAX_CHAIN:
+            self._report("APL106", f"includes are nested more than {MAX_CHAIN} deep", include, chain)
+            return
+        if key not in self._parsed:
+            self._parsed[key] = self._read(path, name, key, include, chain)
+        target = self._parsed[key]
+        if target is not None:
+            self.add(target, (*chain, (key, include)))
+
+    def _target(self, include: Include, unit: _Unit, chain: Chain) -> tuple[Path | None, str]:
+        if not include.bundled:
+            name = os.path.normpath(os.path.join(os.path.dirname(_named(unit)), include.target))
+            library = unit.file.span.source.name.startswith("<") and unit.bundled
+            return unit.folder / include.target, f"<{Path(name).stem}>" if library else name
+        path = bundled_file(include.target)
+        if path is None:
+            known = bundled_names()
+            help = did_you_mean(nearest(include.target, known)) or f"the library has {', '.join(known)}"
+            self._report("APL103", f"the bundled library has no policy `{include.target}`", include, chain, help=help)
+        return path, f"<{include.target.removesuffix('.apl')}>"
+
+    def _read(self, path: Path, name: str, key: str, include: Include, chain: Chain) -> _Unit | None:
+        source = read_source(path, name)
+        if isinstance(source, Source):
+            return self.parse(source, key, path.parent, _is_bundled(path))
+        if source.span is None:
+            source = evolve(source, span=include.span)
+        self.diagnostics.append(evolve(source, related=_included_from(chain)))
+        return None
+
+    def _report(
+        self,
+        code: str,
+        message: str,
+        include: Include,
+        chain: Chain,
+        *,
+        help: str | None = None,
+    ) -> None:
+        related = _included_from(chain)
+        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related))
+
+    def _too_far(self, chain: Chain) -> None:
+        if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
+            return
+        span = next((include.span for _, include in chain if include is not None), None)
+        message = f"the policy holds more than {MAX_STATEMENTS} statements, its includes expanded"
+        self.diagnostics.append(diagnose("APL106", message, span))
+
+
+def expand(source: Source, path: Path | None) -> Expansion:
+    """Parse a source and all it includes. ``path`` is the file it came from, None for text from no file."""
+    expansion = Expansion()
+    folder = path.parent if path is not None else Path()
+    bundled = path is not None and _is_bundled(path)
+    key = str(path.resolve()) if path is not None else source.name
+    expansion.add(expansion.parse(source, key, folder, bundled), ((key, None),))
+    return expansion
+
+
+def _is_bundled(path: Path) -> bool:
+    return path.parent.resolve() == policies_folder()
+
+
+def _named(unit: _Unit) -> str:
+    """The name of a unit's file in reports: names of included files are formed like the one of the file they are in."""
+    name = unit.file.span.source.name
+    return "" if name.startswith("<") else name
+
+
+def _included_from(chain: Chain) -> tuple[Related, ...]:
+    """Where each file of the chain was included, the innermost first."""
+    return tuple(Related("included from here", include.span) for include in _includes(chain))
+
+
+def _includes(chain: Chain) -> Iterator[Include]:
+    return (include for _, include in reversed(chain) if include is not None)
+
+
+def _trail(chain: Chain) -> list[str]:
+    """The files of the chain by name, the outermost first."""
+    return [f"`{include.span.source.name}`" for include in reversed(tuple(_includes(chain)))]

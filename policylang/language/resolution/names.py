@@ -1,0 +1,183 @@
+"""Looking words up: ``let`` names first, then the groups of the prelude, then operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, evolve, field
+
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.globs import name_glob_problem
+from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.parsing.tree import union_of
+from policylang.language.resolution import prelude
+from policylang.language.resolution.fitting import check_path_glob, fit_predicate
+from policylang.language.resolution.includes import Placed
+from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, at, split_operator
+from policylang.language.source import Span
+from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
+from policylang.language.walk import rebuild
+
+_MAX_SUGGESTIONS = 50
+"""Unknown words of one policy that get a did-you-mean: it costs milliseconds each."""
+
+
+@define
+class Names:
+    """What the words of one policy stand for, statement by statement."""
+
+    operators: OperatorTable
+    later: dict[str, Span]
+    """Where each name is defined first."""
+    lets: dict[str, Let] = field(factory=dict)
+    """The resolved names so far, and the groups that were used."""
+    diagnostics: list[Diagnostic] = field(factory=list)
+    _mine: dict[str, Let] = field(factory=dict)
+    _bundled: set[str] = field(factory=set)
+    _used: set[str] = field(factory=set)
+    _known: dict[str, Operator | None] = field(factory=dict)
+    _suggestions: int = 0
+
+    @classmethod
+    def of(cls, statements: Sequence[Placed], operators: OperatorTable) -> Names:
+        later: dict[str, Span] = {}
+        for placed in statements:
+            if isinstance(placed.statement, Let):
+                later.setdefault(placed.statement.name, placed.statement.span)
+        return cls(operators, later)
+
+    def define(self, let: Let, bundled: bool) -> None:
+        """Take a ``let`` up; from here on its name is known."""
+        earlier = self._mine.get(let.name)
+        if earlier is not None:
+            if earlier.span != let.span:  # else the same line, of a file that is included twice
+                related = (Related("defined here before", earlier.span),)
+                self._report("APL107", f"the name `{let.name}` is defined twice", _name_span(let), related=related)
+            return
+        found = len(self.diagnostics)
+        resolved = evolve(let, selector=self.resolve(let.selector, defining=let.name))
+        self._mine[let.name] = let
+        if bundled:
+            self._bundled.add(let.name)
+        elif len(self.diagnostics) == found:
+            self._warn_of_hiding(let)
+        self.lets[let.name] = resolved
+
+    def resolve(self, selector: Selector, *, defining: str | None = None) -> Selector:
+        """The selector with its words looked up and its globs and figures checked."""
+
+        def change(part: Selector) -> Selector:
+            if isinstance(part, Word):
+                return self._look_up(part, defining)
+            if isinstance(part, InModule):
+                check_path_glob(part.glob, part.span, self.diagnostics.append)
+            elif isinstance(part, Where):
+                return evolve(part, predicate=fit_predicate(part.predicate, self.diagnostics.append))
+            elif isinstance(part, Union):
+                return union_of(part.parts, part.span)
+            return part
+
+        return rebuild(selector, change)
+
+    def finish(self, *, library: bool) -> list[Diagnostic]:
+        """What was found wrong, the names that nothing used with it, unless this is a library of names for others."""
+        for name, let in self._mine.items():
+            if name not in self._used and name not in self._bundled and not library:
+                self._report("APL110", f"the name `{name}` is never used", _name_span(let))
+        return self.diagnostics
+
+    def _look_up(self, word: Word, defining: str | None) -> Selector:
+        text = word.text
+        if text == defining:
+            help = f"an operator of that name is written `aten.{text}`"
+            self._report("APL108", f"the name `{text}` is defined by itself", word.span, help=help)
+            return word
+        if text in self._mine:
+            self._used.add(text)
+            return Reference(text, word.span)
+        if text in self.later:
+            self._used.add(text)
+            related = (Related("defined here", self.later[text]),)
+            self._report("APL109", f"the name `{text}` is used before it is defined", word.span, related=related)
+            return word
+        group = prelude.group(text)
+        if group is not None:
+            self.lets.setdefault(text, group)
+            return Reference(text, word.span)
+        return self._operator(word)
+
+    def _operator(self, word: Word) -> Selector:
+        if word.text not in self._known:
+            self._known[word.text] = self._find_operator(word)
+        operator = self._known[word.text]
+        return word if operator is None else at(operator, word.span)
+
+    def _find_operator(self, word: Word) -> Operator | None:
+        text = word.text
+        problem = name_glob_problem(text)
+        if problem:
+            self._report("APL112", f"the name `{text}` {problem}", word.span)
+            return None
+        operator = split_operator(text, self.operators.has_namespace)
+        parts = text.split(".")
+        if operator is None or not all(parts) or any(part.isdecimal() for part in parts):
+            help = "an operator is written as `mm`, `aten.mm` or `aten.mm.default`; a module path stands after `in`"
+            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=help)
+            return None
+        found = self.operators.matches(operator.namespace, operator.name, operator.overload)
+        if found:
+            plain = all(name.startswith(f"{PLAIN_FUNCTIONS}.") for name in found)
+            return evolve(operator, namespace=PLAIN_FUNCTIONS) if plain else operator
+        return self._unknown(word, operator)
+
+    def _unknown(self, word: Word, operator: Operator) -> Operator | None:
+        parts = word.text.split(".")
+        namespace = parts[0] if len(parts) > 1 else None
+        if namespace is not None and not self.operators.complete and not self.operators.has_namespace(namespace):
+            elsewhere = operator.namespace is None and self._is_operator(parts[0])
+            if not elsewhere:
+                message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
+                help = did_you_mean(self._nearest(word.text))
+                help = help or f"a module path stands after `in`: `everything in {word.text}`"
+                self._report("APL102", message, word.span, help=help)
+                qualified = split_operator(word.text, lambda _: True)
+                return qualified or operator
+        kind = "operator" if namespace is not None else "operator, group or name"
+        self._report(
+            "APL101", f"there is no {kind} `{word.text}`", word.span, help=did_you_mean(self._nearest(word.text))
+        )
+        return None
+
+    def _is_operator(self, name: str) -> bool:
+        return bool(self.operators.matches(None, name, None))
+
+    def _nearest(self, text: str) -> tuple[str, ...]:
+        self._suggestions += 1
+        if self._suggestions > _MAX_SUGGESTIONS:
+            return ()
+        if "." not in text:
+            own = nearest(text, ["everything", *self._mine, *prelude.group_names()], limit=2)
+            return tuple(dict.fromkeys((*own, *self.operators.nearest(text))))[:3]
+        return self.operators.nearest(text)
+
+    def _warn_of_hiding(self, let: Let) -> None:
+        name = let.name
+        if name in prelude.group_names():
+            message = f"the name `{name}` hides the group of that name"
+            self._report("APL111", message, _name_span(let), help="choose another name, unless that is what you want")
+        elif self._is_operator(name):
+            message = f"the name `{name}` hides the operator of that name"
+            help = f"choose another name; the operator is written with its namespace, `aten.{name}`"
+            self._report("APL111", message, _name_span(let), help=help)
+
+    def _report(
+        self, code: str, message: str, span: Span, *, help: str | None = None, related: tuple[Related, ...] = ()
+    ) -> None:
+        self.diagnostics.append(diagnose(code, message, span, help=help, related=related))
+
+
+def _name_span(let: Let) -> Span:
+    """The name in ``let NAME = …``."""
+    start = let.span.text.find(let.name, len("let"))
+    return Span(let.span.source, let.span.start + start, let.span.start + start + len(let.name))

@@ -1,0 +1,181 @@
+"""What is known of an operator, whatever the call: looked up once for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import fx
+
+from policylang.graph.facts import Flag
+from policylang.torch_compat.reading import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    compute_operators,
+    name_of_group,
+    schema_of,
+    side_effect_functions,
+)
+
+GETITEM = "builtin.getitem"
+WAITS = frozenset({"_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default"})
+_GROUP_ARGUMENTS = ("group_name", "process_group", "group")
+_ASSERTIONS = (
+    "aten._assert",
+    "aten._functional_assert",
+    "aten.sym_constrain_range",
+    "aten._print",
+    "aten._async_error",
+)
+_EFFECTFUL_HIGHER_ORDER = frozenset({"with_effects", "print", "call_torchbind", "inductor_compiled_code"})
+_WRITING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
+_RANDOM_HIGHER_ORDER = frozenset({"run_and_save_rng_state", "graphsafe_run_with_rng_state"})
+_SEEDS = ("prims.inductor_seed.", "prims.inductor_seeds.", "prims.inductor_rand_eager_offset")
+
+Place = tuple[int, str]
+"""Where a call has an argument: its position and its keyword; the position is -1 for keyword-only arguments."""
+
+ALL_KEYWORDS: tuple[Place, ...] = ((-1, "**kwargs"),)
+"""The arguments of an operator that may write any of them, and takes them all by keyword."""
+
+
+@frozen
+class Operator:
+    name: str
+    """``aten.mm.default``, as in ``Facts.targets``."""
+    flags: int
+    """The ``Flag`` bits that hold of every call."""
+    aliased: tuple[Place, ...] = ()
+    """The arguments whose memory it returns."""
+    written: tuple[Place, ...] = ()
+    """The arguments whose memory it writes."""
+    chance: tuple[Place, ...] = ()
+    """The arguments that turn randomness off when 0 or False: dropout probability, train mode."""
+    group: tuple[Place, ...] = ()
+    """The argument that names the process group."""
+
+
+@cache
+def describe(target: Any) -> Operator:
+    if isinstance(target, OpOverload):
+        return _describe_overload(target)
+    if isinstance(target, HigherOrderOperator):
+        return _describe_higher_order(target)
+    flags = Flag.EFFECTFUL if target in side_effect_functions() else Flag(0)
+    return Operator(_function_name(target), int(flags))
+
+
+def argument(node: fx.Node, places: Sequence[Place]) -> list[Any]:
+    """The arguments of a call at the given places; a default that was not written is left out."""
+    args, kwargs = node.args, node.kwargs
+    found = []
+    for position, name in places:
+        if 0 <= position < len(args):
+            found.append(args[position])
+        elif name in kwargs:
+            found.append(kwargs[name])
+    return found
+
+
+def draws_random(operator: Operator, node: fx.Node) -> bool:
+    """Whether a call of a random operator draws: SDPA with dropout 0 does not, nor does dropout outside training."""
+    if not operator.chance:
+        return True
+    values = argument(node, operator.chance)
+    off = any(value is False or (not isinstance(value, fx.Node) and value == 0) for value in values)
+    # An SDPA that leaves its dropout out means 0.
+    return not off and (bool(values) or operator.chance[0][1] != "dropout_p")
+
+
+def group_name(operator: Operator, node: fx.Node) -> str:
+    """The process group of a collective; empty where the call does not say it by name."""
+    for value in argument(node, operator.group):
+        if isinstance(value, str):
+            return value
+        if name := name_of_group(value):
+            return name
+    return ""
+
+
+def nodes_in(values: Any) -> list[fx.Node]:
+    """The nodes of an argument, however nested."""
+    if isinstance(values, fx.Node):
+        return [values]
+    if isinstance(values, (tuple, list)):
+        return [node for value in values for node in nodes_in(value)]
+    if isinstance(values, Mapping):
+        return nodes_in(list(values.values()))
+    return []
+
+
+def _describe_overload(target: OpOverload) -> Operator:
+    name = str(target)
+    namespace = target.namespace
+    schema = schema_of(target)
+    returned: set[str] = set()
+    for value in schema.returns:
+        if value.alias_info is not None:
+            returned |= value.alias_info.before_set | value.alias_info.after_set
+    aliased, written, chance, group = [], [], [], []
+    for position, given in enumerate(schema.arguments):
+        place = (-1 if given.kwarg_only else position, given.name)
+        if given.alias_info is not None:
+            if given.alias_info.is_write:
+                written.append(place)
+            # The elements of a list that is returned have no alias set of their own; their source's goes to `*`.
+            if returned & given.alias_info.before_set or given.alias_info.after_set & (returned | {"*"}):
+                aliased.append(place)
+        if given.name == "dropout_p" or (namespace == "aten" and given.name == "train" and "dropout" in name):
+            chance.append(place)
+        if given.name in _GROUP_ARGUMENTS:
+            group.append(place)
+    if namespace == "c10d" and schema.name.endswith("_"):
+        written.append((0, schema.arguments[0].name))  # their schemas do not say so
+    flags = Flag(0)
+    if schema.is_mutable or written:
+        flags |= Flag.WRITES
+    elif schema.returns and all(value.alias_info is not None for value in schema.returns):
+        flags |= Flag.VIEW
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        flags |= Flag.RANDOM
+    if name.startswith(_SEEDS):
+        flags |= Flag.SEED
+    if len(schema.returns) > 1 or any(str(value.type).startswith("List[") for value in schema.returns):
+        flags |= Flag.MULTI_OUTPUT
+    if group and name not in WAITS:
+        flags |= Flag.COLLECTIVE
+    if name.rpartition(".")[0] in compute_operators():
+        flags |= Flag.COMPUTE
+    spared = target in side_effect_functions() and not namespace.endswith("c10d_functional")
+    if namespace == "c10d" or name.startswith(_ASSERTIONS) or spared:
+        flags |= Flag.EFFECTFUL
+    return Operator(name, int(flags), tuple(aliased), tuple(written), tuple(chance), tuple(group))
+
+
+def _describe_higher_order(target: HigherOrderOperator) -> Operator:
+    name = target.name()
+    flags = Flag(0)
+    if name in _EFFECTFUL_HIGHER_ORDER:
+        flags |= Flag.EFFECTFUL
+    if name in _WRITING_HIGHER_ORDER:
+        flags |= Flag.WRITES
+    if name in _RANDOM_HIGHER_ORDER:
+        flags |= Flag.RANDOM
+    if name in compute_operators():
+        flags |= Flag.COMPUTE
+    written = ALL_KEYWORDS if Flag.WRITES in flags else ()
+    return Operator(f"higher_order.{name}", int(flags), written=written)
+
+
+def _function_name(target: Any) -> str:
+    if isinstance(target, OpOverloadPacket):
+        return str(target)
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__name__", None) or type(target).__name__
+    if module in ("_operator", "operator", "builtins", ""):
+        return f"builtin.{name}"
+    return f"{module}.{name}"

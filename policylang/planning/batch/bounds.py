@@ -1,0 +1,214 @@
+"""What a selector surely denotes, and what it may denote, where sizes follow the batch.
+
+A test of a size that changes with the batch is neither true nor false of a node: its outcome *hangs*. Everything else
+is known. Sets grow and shrink with what they are made of, but for choices by position and lines cut at a marker: of
+these any member is possible, and none is sure, once what they choose from hangs. One pass a selector, as in
+:mod:`policylang.planning.selection.selectors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts
+from policylang.language.syntax import (
+    And,
+    Chain,
+    ChainOf,
+    Compare,
+    CrossesCut,
+    Difference,
+    Not,
+    Or,
+    Ordinal,
+    Predicate,
+    Selector,
+    Where,
+)
+from policylang.language.walk import predicates
+from policylang.planning.batch.sizes import REACH, BatchSizes, Range
+from policylang.planning.selection.predicates import COMPARISONS, compile_predicate
+from policylang.planning.selection.rowsets import difference, intersection
+from policylang.planning.selection.selectors import Selections, children
+
+SizeTest = Compare | CrossesCut
+Answer = Callable[[int], bool | None]
+"""From a row to the truth, or None where it hangs on the batch."""
+
+_SIZES = frozenset(("bytes", "numel", "shape", "flops"))
+
+
+@frozen(eq=False)
+class Bound:
+    """Rows in graph order; the same list twice where nothing hangs."""
+
+    sure: list[int]
+    possible: list[int]
+
+    @property
+    def hangs(self) -> bool:
+        return self.sure is not self.possible
+
+
+def size_tests(predicate: Predicate) -> Iterator[SizeTest]:
+    """The tests in a predicate whose outcome depends on the sizes of values, in the order of the text."""
+    for test in predicates(predicate):
+        if isinstance(test, CrossesCut) or (isinstance(test, Compare) and test.quantity in _SIZES):
+            yield test
+
+
+class Bounds:
+    """The bounds of the selectors of one policy on one graph, each worked out once."""
+
+    def __init__(self, selections: Selections, sizes: BatchSizes) -> None:
+        self._selections = selections
+        self._sizes = sizes
+        self._facts: Facts = selections.facts
+        self._known: dict[int, Bound] = {}  # by id: the policy keeps its trees alive
+        self._answers: dict[int, Answer] = {}
+
+    def of(self, selector: Selector) -> Bound:
+        """The bounds of a resolved selector."""
+        for node in self._inside(selector):
+            if id(node) not in self._known:
+                parts = [self._known[id(part)] for part in children(node, self._selections.lets)]
+                self._known[id(node)] = self._bound(node, parts)
+        return self._known[id(selector)]
+
+    def hanging_test(self, selector: Selector, row: int) -> SizeTest | None:
+        """The first test in a selector that hangs, of this row if there is one."""
+        tests = [
+            (test, self._known[id(node.selector)].possible)
+            for node in self._inside(selector)
+            if isinstance(node, Where)
+            for test in size_tests(node.predicate)
+        ]
+        by_row = [test for test, rows in tests if row in rows and self._answer(test)(row) is None]
+        if by_row:
+            return by_row[0]
+        return next((test for test, rows in tests if any(self._answer(test)(each) is None for each in rows)), None)
+
+    def _inside(self, selector: Selector) -> list[Selector]:
+        """The selector and all that it is made of, parts first, each once. With a stack of its own: the ``let`` lines
+        of a policy may refer to each other to any depth."""
+        order: list[Selector] = []
+        seen: set[int] = set()
+        stack: list[tuple[Selector, bool]] = [(selector, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                order.append(node)
+            elif id(node) not in seen:
+                seen.add(id(node))
+                stack.append((node, True))
+                stack.extend((part, False) for part in reversed(children(node, self._selections.lets)))
+        return order
+
+    def _bound(self, node: Selector, parts: list[Bound]) -> Bound:
+        asks = isinstance(node, Where) and any(size_tests(node.predicate))
+        if not asks and not any(part.hangs for part in parts):
+            return _exact(self._selections.rows(node))
+        if isinstance(node, Where):
+            return self._where(node, parts[0])
+        if isinstance(node, Difference):
+            left, right = parts
+            length = len(self._facts)
+            return Bound(difference(left.sure, right.possible, length), difference(left.possible, right.sure, length))
+        if isinstance(node, Ordinal):
+            return Bound([], parts[0].possible)
+        if isinstance(node, ChainOf) and node.cut is not None:
+            return Bound([], self._cut_lines(node, parts[0].possible, parts[1].possible))
+        evaluate = self._selections.evaluate
+        return Bound(evaluate(node, [part.sure for part in parts]), evaluate(node, [part.possible for part in parts]))
+
+    def _cut_lines(self, node: ChainOf, rows: list[int], markers: list[int]) -> list[int]:
+        """What may lie before or after the first marker: before or after any of those that may be one."""
+        evaluate = self._selections.evaluate
+        if node.cut == "after":
+            return evaluate(node, [rows, markers])
+        line = evaluate(ChainOf(node.selector), [rows])
+        return intersection(line, evaluate(Chain("before", node.selector), [markers]), len(self._facts))
+
+    def _where(self, node: Where, part: Bound) -> Bound:
+        answer = self._answer(node.predicate)
+        answers = [(row, answer(row)) for row in part.possible]
+        possible = [row for row, each in answers if each is not False]
+        if not part.hangs and not any(each is None for _, each in answers):
+            return _exact(possible)
+        certain = bytearray(len(self._facts))
+        for row, each in answers:
+            certain[row] = each is True
+        return Bound([row for row in part.sure if certain[row]], possible)
+
+    def _answer(self, predicate: Predicate) -> Answer:
+        known = self._answers.get(id(predicate))
+        if known is None:
+            known = self._answers[id(predicate)] = self._compile(predicate)
+        return known
+
+    def _compile(self, predicate: Predicate) -> Answer:
+        if not any(size_tests(predicate)):
+            selections = self._selections
+            return compile_predicate(predicate, self._facts, selections.blocks, selections.chains, selections.cuts)
+        if isinstance(predicate, Not):
+            inner = self._answer(predicate.predicate)
+            return lambda row: None if (found := inner(row)) is None else not found
+        if isinstance(predicate, And | Or):
+            settles = isinstance(predicate, Or)
+            parts = [self._answer(part) for part in predicate.parts]
+            return lambda row: _joined(parts, row, settles)
+        if isinstance(predicate, CrossesCut):
+            return self._crosses(predicate)
+        assert isinstance(predicate, Compare)
+        return self._compare(predicate)
+
+    def _crosses(self, test: CrossesCut) -> Answer:
+        """Another batch is cut elsewhere: whatever is alive between two nodes may be alive at a cut, or at none."""
+        cuts, size = self._selections.cuts, test.size.value
+        crossing, crossable = cuts.crossing(size), cuts.crossable
+        moves = any(self._sizes.changes(row) for row in self._facts.forward) and cuts.produced * REACH > size
+        return lambda row: None if moves and crossable[row] else bool(crossing[row])
+
+    def _compare(self, test: Compare) -> Answer:
+        facts, sizes = self._facts, self._sizes
+        index = test.index or 0
+
+        def of(row: int) -> Range | None:
+            if test.quantity == "bytes":
+                return sizes.of_value(row, facts.bytes)
+            if test.quantity == "numel":
+                return sizes.of_value(row, facts.numel)
+            if test.quantity == "flops":
+                return sizes.of_call(row, facts.flops)
+            shape = facts.shapes[row]
+            if shape is None or not -len(shape) <= index < len(shape):
+                return None
+            return sizes.of_dimension(row, index % len(shape), shape[index])
+
+        return lambda row: False if (found := of(row)) is None else _compared(test, found)
+
+
+def _exact(rows: list[int]) -> Bound:
+    return Bound(rows, rows)
+
+
+def _joined(parts: list[Answer], row: int, settles: bool) -> bool | None:
+    """``or`` is settled by what is true, ``and`` by what is not."""
+    answers = [part(row) for part in parts]
+    if settles in answers:
+        return settles
+    return None if None in answers else not settles
+
+
+def _compared(test: Compare, found: Range) -> bool | None:
+    least, most = found
+    limit = test.value.value
+    compare = COMPARISONS[test.op]
+    if test.op in ("==", "!="):
+        if least < most and least <= limit <= most and (least < 1 or limit % least == 0):
+            return None
+        return compare(least, limit) if least == most else test.op == "!="
+    low, high = compare(least, limit), compare(most, limit)
+    return low if low is high else None

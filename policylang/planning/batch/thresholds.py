@@ -1,0 +1,212 @@
+"""Thresholds that the batch can flip, where ranks would then run other collectives than each other.
+
+Under ``torch.compile`` a rank that meets a batch of another size compiles the same code again, alone: the others may
+never see that size, so the plan cannot be compared. What a policy decides by names, modules or positions comes out the
+same. What it decides by a size that follows the batch may not, and where a collective runs again with the value, this
+rank runs it in its backward and the others do not.
+
+Which values may flip follows from the bounds of the rules' selectors. Then the graph is planned twice: every such value
+kept, and every such value recomputed. The more is kept, the less runs again, so what lies between runs collectives
+between these two. If both run the same ones, no batch can hurt. Twice again for what is left to PyTorch's min-cut,
+which may be kept, or recomputed unless it is costly; min-cut never repeats a collective of its own accord.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Action, Policy, Selector, Where
+from policylang.language.walk import walk
+from policylang.planning import refusals
+from policylang.planning.batch.bounds import Bounds, size_tests
+from policylang.planning.batch.sizes import BatchSizes
+from policylang.planning.decisions.decide import NO_RULE, Verdict, first_decisions, owners_of
+from policylang.planning.decisions.routing import keep_routing
+from policylang.planning.decisions.safety import Safety
+from policylang.planning.liveness import backward_needs
+from policylang.planning.plan import Capabilities, Decision, Fate, Why
+from policylang.planning.selection.rowsets import mask_of
+from policylang.planning.selection.selectors import Selections
+
+_COLLECTIVE = int(Flag.COLLECTIVE)  # a plain integer: the enumeration's own operators cost ten times as much
+_COSTLY = int(Flag.COLLECTIVE | Flag.COMPUTE)
+_KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)
+_AGAIN = Decision(Action.RECOMPUTE, None, Why.UNDECIDED)
+
+
+@frozen(eq=False)
+class _Flips:
+    """Who decides each value, by row of its owner as in :class:`Verdict`, in the two outermost cases."""
+
+    keeping: array[int]
+    """Where each size is such that the value is kept, if it can be."""
+    repeating: array[int]
+    """Where each size is such that it is recomputed, if it can be."""
+    by_rule: dict[int, list[int]]
+    """Rule to the owners that it may or may not decide, in graph order, if that matters."""
+
+
+def flipping_thresholds(
+    policy: Policy,
+    facts: Facts,
+    capabilities: Capabilities,
+    selections: Selections,
+    user_decisions: dict[int, Decision],
+    undecided: Fate,
+) -> list[Diagnostic]:
+    """A warning for each rule that a batch of another size may flip, and another collective run again for it.
+
+    Of joint graphs alone: a traced step has its sizes for good, and a checkpoint in eager decides block by block. No
+    more than a look at the policy where it asks for no sizes; else linear.
+    """
+    if facts.kind is not GraphKind.JOINT or capabilities.recomputes_undecided or not _asks_for_sizes(policy):
+        return []
+    collectives = _collectives(facts)
+    if not any(collectives):
+        return []
+    bounds = Bounds(selections, BatchSizes(facts))
+    flips = _flips(policy, facts, bounds, user_decisions, undecided)
+    if not flips.by_rule:
+        return []
+    cases = [
+        _decided(policy, facts, capabilities, Verdict((), winner), user_decisions, undecided)
+        for winner in (flips.keeping, flips.repeating)
+    ]
+    runs = _first_again(facts, collectives, *cases)
+    found = []
+    for index, owners in sorted(flips.by_rule.items()):
+        hurt = [owner for owner in owners if runs[owner] >= 0]
+        if hurt:
+            rule = policy.rules[index]
+            test = bounds.hanging_test(rule.selector, hurt[0])
+            found.append(refusals.flipping_threshold(rule, test, [(owner, runs[owner]) for owner in hurt], facts))
+    return found
+
+
+def _asks_for_sizes(policy: Policy) -> bool:
+    """Whether a rule, or a name that a rule may stand for, does."""
+    selectors: list[Selector] = [
+        *(rule.selector for rule in policy.rules),
+        *(let.selector for let in policy.lets.values()),
+    ]
+    return any(
+        isinstance(part, Where) and any(size_tests(part.predicate)) for selector in selectors for part in walk(selector)
+    )
+
+
+def _collectives(facts: Facts) -> bytearray:
+    """The forward collectives over several ranks."""
+    several = {name for name, group in facts.groups.items() if group.size > 1}
+    return mask_of(
+        (row for row in facts.forward if facts.flags[row] & _COLLECTIVE and facts.group_names[row] in several),
+        len(facts),
+    )
+
+
+def _flips(
+    policy: Policy, facts: Facts, bounds: Bounds, user_decisions: dict[int, Decision], undecided: Fate
+) -> _Flips:
+    keeping = array("i", [NO_RULE]) * len(facts)
+    repeating = array("i", [NO_RULE]) * len(facts)
+    open_rules: dict[int, list[int]] = {}  # owner to the rules that may decide it
+    ranks = [_rank(rule.action) for rule in policy.rules]
+
+    def rank(winner: int, row: int) -> int:
+        if winner != NO_RULE:
+            return ranks[winner]
+        tagged = user_decisions.get(row)
+        return _RANK_OF_FATE[undecided] if tagged is None else _rank(tagged.action)
+
+    for index, rule in enumerate(policy.rules):
+        bound = bounds.of(rule.selector)
+        sure = mask_of(owners_of(facts, bound.sure), len(facts))
+        for row in owners_of(facts, bound.possible):
+            if row in user_decisions and not rule.override:
+                continue
+            if sure[row]:
+                keeping[row] = repeating[row] = index
+                open_rules.pop(row, None)
+                continue
+            open_rules.setdefault(row, []).append(index)
+            if ranks[index] < rank(keeping[row], row):
+                keeping[row] = index
+            if ranks[index] > rank(repeating[row], row):
+                repeating[row] = index
+    by_rule: dict[int, list[int]] = {}
+    for row in sorted(open_rules):
+        if rank(keeping[row], row) != rank(repeating[row], row):
+            for index in open_rules[row]:
+                by_rule.setdefault(index, []).append(row)
+    return _Flips(keeping, repeating, by_rule)
+
+
+_RANK_OF_FATE: dict[Fate, int] = {"save": 0, "as traced": 0, "auto": 1, "recompute": 2, "as checkpointed": 2}
+
+
+def _rank(action: Action | None) -> int:
+    """How much runs again under an action: nothing, what min-cut says, or the value."""
+    if action is None or action is Action.LEAVE:
+        return 1
+    return 2 if action.recomputes else 0
+
+
+def _decided(
+    policy: Policy,
+    facts: Facts,
+    capabilities: Capabilities,
+    verdict: Verdict,
+    user_decisions: dict[int, Decision],
+    undecided: Fate,
+) -> list[Decision | None]:
+    """As :func:`policylang.planning.planner.plan` decides, but for what is moved to the host: it runs no collective."""
+    decisions = first_decisions(policy, facts, verdict, user_decisions, undecided)
+    keep_routing(policy, facts, decisions)
+    backward_needs(facts, decisions, Safety(policy, facts, capabilities, decisions).settle)
+    return decisions
+
+
+def _first_again(
+    facts: Facts, collectives: bytearray, keeping: list[Decision | None], repeating: list[Decision | None]
+) -> Sequence[int]:
+    """By row, the first collective that runs for it in the second case and not at all in the first; -1 without one."""
+    found = array("i", [-1]) * len(facts)
+    for costs_decide in (False, True):
+        least = mask_of(_run_again(facts, keeping, costs_decide), len(facts))
+        again = _run_again(facts, repeating, costs_decide)
+        reached = array("i", [-1]) * len(facts)
+        for row in again:
+            if collectives[row] and not least[row]:
+                reached[row] = row
+                continue
+            reached[row] = min((reached[read] for read in facts.inputs[row] if reached[read] >= 0), default=-1)
+        for row in again:
+            if found[row] < 0:
+                found[row] = reached[row]
+        if not any(map(_is_open, keeping)) and not any(map(_is_open, repeating)):
+            break
+    return found
+
+
+def _run_again(facts: Facts, decisions: list[Decision | None], costs_decide: bool) -> Iterable[int]:
+    """What is recomputed where min-cut keeps all that is left to it, or recomputes of it what is cheap."""
+    needs = backward_needs(
+        facts,
+        [
+            (_KEPT if not costs_decide or _is_costly(facts, row) else _AGAIN) if _is_open(decision) else decision
+            for row, decision in enumerate(decisions)
+        ],
+    )
+    return needs.recomputed
+
+
+def _is_costly(facts: Facts, row: int) -> bool:
+    return bool((facts.flags[row] | facts.flags[facts.owners[row]]) & _COSTLY)
+
+
+def _is_open(decision: Decision | None) -> bool:
+    return decision is not None and decision.action is None

@@ -1,0 +1,49 @@
+"""Rules that decide values and change nothing: the backward reads none of them.
+
+A tag nobody consumes is the quietest way for a policy to fail. The usual case: a product is to be recomputed, a view of
+it is saved by another line, and the saved view keeps all of its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.diagnostics import Diagnostic
+from policylang.planning import refusals
+from policylang.planning.liveness import Needs
+from policylang.planning.plan import Decision, RuleOutcome
+
+
+def without_effect(
+    rules: Sequence[RuleOutcome], facts: Facts, decisions: Sequence[Decision | None], needs: Needs
+) -> list[Diagnostic]:
+    """A warning for each rule that decides values of which the backward needs none. ``optional`` rules may do so."""
+    if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
+        return []
+    needed = bytearray(len(facts))
+    for rows in (needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent):
+        for row in rows:
+            needed[facts.owners[row]] = 1
+    return [
+        refusals.no_effect(outcome, facts, _keeper(outcome.decided, facts, decisions))
+        for outcome in rules
+        if outcome.decided and not outcome.rule.optional and not any(needed[owner] for owner in outcome.decided)
+    ]
+
+
+def _keeper(owners: Sequence[int], facts: Facts, decisions: Sequence[Decision | None]) -> tuple[int, int] | None:
+    """The first of the values that a saved value reads, and that saved value: it is what the backward reads instead."""
+    for owner in owners:
+        for user in _readers(owner, facts):
+            decision = decisions[user]
+            if decision is not None and decision.action is not None and decision.action.saves:
+                return owner, user
+    return None
+
+
+def _readers(owner: int, facts: Facts) -> Iterator[int]:
+    """The forward rows that read an owner or one of its followers."""
+    group = (owner, *facts.followers.get(owner, ()))
+    for row in group:
+        yield from (user for user in facts.users[row] if facts.forward_mask[user] and user not in group)

@@ -1,0 +1,133 @@
+"""Rules in order, the last that matches decides: who wins each forward value.
+
+A decision lives on an owner (``Facts.owners``): a ``getitem`` and the operator it reads, a ``wait_tensor`` and its
+collective are one decision, whichever of them a rule denotes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, Flag
+from policylang.language.syntax import Action, Policy, Rule
+from policylang.planning.plan import Decision, RuleOutcome, Why
+from policylang.planning.selection.rowsets import mask_of, members
+from policylang.planning.selection.selectors import Selections
+
+NO_RULE = -1
+# Plain integers: the enumeration's own operators cost ten times as much.
+_SYMBOLIC = int(Flag.SYMBOLIC)
+_SEED = int(Flag.SEED)
+
+
+@frozen(eq=False)
+class Verdict:
+    """Which rule won each owner, before safety is looked at."""
+
+    matched: tuple[tuple[int, ...], ...]
+    """By rule: the owners it denotes, in graph order."""
+    winner: Sequence[int]
+    """By row, for owners: the index of the rule that decides it, or ``NO_RULE``."""
+
+
+def owners_of(facts: Facts, rows: list[int]) -> list[int]:
+    """The owners of some rows, in graph order, each once."""
+    owners = facts.owners
+    if all(owners[row] == row for row in rows):
+        return rows
+    return members(mask_of((owners[row] for row in rows), len(facts)), facts.forward)
+
+
+def judge(policy: Policy, facts: Facts, selections: Selections, user_decisions: dict[int, Decision]) -> Verdict:
+    """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have."""
+    winner = array("i", [NO_RULE]) * len(facts)
+    flags = facts.flags
+    matched: list[tuple[int, ...]] = []
+    for index, rule in enumerate(policy.rules):
+        denoted = owners_of(facts, selections.rows(rule.selector))
+        matched.append(tuple(denoted))
+        for row in denoted:
+            if flags[row] & (_SYMBOLIC | _SEED) or (not rule.override and row in user_decisions):
+                continue
+            winner[row] = index
+    return Verdict(tuple(matched), winner)
+
+
+def first_decisions(
+    policy: Policy,
+    facts: Facts,
+    verdict: Verdict,
+    user_decisions: dict[int, Decision],
+    undecided: str,
+    *,
+    leave_saves: bool = False,
+    leave_recomputes: bool = False,
+) -> list[Decision | None]:
+    """What becomes of every forward row if all is safe; None for the rows no rule ranges over."""
+    by_rule = [_by_rule(rule, index, leave_saves, leave_recomputes) for index, rule in enumerate(policy.rules)]
+    symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
+    seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
+    rest = _undecided(undecided)
+    decisions: list[Decision | None] = [None] * len(facts)
+    owners, flags, winner = facts.owners, facts.flags, verdict.winner
+    for row in facts.forward:
+        owner = owners[row]
+        if (flags[row] | flags[owner]) & _SYMBOLIC:
+            decisions[row] = symbolic
+        elif flags[owner] & _SEED:
+            decisions[row] = seed
+        elif winner[owner] != NO_RULE:
+            decisions[row] = by_rule[winner[owner]]
+        else:
+            decisions[row] = user_decisions.get(owner, rest)
+    return decisions
+
+
+def _by_rule(rule: Rule, index: int, leave_saves: bool, leave_recomputes: bool) -> Decision:
+    if rule.action is not Action.LEAVE:
+        return Decision(rule.action, index, Why.RULE)
+    if leave_saves:
+        return Decision(Action.SAVE, index, Why.RULE, "left as it was traced")
+    if leave_recomputes:
+        return Decision(Action.RECOMPUTE, index, Why.RULE, "left to the checkpoint")
+    return Decision(None, index, Why.RULE)
+
+
+def _undecided(fate: str) -> Decision:
+    if fate == "save":
+        return Decision(Action.SAVE, None, Why.UNDECIDED, "no rule matches it")
+    if fate == "recompute":
+        return Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "no rule matches it")
+    if fate == "as traced":
+        return Decision(Action.SAVE, None, Why.UNDECIDED, "no rule matches it; it stays as it was traced")
+    if fate == "as checkpointed":
+        return Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "no rule matches it; the checkpoint recomputes it")
+    return Decision(None, None, Why.UNDECIDED, "no rule matches it; the partitioner decides")
+
+
+def rule_outcomes(policy: Policy, verdict: Verdict, user_decisions: dict[int, Decision]) -> tuple[RuleOutcome, ...]:
+    """For each rule what it matched, what it decided, and which rules took over the rest."""
+    return tuple(
+        _rule_outcome(index, rule, rows, verdict.winner, user_decisions)
+        for index, (rule, rows) in enumerate(zip(policy.rules, verdict.matched, strict=True))
+    )
+
+
+def _rule_outcome(
+    index: int, rule: Rule, matched: tuple[int, ...], winner: Sequence[int], user_decisions: dict[int, Decision]
+) -> RuleOutcome:
+    decided = tuple(row for row in matched if winner[row] == index)
+    if len(decided) == len(matched):
+        return RuleOutcome(rule, matched, matched, {}, 0)
+    taken: dict[int, int] = {}
+    kept = 0
+    for row in matched:
+        other = winner[row]
+        if other == NO_RULE:
+            kept += row in user_decisions
+        elif other != index:
+            taken[other] = taken.get(other, 0) + 1
+    return RuleOutcome(rule, matched, decided, dict(sorted(taken.items())), kept)

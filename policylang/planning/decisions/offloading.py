@@ -1,0 +1,225 @@
+"""What `offload` moves to the host: memory, not names, as far as that frees any and the budget of the rule lasts.
+
+A value lives in the memory of the node that allocated it, its *holder*. The holder is moved, once, whichever of its
+views the policy names, and what the backward reads of them is rebuilt there from the copy that came back: a view costs
+nothing. What would free nothing, or would come back changed, stays where it is with a reason, and so does what a
+budget has no room for. Budgets are spent in graph order, each value taken that still fits.
+
+A copy is started right behind the last forward reader of its memory, and awaited before the second copy after it is
+started, at the latest where the forward ends: so long the device holds what is copied. The backward fetches a value
+where the second value before it, in the order of first use, is used first, at the earliest where the backward begins,
+and awaits it right before its own first use. So no more than :data:`policylang.planning.storage.IN_FLIGHT` copies are
+ever under way beside the one that is awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from attrs import evolve, frozen
+
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Action, Policy
+from policylang.planning import refusals
+from policylang.planning.liveness import Needs
+from policylang.planning.plan import Decision, Why
+from policylang.planning.storage import GETITEM, returns_memory_of_input, storage_roots
+
+FULL = "the budget is full"
+_UNREBUILDABLE = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED)
+
+
+@frozen
+class Stays:
+    """A value that a rule offloads and that stays on the device."""
+
+    row: int
+    rule: int | None
+    reason: str
+
+
+def settle_offloads(policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs) -> tuple[Stays, ...]:
+    """Decide what of the offloaded values the backward needs is moved; ``decisions`` are changed accordingly.
+
+    Afterwards a value decided ``offload`` that the backward needs is a holder. Its views are decided ``recompute``,
+    because of ``Why.REBUILT``; what stays is decided ``save``, because of ``Why.STAYS``, and returned in graph order.
+    What no rule speaks of follows the value, or else the view, with which it shares its memory.
+    """
+    if not policy.offloads and not any(map(offloads, decisions)):
+        return ()
+    needed = sorted((*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent))
+    said = {_holder(facts, row): decisions[row] for row in reversed(needed) if offloads(decisions[row])}
+    for row in needed:
+        decision, holder = decisions[row], _holder(facts, row)
+        if decision is not None and decision.why is Why.UNDECIDED:
+            followed = decisions[holder] if offloads(decisions[holder]) else said.get(holder)
+            decisions[row] = decision if followed is None else followed
+    asked = [row for row in needed if offloads(decisions[row])]
+    if not asked:
+        return ()
+    return _Settling(policy, facts, decisions, needs, asked).settle()
+
+
+def offloads(decision: Decision | None) -> bool:
+    """Whether a value is to be moved to the host."""
+    return decision is not None and decision.action is not None and decision.action.offloads
+
+
+class _Settling:
+    def __init__(
+        self, policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs, asked: Sequence[int]
+    ) -> None:
+        self.facts = facts
+        self.decisions = decisions
+        self.roots = storage_roots(facts)
+        self.asked = asked
+        self.needed = {*needs.saved, *needs.offloaded, *needs.undecided, *needs.contingent}
+        self.room = [inf if rule.budget is None else rule.budget.value for rule in policy.rules]
+        self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
+        self.elsewhere = any(device and not device.startswith("cpu") for device in facts.devices)
+        self.members: dict[int, list[int]] = {self.roots[row]: [] for row in asked}
+        for row, root in enumerate(self.roots):
+            if root in self.members:
+                self.members[root].append(row)
+
+    def settle(self) -> tuple[Stays, ...]:
+        together: dict[int, list[int]] = {}
+        for row in self.asked:
+            together.setdefault(self.roots[row], []).append(row)
+        stays: list[Stays] = []
+        for rows in sorted(together.values(), key=lambda rows: _holder(self.facts, rows[0])):
+            holder = _holder(self.facts, rows[0])
+            reason = self._why_not(holder, rows) or self._over_budget(holder, rows[0])
+            if reason is None:
+                self._move(holder, rows)
+            else:
+                stays.extend(self._leave(row, reason) for row in rows)
+        return tuple(sorted(stays, key=lambda each: each.row))
+
+    def _move(self, holder: int, rows: Sequence[int]) -> None:
+        facts, decisions = self.facts, self.decisions
+        decision = decisions[rows[0]]
+        assert decision is not None
+        if decision.rule is not None:
+            self.room[decision.rule] -= facts.bytes[holder]
+        if not offloads(decisions[holder]):
+            reason = f"it holds the memory of {facts.names[rows[0]]}"
+            decisions[holder] = evolve(decision, reason=reason)
+        left = [row for row in self.members[self.roots[holder]] if row in self.needed and _is_open(decisions[row])]
+        for row in (*rows, *left):
+            while row != holder:
+                if not _recomputes(decisions[row]):
+                    reason = f"a view of {facts.names[holder]}, which is offloaded"
+                    decisions[row] = Decision(Action.RECOMPUTE, decision.rule, Why.REBUILT, reason)
+                row = facts.inputs[row][0]
+
+    def _leave(self, row: int, reason: str) -> Stays:
+        decision = self.decisions[row]
+        assert decision is not None
+        self.decisions[row] = evolve(decision, action=Action.SAVE, why=Why.STAYS, reason=reason)
+        return Stays(row, decision.rule, reason)
+
+    def _over_budget(self, holder: int, row: int) -> str | None:
+        decision = self.decisions[row]
+        rule = None if decision is None else decision.rule
+        return None if rule is None or self.facts.bytes[holder] <= self.room[rule] else FULL
+
+    def _why_not(self, holder: int, rows: Sequence[int]) -> str | None:
+        """Why moving a value would free nothing, or bring back something else; None where all is well."""
+        facts, names = self.facts, self.facts.names
+        root = self.roots[holder]
+        if facts.ops[root] != "call_function":
+            return f"it looks into {names[root]}, which the graph is given: moving it would free nothing"
+        if facts.shapes[holder] is None or facts.flags[holder] & Flag.MULTI_OUTPUT:
+            return "it is no single tensor"
+        if not facts.bytes[holder]:
+            return "it has no memory"
+        if self.elsewhere and facts.devices[holder].startswith("cpu"):
+            return "it is on the host already"
+        if holder > self.backward and facts.kind is GraphKind.FLAT:
+            return "it is made after the backward has begun"
+        strides, shape = facts.strides[holder], facts.shapes[holder]
+        if strides is not None and shape is not None and _overlaps(shape, strides):
+            return "its elements share memory"
+        return self._other_reader(holder) or self._unlike(holder, rows)
+
+    def _other_reader(self, holder: int) -> str | None:
+        """Who else keeps the memory, or changes it under the copy."""
+        facts, names = self.facts, self.facts.names
+        for member in self.members[self.roots[holder]]:
+            decision = self.decisions[member]
+            if member in self.needed and decision is not None and decision.action is not None and decision.action.saves:
+                return f"{names[member]}, which is saved, holds the same memory"
+            if facts.flags[member] & Flag.FORWARD_OUTPUT:
+                return f"the forward returns {names[member]}, and the caller holds it"
+            for user in facts.users[member]:
+                if facts.phases[user] == Phase.OUTPUT:
+                    return f"the graph returns {names[member]}, and the caller holds it"
+                if facts.phases[user] == Phase.FORWARD and (user < self.backward or facts.kind is not GraphKind.FLAT):
+                    continue  # a partition runs all of its forward first
+                if facts.flags[user] & Flag.WRITES:
+                    return f"{names[user]} may write to it after the backward has begun"
+                if facts.phases[user] == Phase.FORWARD:
+                    return f"{names[user]}, of the forward, reads it after the backward has begun"
+        return None
+
+    def _unlike(self, holder: int, rows: Sequence[int]) -> str | None:
+        """Of the values that live in the memory and that the backward may need: one that is no view of the holder."""
+        facts = self.facts
+        left = [row for row in self.members[self.roots[holder]] if row in self.needed and _is_open(self.decisions[row])]
+        for row in (*rows, *left):
+            if _holder(facts, row) != holder:
+                return f"{facts.names[row]} holds the same memory, and is no view of {facts.names[holder]}"
+            while row != holder:
+                if facts.flags[row] & _UNREBUILDABLE:
+                    return f"{facts.names[row]} reads it while it is written to"
+                row = facts.inputs[row][0]
+        return None
+
+
+def _holder(facts: Facts, row: int) -> int:
+    """The value that a view, or a view of a view, looks into; the value itself where it is none."""
+    while (source := _viewed(facts, row)) is not None:
+        row = source
+    return row
+
+
+def _viewed(facts: Facts, row: int) -> int | None:
+    owner = facts.owners[row]
+    if facts.flags[row] & Flag.WRITES or not facts.inputs[row]:
+        return None
+    if owner == row:
+        is_view = returns_memory_of_input(facts, row)
+    else:
+        is_view = facts.targets[row] == GETITEM and returns_memory_of_input(facts, owner)
+    return facts.inputs[row][0] if is_view else None
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+
+
+def _is_open(decision: Decision | None) -> bool:
+    return decision is not None and decision.action is None
+
+
+def _recomputes(decision: Decision | None) -> bool:
+    return decision is not None and decision.action is not None and decision.action.recomputes
+
+
+def offload_diagnostics(
+    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: Needs, stays: Sequence[Stays]
+) -> list[Diagnostic]:
+    """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
+    moving = {decision.rule for row in needs.offloaded if (decision := decisions[row]) is not None}
+    by_rule: dict[int | None, list[Stays]] = {}
+    for each in stays:
+        by_rule.setdefault(each.rule, []).append(each)
+    found = []
+    for index in sorted(by_rule, key=lambda index: -1 if index is None else index):
+        rule = None if index is None else policy.rules[index]
+        lines = [(each.row, each.reason) for each in by_rule[index]]
+        found.append(refusals.stays_on_device(rule, lines, facts, moves_none=index not in moving))
+    return found

@@ -1,0 +1,119 @@
+"""Who may read a value that is laid out otherwise in memory than it was, and who may not.
+
+The operators after a chain were traced with the strides that its result had. A permuted view in its place holds the
+same elements elsewhere. Layout operators hand the new strides on, which is followed; matrix products take any strides
+and return fresh memory, so that nothing behind them can tell. Everyone else (pointwise operators, whose results would
+follow the strides of what they read, collectives, writers, the graph's outputs) gets the strides it was traced with.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from policylang.graph.facts import Facts, Flag
+from policylang.planning.edits.collectives.element_moves import CASTS, GETITEM, permutation
+from policylang.planning.edits.proof import strides
+
+Lengths = strides.Lengths
+
+_PRODUCTS = frozenset(
+    {
+        "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default", "aten.mv.default",
+        "aten.addmv.default", "aten.dot.default",
+    }
+)  # fmt: skip
+_SAME = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
+_VIEWS = frozenset(
+    {
+        "aten.view.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default",
+        "aten.unflatten.int",
+    }
+)  # fmt: skip
+_RESHAPES = frozenset({"aten.reshape.default", "aten.flatten.using_ints"})
+_UNSAFE = "aten._unsafe_view.default"
+
+
+def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
+    """The rows behind a value whose strides change with it, in graph order, and their strides then.
+
+    Or a row that needs the value as it was. With ``dense_for_gaps``, an operator that makes a value of its own may read
+    a dense value in place of one with gaps between its rows: its result is laid out in the same way.
+    """
+    found: list[tuple[int, Lengths]] = []
+    pending = [(row, stride)]
+    while pending:
+        at, now = heappop(pending)
+        for user in facts.users[at]:
+            if facts.targets[user] in _PRODUCTS:
+                continue
+            after = _after(facts, user, at, now)
+            if after is None:
+                if dense_for_gaps and _only_gaps(facts, at, now) and _makes_its_own(facts, user):
+                    continue
+                return user
+            if after != facts.strides[user]:
+                found.append((user, after))
+                heappush(pending, (user, after))
+    return sorted(found)
+
+
+def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
+    """Whether a value is dense with these strides and had gaps between its rows, in the same order, before."""
+    shape, before = facts.shapes[row], facts.strides[row]
+    if shape is None or before is None or not strides.is_contiguous(shape, stride):
+        return False
+    lengths = [(step, length) for step, length in zip(before, shape, strict=True) if length != 1]
+    return all(outer >= inner * length for (outer, _), (inner, length) in pairwise(lengths))
+
+
+def _makes_its_own(facts: Facts, row: int) -> bool:
+    ours = Flag.VIEW | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.RANDOM
+    return facts.ops[row] == "call_function" and not facts.flags[row] & ours and facts.targets[row] != GETITEM
+
+
+def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | None:
+    """The strides of what a layout operator makes of a value that has these; None where it cannot read it so."""
+    target, arguments = facts.targets[row], facts.arguments[row]
+    shape, result = facts.shapes[source], facts.shapes[row]
+    if facts.flags[row] & (Flag.WRITES | Flag.EFFECTFUL) or facts.inputs[row] != (source,):
+        return None
+    if shape is None or result is None or facts.strides[row] is None or facts.ops[row] != "call_function":
+        return None
+    order = permutation(facts, row)
+    if order is not None:
+        return strides.permuted(stride, order)
+    if target in _SAME or target == "aten.clone.default" or target in CASTS:
+        return _same_elements(facts, row, shape, stride)
+    if target == "aten.unsqueeze.default":
+        return _unsqueezed(shape, stride, arguments[1])
+    if target in ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"):
+        return _squeezed(shape, stride, result)
+    if target in _VIEWS or target in _RESHAPES or target == _UNSAFE:
+        found = strides.viewed(shape, stride, result)
+        return strides.contiguous(result) if found is None and target in _RESHAPES else found
+    return None
+
+
+def _same_elements(facts: Facts, row: int, shape: Lengths, stride: Lengths) -> Lengths | None:
+    target, arguments = facts.targets[row], facts.arguments[row]
+    if target in _SAME:
+        return stride
+    if target == "aten.clone.default" and arguments[1] == "contiguous_format":
+        return strides.contiguous(shape)
+    if target == "aten.view.dtype" or not strides.is_dense(shape, stride):
+        return None
+    asked = arguments[1] if target == "aten.clone.default" else arguments[-1] if "_to_copy" in target else None
+    return stride if asked in (None, "preserve_format") else None
+
+
+def _unsqueezed(shape: Lengths, stride: Lengths, dim: int) -> Lengths:
+    dim %= len(shape) + 1
+    step = shape[dim] * stride[dim] if dim < len(shape) else 1
+    return (*stride[:dim], step, *stride[dim:])
+
+
+def _squeezed(shape: Lengths, stride: Lengths, result: Lengths) -> Lengths | None:
+    """Which of several lengths of 1 are dropped makes no difference to the others' strides."""
+    kept = tuple(step for length, step in zip(shape, stride, strict=True) if length != 1)
+    return kept if len(kept) == len(result) else None

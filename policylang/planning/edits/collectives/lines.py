@@ -1,0 +1,132 @@
+"""Which gather a value is laid out from, for every row: where chains are looked for, in one pass over the graph."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, GraphKind, Phase, Ref
+from policylang.planning.edits.collectives.element_moves import GATHER, GETITEM, JOINS, PASSING, WAIT, Fan, fan_of
+
+NOWHERE = -1
+_HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
+
+
+@frozen
+class Link:
+    """A gather whose value, laid out anew perhaps, is gathered again."""
+
+    inner: int
+    outer: int
+
+
+def links(facts: Facts, target: str = GATHER) -> Iterator[Link]:
+    """Every pair of collectives of which one reads the other through layout operators only, in graph order."""
+    origin = array("l", [NOWHERE]) * len(facts)
+    for row, name in enumerate(facts.targets):
+        if name == target:
+            source = source_of(facts, row)
+            if source != NOWHERE and origin[source] != NOWHERE:
+                yield Link(origin[source], row)
+            origin[row] = row
+        elif name in PASSING:
+            source = source_of(facts, row)
+            origin[row] = NOWHERE if source == NOWHERE else origin[source]
+        elif name in JOINS:
+            found = {origin[source] for source in facts.inputs[row]}
+            origin[row] = found.pop() if len(found) == 1 else NOWHERE
+
+
+Step = int | Fan
+"""A row, or the rows of a fan."""
+
+
+@frozen
+class Path:
+    """The straight line between two rows."""
+
+    steps: tuple[Step, ...]
+    rows: tuple[int, ...]
+    """In graph order."""
+
+
+def path_between(facts: Facts, start: int, end: int) -> Path | str:
+    """What lies on the way from a row, left out, to what reads it, included; a phrase where the line is not one."""
+    steps: list[Step] = []
+    row = end
+    while row != start:
+        if facts.targets[row] in JOINS:
+            fan = fan_of(facts, row)
+            if isinstance(fan, str):
+                return fan
+            steps.append(fan)
+            row = fan.base
+        else:
+            if facts.targets[row] == GETITEM:
+                return f"{facts.names[row]} keeps a part"
+            steps.append(row)
+            row = source_of(facts, row)
+    steps.reverse()
+    return Path(tuple(steps), rows_of(steps))
+
+
+def tail(facts: Facts, wait: int) -> tuple[Step, ...]:
+    """The layout operators after a row that are the only readers of what is before them, in the same phase."""
+    steps: list[Step] = []
+    row = wait
+    while True:
+        step = _only_reader(facts, row)
+        if step is None:
+            return tuple(steps)
+        steps.append(step)
+        row = last_row(step)
+
+
+def last_row(step: Step) -> int:
+    return step if isinstance(step, int) else step.rows[-1]
+
+
+def rows_of(steps: list[Step] | tuple[Step, ...]) -> tuple[int, ...]:
+    rows = [row for step in steps for row in ((step,) if isinstance(step, int) else step.rows)]
+    return tuple(sorted(rows))
+
+
+def _only_reader(facts: Facts, row: int) -> Step | None:
+    users = facts.users[row]
+    if not users:
+        return None
+    first = users[0]
+    if len(users) == 1 and facts.targets[first] in PASSING and phase(facts, first) == phase(facts, row):
+        if facts.shapes[first] is not None:
+            return None if facts.targets[first] == WAIT else first
+        pieces = facts.users[first]
+    else:
+        pieces = users
+    joins = {user for piece in pieces[:1] for user in facts.users[piece]}
+    if len(joins) != 1:
+        return None
+    (join,) = joins
+    if facts.targets[join] not in JOINS or phase(facts, join) != phase(facts, row):
+        return None
+    fan = fan_of(facts, join)
+    if isinstance(fan, str) or fan.base != row:
+        return None
+    inside = set(fan.rows)
+    if any(user not in inside for each in (row, *fan.rows[:-1]) for user in facts.users[each]):
+        return None
+    return fan
+
+
+def phase(facts: Facts, row: int) -> int:
+    """Of a half of a partition the whole graph is one phase, whatever it recomputes."""
+    if facts.kind in _HALVES and facts.ops[row] == "call_function":
+        return _HALVES[facts.kind]
+    return facts.phases[row]
+
+
+def source_of(facts: Facts, row: int) -> int:
+    """The row that a layout operator or a collective reads; ``NOWHERE`` where its first argument is no single row."""
+    arguments = facts.arguments[row]
+    return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NOWHERE

@@ -1,0 +1,61 @@
+"""Calls of layout operators and collectives, read from facts or about to be made: what a proof runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, Ref
+from policylang.planning.edits.data import FusedGroup, NewNode, Node
+
+
+@frozen
+class Part:
+    """Of a slice's arguments: a boundary between equal parts of the dimension, which part depends on the rank."""
+
+    index: tuple[tuple[int, int], ...]
+    """For each rank, which boundary: 0 is the beginning, :attr:`count` the end."""
+    count: int
+
+
+@frozen
+class Call:
+    name: str
+    target: str
+    arguments: tuple[Any, ...]
+    """As in :class:`~policylang.planning.edits.data.NewNode`; collectives have the name of their group or a
+    :class:`FusedGroup`."""
+    shape: tuple[int, ...] | None
+    """Of what it returns; None of a tuple."""
+
+
+def old_calls(facts: Facts, rows: Iterable[int]) -> list[Call]:
+    """The calls in some rows, in graph order."""
+    return [Call(facts.names[row], facts.targets[row], _arguments(facts, row), facts.shapes[row]) for row in rows]
+
+
+def new_call(node: NewNode) -> Call:
+    return Call(node.name, node.target, node.arguments, node.shape)
+
+
+def group_of(call: Call) -> str | FusedGroup:
+    """The group of a collective: the last argument, whatever the collective."""
+    group = call.arguments[-1]
+    assert isinstance(group, (str, FusedGroup))
+    return group
+
+
+def _arguments(facts: Facts, row: int) -> tuple[Any, ...]:
+    found = tuple(_named(facts, value) for value in facts.arguments[row])
+    # What a group is called in the graph and in the facts may differ.
+    return (*found[:-1], facts.group_names[row]) if facts.group_names[row] else found
+
+
+def _named(facts: Facts, value: Any) -> Any:
+    if isinstance(value, Ref):
+        return Node(facts.names[value.row])
+    if isinstance(value, tuple):
+        return tuple(_named(facts, part) for part in value)
+    return value

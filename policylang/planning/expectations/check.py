@@ -1,0 +1,116 @@
+"""Expectations: each is held, failed with the figure found, or deferred to what the partitioner decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Expectation, ExpectCount, ExpectTotal, Scope
+from policylang.planning.block_graph import is_about_whole
+from policylang.planning.expectations.fates import Fates, check_fate
+from policylang.planning.expectations.totals import Finding, check_total, numbers
+from policylang.planning.liveness import Outcome
+from policylang.planning.plan import Decision, ExpectationOutcome
+from policylang.planning.refusals import expectation_failed, expects_of_nothing
+from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.ordinals import group_keys
+from policylang.planning.selection.selectors import Selections
+from policylang.simulation.peak import estimate_peak
+
+_NOTHING = "no node matches"
+
+
+def check_expectations(
+    expectations: Sequence[Expectation],
+    selections: Selections,
+    decisions: Sequence[Decision | None],
+    outcome: Outcome,
+    fates: Fates | None = None,
+) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
+    """What each expectation came to, and an error for each that failed, both in order.
+
+    ``fates`` are those of ``decisions`` unless given.
+    """
+    fates = fates or Fates(selections.facts, decisions, outcome)
+    outcomes: list[ExpectationOutcome] = []
+    failures: list[Diagnostic] = []
+    for expectation in expectations:
+        finding = _check(expectation, selections, fates, outcome)
+        text = " ".join(expectation.span.text.split())
+        outcomes.append(ExpectationOutcome(text, expectation.span.location, finding.status, finding.found))
+        if finding.status == "failed":
+            failures.append(_failure(expectation, text, finding))
+    return tuple(outcomes), tuple(failures)
+
+
+def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnostic:
+    if finding.found == _NOTHING and not isinstance(expectation, ExpectTotal):
+        return expects_of_nothing(text, expectation.selector, finding.details)
+    return expectation_failed(expectation, text, finding.found, finding.details)
+
+
+def _check(expectation: Expectation, selections: Selections, fates: Fates, outcome: Outcome) -> Finding:
+    if selections.blocks.alone is not None and is_about_whole(expectation):
+        return Finding("deferred", "it is about a whole graph, of which this is one block")
+    if isinstance(expectation, ExpectTotal):
+        return check_total(
+            expectation,
+            outcome,
+            selections.blocks,
+            lambda: estimate_peak(selections.facts, outcome.recomputed, outcome.offloaded).bytes,
+        )
+    rows = selections.rows(expectation.selector)
+    if isinstance(expectation, ExpectCount):
+        finding = _check_count(expectation, rows, selections)
+        nothing = not rows and finding.status == "failed"
+    else:
+        finding = check_fate(expectation, rows, fates, selections.facts)
+        nothing = not rows and expectation.quantifier == "every"
+    if nothing:
+        return Finding("failed", _NOTHING, part_counts(expectation.selector, selections))
+    return finding
+
+
+def _check_count(expectation: ExpectCount, rows: list[int], selections: Selections) -> Finding:
+    scope = expectation.scope or Scope.GRAPH
+    if scope is Scope.GRAPH:
+        return Finding("held" if _counts(expectation, len(rows)) else "failed", str(len(rows)))
+    totals: dict[object, int] = {}  # of modules and chains, those that hold one at least
+    if scope is Scope.BLOCK:
+        totals = dict.fromkeys(numbers(selections.blocks), 0)
+        if not totals:
+            return Finding("failed", "the graph has no blocks")
+    for key in group_keys(scope, rows, selections.facts, selections.blocks, selections.chains):
+        if key is not None:
+            totals[key] = totals.get(key, 0) + 1
+    return _worst_count(expectation, scope, totals, selections.blocks.names)
+
+
+def _worst_count(
+    expectation: ExpectCount, scope: Scope, totals: dict[object, int], block_names: Sequence[str]
+) -> Finding:
+    wrong = [(key, count) for key, count in totals.items() if not _counts(expectation, count)]
+    if not wrong:
+        counts = sorted(set(totals.values()))
+        each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
+        return Finding("held", f"{each} in each {scope.value}")
+    details = [f"{_place(scope, key, block_names)}: {count}" for key, count in wrong[:8]]
+    if len(wrong) > len(details):
+        details.append(f"… and {len(wrong) - len(details)} more")
+    key, count = wrong[0]
+    place = f"block {key}" if scope is Scope.BLOCK else _place(scope, key, block_names)
+    return Finding("failed", f"{count} in {place}", tuple(details))
+
+
+def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:
+    if scope is Scope.BLOCK and isinstance(key, int):
+        return f"block {key}, {block_names[key]}"
+    if scope is Scope.CHAIN:
+        return f"the chain from `{key}`"
+    return str(key) or "the root module"
+
+
+def _counts(expectation: ExpectCount, count: int) -> bool:
+    if expectation.bound == "exactly":
+        return count == expectation.n
+    return count >= expectation.n if expectation.bound == "at least" else count <= expectation.n

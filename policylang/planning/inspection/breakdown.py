@@ -1,0 +1,277 @@
+"""What a plan comes to, block by block: which values are saved and recomputed, what each costs, which line said so.
+
+Blocks in which the same happens are one *group*: the same sequence of operators, modules, shapes, decisions and
+deciding lines. What is left to PyTorch's partitioner counts as saved, and is told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from attrs import evolve, frozen
+
+from policylang.graph.facts import Facts
+from policylang.language.syntax import Action
+from policylang.planning.liveness import Needs, Outcome, backward_needs, own_bytes, with_cost
+from policylang.planning.plan import Decision, Plan, Why
+from policylang.planning.storage import GETITEM, storage_roots
+from policylang.simulation.memory import Timeline, simulate
+from policylang.simulation.peak import Peak, peak_of
+
+Fate = Literal["saved", "left to PyTorch", "recomputed", "offloaded"]
+OUTSIDE = "outside the blocks"
+
+_KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)
+_NUMBER = re.compile(r"(\d+)")
+
+
+@frozen
+class Entry:
+    """One value that the backward needs. Where several follow from the same in a block, ``count`` of them are one."""
+
+    fate: Fate
+    operator: str
+    module: str
+    """Relative to the block."""
+    shape: tuple[int, ...] | None
+    dtype: str
+    source: str | None
+    """``file:line`` of the rule that decided, None where none did."""
+    reason: str
+    bytes: int
+    """Of all ``count`` values. Memory that several saved values look into counts for the first of them."""
+    flops: int
+    count: int = 1
+
+
+@frozen
+class Amounts:
+    """``saved`` and ``recomputed`` count values. What is left to PyTorch counts as saved and, apart, as open."""
+
+    saved: int
+    saved_bytes: int
+    open_bytes: int
+    recomputed: int
+    recomputed_bytes: int
+    recomputed_flops: int
+    offloaded: int = 0
+    offloaded_bytes: int = 0
+
+
+@frozen
+class BlockGroup:
+    """Blocks that are all alike; ``entries`` and ``amounts`` are those of one of them."""
+
+    label: str
+    """``model.layers.1–31``."""
+    blocks: tuple[int, ...]
+    """Numbers of the blocks; empty for what lies outside every block."""
+    entries: tuple[Entry, ...]
+    amounts: Amounts
+
+    @property
+    def times(self) -> int:
+        return max(len(self.blocks), 1)
+
+
+@frozen(eq=False)
+class Scenario:
+    """A step with all that it keeps and does twice."""
+
+    amounts: Amounts
+    peak: Peak
+    timeline: Timeline
+
+
+@frozen(eq=False)
+class Breakdown:
+    plan: Plan
+    groups: tuple[BlockGroup, ...]
+    """In the order of their first block; what lies outside the blocks comes last."""
+    under: Scenario
+    """The step under the policy."""
+    without: Scenario
+    """The step in which nothing is recomputed: everything that the backward reads is kept."""
+    forward_flops: int
+    fates: Sequence[Fate | None]
+    """By row; None for a value that the backward does not need."""
+
+
+def breakdown(plan: Plan) -> Breakdown:
+    """A few passes over the graph; needs no torch."""
+    counted = as_counted(plan.decisions)
+    outcome = _outcome(plan, counted)
+    fates = _fates(plan, outcome)
+    everything = [None if decision is None else _KEPT for decision in plan.decisions]
+    return Breakdown(
+        plan=plan,
+        groups=_groups(plan, outcome, fates),
+        under=_scenario(plan, outcome, fates),
+        without=_scenario(plan, _outcome(plan, everything), ()),
+        forward_flops=outcome.forward_flops,
+        fates=fates,
+    )
+
+
+def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
+    """Decisions with all saved that is left to PyTorch."""
+    return [_KEPT if decision is not None and decision.action is None else decision for decision in decisions]
+
+
+def _outcome(plan: Plan, decisions: Sequence[Decision | None]) -> Outcome:
+    needs = backward_needs(plan.facts, decisions)
+    return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
+
+
+def _scenario(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> Scenario:
+    timeline = simulate(plan.facts, outcome.recomputed, outcome.offloaded)
+    open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
+    # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
+    closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")
+    rest = with_cost(Needs(saved=closed), plan.facts, (), 0).saved_bytes if open_rows else outcome.saved_bytes
+    amounts = Amounts(
+        saved=len(outcome.saved),
+        saved_bytes=outcome.saved_bytes,
+        open_bytes=outcome.saved_bytes - rest,
+        recomputed=len(outcome.recomputed),
+        recomputed_bytes=outcome.recomputed_bytes,
+        recomputed_flops=outcome.recomputed_flops,
+        offloaded=len(outcome.offloaded),
+        offloaded_bytes=outcome.offloaded_bytes,
+    )
+    return Scenario(amounts, peak_of(timeline, plan.facts), timeline)
+
+
+def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
+    fates: list[Fate | None] = [None] * len(plan.facts)
+    for row in needs.saved:
+        decision = plan.decisions[row]
+        fates[row] = "left to PyTorch" if decision is not None and decision.action is None else "saved"
+    for row in needs.recomputed:
+        fates[row] = "recomputed"
+    for row in needs.offloaded:
+        fates[row] = "offloaded"
+    return fates
+
+
+# --- blocks --------------------------------------------------------------------------------------------------------
+
+
+def _groups(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
+    entries: list[list[Entry]] = [[] for _ in range(len(plan.block_names) + 1)]
+    roots = storage_roots(plan.facts)
+    sizes = _sizes(plan.facts, outcome, roots)
+    for row, fate in enumerate(fates):
+        if fate is not None:
+            place = roots[row] if fate != "recomputed" and plan.facts.ops[roots[row]] == "call_function" else row
+            block = plan.block_of[place] if plan.block_names else -1
+            entries[block].append(_entry(plan, row, fate, block, sizes[row]))
+    alike: dict[tuple[Entry, ...], list[int]] = {}
+    for block in range(len(plan.block_names)):
+        alike.setdefault(tuple(entries[block]), []).append(block)
+    groups = [
+        _group(folded_names([plan.block_names[block] for block in blocks]), blocks, same)
+        for same, blocks in alike.items()
+    ]
+    if entries[-1]:
+        groups.append(_group(OUTSIDE if plan.block_names else "the graph", [], tuple(entries[-1])))
+    return tuple(groups)
+
+
+def _sizes(facts: Facts, outcome: Outcome, roots: Sequence[int]) -> dict[int, int]:
+    sizes = {row: own_bytes(facts, row) for row in outcome.recomputed}
+    sizes.update((row, facts.bytes[row]) for row in outcome.offloaded)
+    taken: set[int] = set()
+    for row in outcome.saved:
+        root = roots[row]
+        first = root not in taken and facts.ops[root] == "call_function"
+        sizes[row] = facts.bytes[root] if first else 0
+        taken.add(root)
+    return sizes
+
+
+def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> Entry:
+    facts, decision = plan.facts, plan.decisions[row]
+    module = facts.modules[row] or facts.modules[facts.owners[row]]
+    rule = None if decision is None or decision.rule is None else plan.policy.rules[decision.rule]
+    return Entry(
+        fate=fate,
+        operator=operator_of(facts, row),
+        module=_relative(module, plan.block_names[block]) if block >= 0 else module,
+        shape=facts.shapes[row],
+        dtype=facts.dtypes[row],
+        source=None if rule is None else rule.source,
+        reason="" if decision is None else decision.reason,
+        bytes=size,
+        flops=facts.flops[row] if fate == "recomputed" else 0,
+    )
+
+
+def operator_of(facts: Facts, row: int) -> str:
+    """The operator that a value comes from: of a ``getitem`` the one that it reads."""
+    return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
+
+
+def _relative(module: str, block: str) -> str:
+    if module == block:
+        return ""
+    return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
+
+
+def _group(label: str, blocks: Sequence[int], entries: Sequence[Entry]) -> BlockGroup:
+    saved = [entry for entry in entries if entry.fate in ("saved", "left to PyTorch")]
+    again = [entry for entry in entries if entry.fate == "recomputed"]
+    moved = [entry for entry in entries if entry.fate == "offloaded"]
+    amounts = Amounts(
+        saved=len(saved),
+        saved_bytes=sum(entry.bytes for entry in saved),
+        open_bytes=sum(entry.bytes for entry in saved if entry.fate == "left to PyTorch"),
+        recomputed=len(again),
+        recomputed_bytes=sum(entry.bytes for entry in again),
+        recomputed_flops=sum(entry.flops for entry in again),
+        offloaded=len(moved),
+        offloaded_bytes=sum(entry.bytes for entry in moved),
+    )
+    return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
+
+
+def _folded(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Entries that agree in all but their place are one, at the place of the first."""
+    counts: dict[Entry, int] = {}
+    for entry in entries:
+        counts[entry] = counts.get(entry, 0) + 1
+    return tuple(
+        evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count)
+        for entry, count in counts.items()
+    )
+
+
+def folded_names(names: Sequence[str]) -> str:
+    """``layers.0–31``, ``layers.0, 2, 4``: names that differ in one number alone are written once."""
+    if len(names) == 1:
+        return names[0]
+    parts = [_NUMBER.split(name) for name in names]
+    if len({len(each) for each in parts}) > 1:
+        return ", ".join(names)
+    differing = [at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    if len(differing) != 1 or differing[0] % 2 == 0:
+        return ", ".join(names)
+    at = differing[0]
+    before, after = "".join(parts[0][:at]), "".join(parts[0][at + 1 :])
+    return f"{before}{_ranges(sorted(int(each[at]) for each in parts))}{after}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    step = numbers[1] - numbers[0]
+    if step > 1 and len(numbers) > 3 and all(b - a == step for a, b in pairwise(numbers)):
+        return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

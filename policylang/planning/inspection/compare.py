@@ -1,0 +1,138 @@
+"""Two plans on one graph: the nodes whose decision changes, by rule and block, and what that comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import field, frozen
+
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.plan import Decision, Plan, Why
+from policylang.simulation.peak import estimate_peak
+
+OUTSIDE = "outside every block"
+
+
+@frozen
+class Figures:
+    """What a plan comes to. Bytes and FLOPs are of what is settled: lower bounds where PyTorch's min-cut decides."""
+
+    saved_bytes: int
+    recomputed_flops: int
+    peak_bytes: int
+    settled: bool
+
+
+@frozen
+class Side:
+    """What decides a group of nodes in one of the plans."""
+
+    action: str
+    """As the language writes it; ``auto`` where PyTorch's partitioner decides, empty where there is no such node."""
+    source: str | None
+    """``file:line`` of the rule, None where no rule decides."""
+    text: str
+    """The rule, or what else decides."""
+
+
+@frozen
+class Change:
+    """Decisions that change in the same way. An operator and the ``getitem`` nodes that read it are one decision."""
+
+    old: Side
+    new: Side
+    names: tuple[str, ...] = field(repr=False)
+    """The nodes, in graph order."""
+    blocks: tuple[tuple[str, int], ...]
+    """How many of them lie in each block, by the block's path, in graph order."""
+
+
+@frozen
+class Comparison:
+    old: Figures
+    new: Figures
+    decisions: int
+    """How many decisions there are."""
+    changes: tuple[Change, ...]
+    """In the order of the first node of each."""
+
+    @property
+    def same(self) -> bool:
+        return not self.changes
+
+    @property
+    def changed(self) -> int:
+        return sum(len(change.names) for change in self.changes)
+
+
+@frozen
+class _Decided:
+    """One node as a plan has it."""
+
+    side: Side
+    block: str
+
+
+def compare(old: Plan, new: Plan) -> Comparison:
+    """Nodes are the same where their names are: a plan that rewrites collectives has other nodes than one that does
+    not. What decides takes no part: a rule that moved and decides as before is no change."""
+    before, after = _decided(old), _decided(new)
+    names = list(dict.fromkeys((*before, *after)))
+    groups: dict[tuple[Side, Side], list[str]] = {}
+    blocks: dict[tuple[Side, Side], dict[str, int]] = {}
+    nowhere = _Decided(Side("", None, "not in the graph"), OUTSIDE)
+    for name in names:
+        left, right = before.get(name, nowhere), after.get(name, nowhere)
+        if left.side.action == right.side.action:
+            continue
+        key = left.side, right.side
+        groups.setdefault(key, []).append(name)
+        block = (right if name in after else left).block
+        counts = blocks.setdefault(key, {})
+        counts[block] = counts.get(block, 0) + 1
+    changes = tuple(Change(*key, tuple(found), tuple(blocks[key].items())) for key, found in groups.items())
+    return Comparison(figures(old), figures(new), len(names), changes)
+
+
+def figures(plan: Plan) -> Figures:
+    """What a plan comes to on its graph."""
+    outcome = saved_and_recomputed(plan)
+    peak = estimate_peak(plan.facts, outcome.recomputed, outcome.offloaded)
+    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.settled)
+
+
+def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
+    """Neighbours of the same count together: the first name, how many blocks, and the count in each."""
+    found: list[tuple[str, int, int]] = []
+    for name, count in blocks:
+        if found and found[-1][2] == count and OUTSIDE not in (name, found[-1][0]):
+            found[-1] = (found[-1][0], found[-1][1] + 1, count)
+        else:
+            found.append((name, 1, count))
+    return found
+
+
+def _decided(plan: Plan) -> dict[str, _Decided]:
+    """Owner's name to what decides it."""
+    facts, found = plan.facts, {}
+    known: dict[tuple[int, int], _Decided] = {}  # decisions are few shared objects
+    for row in facts.forward:
+        decision = plan.decisions[row]
+        if facts.owners[row] != row or decision is None:
+            continue
+        block = plan.block_of[row]
+        key = id(decision), block
+        if key not in known:
+            known[key] = _Decided(_side(plan, decision), plan.block_names[block] if block >= 0 else OUTSIDE)
+        found[facts.names[row]] = known[key]
+    return found
+
+
+def _side(plan: Plan, decision: Decision) -> Side:
+    action = "auto" if decision.action is None else decision.action.name.lower()
+    if decision.rule is not None:
+        rule = plan.policy.rules[decision.rule]
+        return Side(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)
+    if decision.why is Why.UNDECIDED:
+        return Side(action, None, f"undecided -> {plan.undecided}")
+    return Side(action, None, decision.reason)

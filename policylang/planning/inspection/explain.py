@@ -1,0 +1,84 @@
+"""For one node, what each rule had to say of it; for one rule, what each part of it came to on a graph."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Literal
+
+from attrs import frozen
+
+from policylang.graph.chains import Chains
+from policylang.language.syntax import Rule
+from policylang.planning.plan import Plan, RuleOutcome, Why
+from policylang.planning.planner import blocks_for
+from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.why_not_matched import why_not
+
+Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
+
+
+@frozen
+class RuleOnNode:
+    """One rule and one node. ``by`` is the rule that took the node over, where one did."""
+
+    rule: Rule
+    standing: Standing
+    by: Rule | None = None
+    why: str = ""
+    """Of a rule that does not match: the part of its selector that leaves the node out."""
+
+
+@frozen
+class RuleOnGraph:
+    """One rule and one graph."""
+
+    outcome: RuleOutcome
+    parts: tuple[str, ...]
+    """What each part of the selector matched on its own, innermost first: ``mm: 224 nodes``."""
+
+
+def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
+    """Every rule of the policy, in order, and how it stands to a node.
+
+    A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a
+    decision. Raises ``ValueError`` for a row that no rule can range over: an input, a backward node.
+    """
+    decision = plan.decisions[row]
+    if decision is None:
+        raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
+    owner = plan.facts.owners[row]
+    selections = selections_of(plan)
+    return tuple(_standing(plan, index, owner, row, selections) for index in range(len(plan.rules)))
+
+
+def rule_on_graph(plan: Plan, index: int) -> RuleOnGraph:
+    """The account of one rule, and of each part of its selector."""
+    outcome = plan.rules[index]
+    return RuleOnGraph(outcome, part_counts(outcome.rule.selector, selections_of(plan)))
+
+
+def selections_of(plan: Plan) -> Selections:
+    """What the selectors of the plan's policy denote on its graph."""
+    facts = plan.facts
+    return Selections(facts, plan.policy.lets, blocks_for(plan.policy, facts), Chains(facts))
+
+
+def _standing(plan: Plan, index: int, owner: int, row: int, selections: Selections) -> RuleOnNode:
+    outcome = plan.rules[index]
+    decision = plan.decisions[row]
+    if decision is None or not _holds(outcome.matched, owner):
+        return RuleOnNode(outcome.rule, "no match", why=why_not(outcome.rule.selector, owner, selections))
+    if decision.rule == index:
+        return RuleOnNode(outcome.rule, "decided")
+    if decision.why is Why.ALWAYS:
+        return RuleOnNode(outcome.rule, "always saved")
+    if decision.rule is None:
+        return RuleOnNode(outcome.rule, "kept by the user")
+    return RuleOnNode(outcome.rule, "overridden", plan.rules[decision.rule].rule)
+
+
+def _holds(rows: tuple[int, ...], row: int) -> bool:
+    """Whether a sorted tuple has a row."""
+    position = bisect_left(rows, row)
+    return position < len(rows) and rows[position] == row

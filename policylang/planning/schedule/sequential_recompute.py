@@ -1,0 +1,86 @@
+"""What a plan comes to where a block is run again as it was recorded, operator by operator, until the backward has all.
+
+Nothing is left out on the way: what is not saved runs, whether or not the backward asks for its value, up to the last
+operator that leaves something for the backward. What a rule saves is therefore kept wherever a second run would reach
+it, and nowhere else: behind that point no one reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from attrs import evolve
+
+from policylang.graph.facts import Facts, Flag
+from policylang.planning.liveness import Needs
+from policylang.planning.plan import Decision
+from policylang.planning.storage import GETITEM, storage_roots
+
+_VIEW = int(Flag.VIEW)
+_MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
+_WRITES = int(Flag.WRITES)
+_REPEATABLE = int(Flag.REPEATABLE)
+_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_NOTHING: Mapping[int, int] = {}
+
+
+def replayed_needs(
+    facts: Facts,
+    decisions: Sequence[Decision | None],
+    reach: int,
+    unchanged: Collection[int] = (),
+    inner: Mapping[int, int] = _NOTHING,
+) -> Needs:
+    """``reach``: the first row that a second run does not come to; ``unchanged``: those that give their argument as it
+    is, and have nothing of their own to keep; ``inner``: those that run inside an operator, and that operator's row.
+
+    What runs inside an operator runs again with it, and is not held by itself: where the operator is saved, it is in
+    neither list. A saved view is kept with the memory it looks into; a view of an input costs nothing and is simply
+    taken again.
+    """
+    roots = storage_roots(facts)
+    saved: dict[int, None] = {}
+    recomputed: list[int] = []
+    for row in facts.forward:
+        if row >= reach:
+            break
+        recomputes = _recomputes(decisions[inner.get(row, row)])
+        if row in inner and not recomputes:
+            continue
+        if recomputes or (row in unchanged and roots[row] not in saved):
+            recomputed.append(row)
+        elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row) and not _writes_outside(facts, row):
+            saved[row] = None
+    return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
+
+
+def _recomputes(decision: Decision | None) -> bool:
+    return decision is None or decision.action is None or decision.action.recomputes
+
+
+def kept_rows(facts: Facts, needs: Needs) -> frozenset[int]:
+    """Of the saved rows, those whose value has to be held: not the views of another saved value, which are taken again.
+
+    A row that writes in place belongs to its memory's first row, and is held with it.
+    """
+    roots = storage_roots(facts)
+    saved = frozenset(needs.saved)
+    return frozenset(
+        row for row in needs.saved if roots[row] == row or roots[row] not in saved or not facts.flags[row] & _VIEW
+    )
+
+
+def with_returned(needs: Needs, facts: Facts) -> Needs:
+    """With what the block returns, which the next one's checkpoint holds as its input."""
+    returned = tuple(row for row in facts.forward if facts.flags[row] & _FORWARD_OUTPUT)
+    return evolve(needs, inputs=needs.inputs, saved=(*needs.saved, *returned))
+
+
+def _writes_outside(facts: Facts, row: int) -> bool:
+    """Whether what it gives is memory from outside the block, which it wrote to."""
+    return facts.flags[row] & (_WRITES | _REPEATABLE) == _WRITES
+
+
+def _is_tuple(facts: Facts, row: int) -> bool:
+    """Whether it is the operator whose pieces are rows of their own."""
+    return bool(facts.flags[row] & _MULTI_OUTPUT) and facts.targets[row] != GETITEM

@@ -1,0 +1,211 @@
+"""Why a selector matched nothing: what each part of it matched on its own, and what is near it in this graph."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+from policylang.graph.facts import Facts, InputKind
+from policylang.language.figures import figure
+from policylang.language.formatting.unparse import block_set_words, nth, position_words
+from policylang.language.resolution import prelude
+from policylang.language.syntax import (
+    Annotated,
+    Chain,
+    ChainOf,
+    CrossesCut,
+    Difference,
+    Everything,
+    Feeding,
+    InBlock,
+    InModule,
+    Intersection,
+    Is,
+    Match,
+    Operator,
+    Ordinal,
+    Predicate,
+    Reference,
+    Scope,
+    Selector,
+    Step,
+    Union,
+    Where,
+)
+from policylang.language.walk import predicates
+from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.predicates import ORIGINS
+from policylang.planning.selection.selectors import Selections, children
+
+_MOST_PARTS = 12
+_MOST_ANNOTATIONS = 6
+_KIND_WORDS = {InputKind.PARAMETER: "a parameter", InputKind.BUFFER: "a buffer", InputKind.USER: "the user's"}
+
+
+def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
+    """One line a part, innermost first: ``mm: 224 nodes``, ``in encoder.*: 0 of them; nearest module paths: …``."""
+    lines: list[str] = []
+    for part in _parts(selector, selections):
+        count = len(selections.rows(part))
+        line = f"{part_label(part)}: {_count(part, count)}"
+        if not count:
+            line += _hint(part, selections)
+        if line not in lines:
+            lines.append(line)
+    if len(lines) > _MOST_PARTS:
+        lines[_MOST_PARTS - 1 :] = [f"… and {len(lines) - _MOST_PARTS + 1} more parts"]
+    return tuple(lines)
+
+
+def _parts(selector: Selector, selections: Selections) -> list[Selector]:
+    """The sub-trees in order of evaluation. A name that stands for something is one part; one that stands for nothing
+    here is taken apart in its turn, the groups that every policy knows excepted."""
+    order: list[Selector] = []
+    stack: list[tuple[Selector, bool]] = [(selector, False)]
+    while stack:
+        part, ready = stack.pop()
+        if ready or (isinstance(part, Reference) and _is_one_part(part, selections)):
+            order.append(part)
+            continue
+        stack.append((part, True))
+        stack.extend((child, False) for child in reversed(children(part, selections.lets)))
+    return order
+
+
+def _is_one_part(name: Reference, selections: Selections) -> bool:
+    of_the_prelude = selections.lets[name.name].span.source.name == prelude.NAME
+    return of_the_prelude or bool(selections.rows(name))
+
+
+def _count(part: Selector, count: int) -> str:
+    if isinstance(part, InModule | InBlock | Where | Ordinal):
+        return f"{count} of them"
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def part_label(part: Selector) -> str:
+    if isinstance(part, Everything):
+        return "everything"
+    if isinstance(part, Reference):
+        return part.name
+    if isinstance(part, Operator):
+        return part.text
+    if isinstance(part, InModule):
+        return f"{'outside' if part.outside else 'in'} {part.glob}"
+    if isinstance(part, InBlock):
+        return f"{'outside' if part.outside else 'in'} {block_set_words(part.which)}"
+    if isinstance(part, Where):
+        return f"where {_one_line(part.predicate.span.text)}"
+    if isinstance(part, Ordinal):
+        return _ordinal(part)
+    if isinstance(part, Chain):
+        return f"chain {part.direction}"
+    if isinstance(part, ChainOf):
+        return "chain" if part.cut is None else f"chain {part.cut}"
+    if isinstance(part, Step):
+        return f"{part.direction} of"
+    if isinstance(part, Feeding):
+        return "fed by" if part.reverse else "feeding"
+    words = {Union: "or", Intersection: "and", Difference: "except"}
+    return words[type(part)]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _ordinal(part: Ordinal) -> str:
+    start = "" if part.start is None else f" from {nth(part.start)}"
+    per = "" if part.scope is None else f" per {part.scope.value}"
+    return f"{position_words(part)}{start}{per}"
+
+
+def _hint(part: Selector, selections: Selections) -> str:
+    if isinstance(part, InModule):
+        return nearest_paths_hint(part.glob, selections.facts)
+    blocks = len(selections.blocks.names)
+    if isinstance(part, InBlock) and blocks:
+        return f"; the graph has {blocks} blocks"
+    if isinstance(part, InBlock) or (isinstance(part, Ordinal) and part.scope is Scope.BLOCK and not blocks):
+        return "; the graph has no blocks"
+    if isinstance(part, Where):
+        return "".join(_test_hint(test, selections) for test in predicates(part.predicate))
+    return ""
+
+
+def _test_hint(test: Predicate, selections: Selections) -> str:
+    if isinstance(test, Match) and test.property == "module" and test.op == "==":
+        return nearest_paths_hint(test.pattern, selections.facts)
+    if isinstance(test, Is) and test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds:
+        return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
+    if isinstance(test, Annotated):
+        return _annotations_hint(selections.facts)
+    return _cuts_hint(test, selections.cuts)
+
+
+def _annotations_hint(facts: Facts) -> str:
+    """The annotations that there are, the most frequent first."""
+    if not facts.annotations:
+        return "; what is annotated is not known of this graph: its snapshot is older than that"
+    counts = Counter(name for row in facts.forward for name in facts.annotations[row])
+    if not counts:
+        return "; no forward node is annotated"
+    shown = [f"{name} ({count})" for name, count in counts.most_common(_MOST_ANNOTATIONS)]
+    more = "" if len(counts) <= _MOST_ANNOTATIONS else f", and {len(counts) - _MOST_ANNOTATIONS} more"
+    return f"; annotations of forward nodes: {', '.join(shown)}{more}"
+
+
+def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
+    """How much there is to cut, beside the size of stage that was asked for."""
+    if not isinstance(test, CrossesCut):
+        return ""
+    count = len(cuts.positions(test.size.value))
+    found = "no cut" if not count else "1 cut" if count == 1 else f"{count} cuts"
+    return f"; the forward makes {figure(cuts.produced, 'bytes')} and has {found}"
+
+
+def nearest_paths_hint(glob: str, facts: Facts) -> str:
+    near = nearest_paths(glob, facts)
+    if not near:
+        return "; no node of the graph has a module path"
+    return f"; nearest module paths: {', '.join(near)}"
+
+
+def nearest_paths(glob: str, facts: Facts, count: int = 3) -> tuple[str, ...]:
+    """The module paths most like a glob: one of each family of paths that differ in numbers alone."""
+    families = _families(facts.modules)
+    wanted = _numberless(glob.strip("/"))
+    scored = sorted(
+        ((-_likeness(wanted, family), order, path) for order, (family, path) in enumerate(families.items())),
+    )
+    return tuple(path for _, _, path in scored[:count])
+
+
+def _families(modules: Iterable[str]) -> dict[str, str]:
+    """Paths and their ancestors with numbers blanked out → the first path of each kind, in graph order."""
+    families: dict[str, str] = {}
+    seen: set[str] = set()
+    for path in modules:
+        if not path or path in seen:
+            continue
+        seen.add(path)
+        components = path.split(".")
+        for depth in range(1, len(components) + 1):
+            ancestor = ".".join(components[:depth])
+            families.setdefault(_numberless(ancestor), ancestor)
+    return families
+
+
+def _numberless(path: str) -> str:
+    return re.sub(r"(?<![^.])(\d+|\*|\[[^\]]*\]|\{[^}]*\})(?![^.])", "*", path)
+
+
+def _likeness(wanted: str, family: str) -> float:
+    """How like the glob the last components of a path are, as many as the glob has; a longer path loses ties."""
+    components = family.split(".")
+    length = wanted.count(".") + 1
+    tail = ".".join(components[-length:])
+    ratio = SequenceMatcher(None, wanted, tail, autojunk=False).ratio()
+    return (ratio if len(components) >= length else ratio / 2) - 0.001 * len(components)

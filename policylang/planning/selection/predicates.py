@@ -1,0 +1,214 @@
+"""``where`` clauses: a predicate tree becomes one function from a row to a truth value.
+
+A comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul) is false,
+whatever the operator; ``not`` turns it into true.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+from policylang.graph.blocks import Blocks, is_one_block
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, Flag, InputKind
+from policylang.language.globs import NameGlob, PathGlob
+from policylang.language.syntax import And, Annotated, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.planning.selection.cuts import Cuts
+from policylang.planning.storage import GETITEM
+
+Test = Callable[[int], bool]
+Amount = Callable[[int], float | None]
+
+COMPARISONS: dict[Comparison, Callable[[float, float], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+_FLAGS = {
+    "feeds backward": Flag.FEEDS_BACKWARD,
+    "is random": Flag.RANDOM,
+    "is multi_output": Flag.MULTI_OUTPUT,
+    "recorded saved": Flag.RECORDED_SAVED,
+}
+ORIGINS = {
+    "from parameter": InputKind.PARAMETER,
+    "from buffer": InputKind.BUFFER,
+    "from input": InputKind.USER,
+    "gathered parameter": InputKind.PARAMETER,
+    "gathered buffer": InputKind.BUFFER,
+    "gathered input": InputKind.USER,
+}
+"""Predicates about the one graph input that a value is made of, and its kind."""
+GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
+# Memory that a flat graph makes, writes and finishes within the forward runs again as a whole: in-place dropout.
+_MUTATED = int(Flag.WRITES | Flag.READS_MUTATED)
+_REPEATABLE = int(Flag.REPEATABLE)
+_VIEW = int(Flag.VIEW)
+_RETURNED = int(Flag.FORWARD_OUTPUT)
+
+
+def compile_predicate(predicate: Predicate, facts: Facts, blocks: Blocks, chains: Chains, cuts: Cuts) -> Test:
+    """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest."""
+    if isinstance(predicate, Not):
+        inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts)
+        return lambda row: not inner(row)
+    if isinstance(predicate, And):
+        tests = [compile_predicate(part, facts, blocks, chains, cuts) for part in predicate.parts]
+        return lambda row: all(test(row) for test in tests)
+    if isinstance(predicate, Or):
+        tests = [compile_predicate(part, facts, blocks, chains, cuts) for part in predicate.parts]
+        return lambda row: any(test(row) for test in tests)
+    if isinstance(predicate, Compare):
+        return _compare(predicate, facts)
+    if isinstance(predicate, Match):
+        return _match(predicate, facts)
+    if isinstance(predicate, CrossesCut):
+        crossing = cuts.crossing(predicate.size.value)
+        return lambda row: bool(crossing[row])
+    if isinstance(predicate, Annotated):
+        return _annotated(predicate.name, facts)
+    return _is(predicate, facts, blocks, chains)
+
+
+def forward_users(facts: Facts, row: int) -> list[int]:
+    """The forward calls that read a row; a backward node or the graph's output is not one."""
+    mask = facts.forward_mask
+    return [user for user in facts.users[row] if mask[user]]
+
+
+def _compare(predicate: Compare, facts: Facts) -> Test:
+    amount = _amount(predicate, facts)
+    compare = COMPARISONS[predicate.op]
+    limit = predicate.value.value
+
+    def test(row: int) -> bool:
+        value = amount(row)
+        return value is not None and compare(value, limit)
+
+    return test
+
+
+def _amount(predicate: Compare, facts: Facts) -> Amount:
+    quantity = predicate.quantity
+    if quantity == "bytes":
+        return facts.bytes.__getitem__
+    if quantity == "numel":
+        return facts.numel.__getitem__
+    if quantity == "flops":
+        return facts.flops.__getitem__
+    if quantity == "inputs":
+        return lambda row: len(facts.inputs[row])
+    if quantity == "users":
+        return lambda row: len(forward_users(facts, row))
+    if quantity == "group_size":
+        return lambda row: _group_size(facts, row)
+    if quantity == "ndim":
+        return lambda row: None if (shape := facts.shapes[row]) is None else len(shape)
+    index = predicate.index or 0
+    return lambda row: _extent(facts.shapes[row], index)
+
+
+def _extent(shape: tuple[int, ...] | None, index: int) -> int | None:
+    if shape is None or not -len(shape) <= index < len(shape):
+        return None
+    return shape[index]
+
+
+def _group_size(facts: Facts, row: int) -> int | None:
+    """Of a collective and of the wait that follows it."""
+    group = facts.groups.get(facts.group_names[facts.owners[row]])
+    return None if group is None else group.size
+
+
+def _match(predicate: Match, facts: Facts) -> Test:
+    """Each distinct value is matched once: a graph has many nodes and few dtypes, devices and modules."""
+    wanted = predicate.op == "=="
+    matches = _matcher(predicate)
+    column: Sequence[str]
+    if predicate.property == "dtype":
+        column = facts.dtypes
+    elif predicate.property == "device":
+        column = facts.devices
+    elif predicate.property == "module":
+        column = facts.modules
+    else:
+        column = facts.targets
+    present = _PRESENT[predicate.property]
+    known: dict[str, bool] = {}
+
+    def test(row: int) -> bool:
+        value = column[row]
+        answer = known.get(value)
+        if answer is None:
+            answer = known[value] = present(value) and matches(value) == wanted
+        return answer
+
+    return test
+
+
+_PRESENT: dict[str, Callable[[str], bool]] = {
+    "dtype": bool,
+    "device": bool,
+    "overload": lambda target: bool(split_target(target)[2]),
+    "module": lambda path: True,  # the empty path is the root module
+}
+
+
+def _matcher(predicate: Match) -> Callable[[str], bool]:
+    if predicate.property == "module":
+        return PathGlob(predicate.pattern).matches
+    name = NameGlob(predicate.pattern).matches
+    if predicate.property == "device":
+        return lambda device: name(device) or name(device.partition(":")[0])
+    if predicate.property == "overload":
+        return lambda target: name(split_target(target)[2])
+    return name
+
+
+def split_target(target: str) -> tuple[str, str, str]:
+    """``aten.mm.default`` as namespace, name and overload; the overload is empty where there is none."""
+    namespace, _, rest = target.partition(".")
+    name, _, overload = rest.partition(".")
+    return namespace, name, overload
+
+
+def _annotated(name: str, facts: Facts) -> Test:
+    """Tracing loses what is set on a piece of a tuple, and keeps what is set on the operator that returns it."""
+    annotations, owners = facts.annotations, facts.owners
+    if not annotations:
+        return lambda row: False
+    return lambda row: name in annotations[row] or name in annotations[owners[row]]
+
+
+def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
+    name = predicate.name
+    kind = ORIGINS.get(name)
+    if kind is not None:
+        made, gathered = chains.made_of(kind), chains.gathered_mask if name in GATHERED else None
+        return lambda row: bool(made[row]) and (gathered is None or bool(gathered[row]))
+    if name == "crosses block":
+        block_of = blocks.block_of
+        if blocks.alone is not None or is_one_block(blocks, facts):  # what the graph returns, other blocks read
+            return lambda row: bool(facts.flags[row] & _RETURNED)
+        return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
+    if name == "is view":
+        return lambda row: _is_view(facts, row)
+    if name == "user tagged":
+        tags, owners = facts.user_tags, facts.owners
+        return lambda row: tags[row] is not None or tags[owners[row]] is not None
+    if name == "is mutated":
+        return lambda row: bool(facts.flags[row] & _MUTATED) and not facts.flags[row] & _REPEATABLE
+    flag = int(_FLAGS[name])  # a plain integer: the enumeration's own operators cost ten times as much
+    flags = facts.flags
+    return lambda row: bool(flags[row] & flag)
+
+
+def _is_view(facts: Facts, row: int) -> bool:
+    """A piece of a view, such as of a split, is one too."""
+    piece = facts.targets[row] == GETITEM and bool(facts.inputs[row])
+    return bool(facts.flags[facts.inputs[row][0] if piece else row] & _VIEW)

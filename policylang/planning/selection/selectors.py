@@ -1,0 +1,210 @@
+"""What the selectors of a policy denote on a graph: sorted lists of forward rows, each worked out once.
+
+Every form costs at most one pass over the nodes and edges it touches. Operators are looked up by name in
+``Facts.by_target``: a pattern is matched once per distinct operator, never per node. Equal sub-trees, wherever in a
+policy they stand, are evaluated once; so is a ``let``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attrs import fields
+
+from policylang.graph.blocks import Blocks
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts
+from policylang.language.globs import NameGlob, PathGlob
+from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
+from policylang.language.syntax import (
+    Chain,
+    ChainOf,
+    Difference,
+    Everything,
+    Feeding,
+    InBlock,
+    InModule,
+    Intersection,
+    Let,
+    Operator,
+    Ordinal,
+    Reference,
+    Selector,
+    Step,
+    Union,
+    Where,
+    Word,
+)
+from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.ordinals import choose, chosen_blocks, effective_scope, group_keys
+from policylang.planning.selection.predicates import compile_predicate, split_target
+from policylang.planning.selection.rowsets import difference, intersection, mask_of, members, union
+
+_CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
+
+
+def operator_matcher(operator: Operator) -> Callable[[str], bool]:
+    """Whether a full operator name is one that ``operator`` names.
+
+    Without a namespace: of any but Python's own functions, or ``add`` would count additions of sizes.
+    """
+    name = NameGlob(operator.name)
+    namespace = None if operator.namespace is None else NameGlob(operator.namespace)
+    overload = None if operator.overload is None else NameGlob(operator.overload)
+
+    def matches(target: str) -> bool:
+        target_namespace, target_name, target_overload = split_target(target)
+        return (
+            name.matches(target_name)
+            and (target_namespace != PLAIN_FUNCTIONS if namespace is None else namespace.matches(target_namespace))
+            and (overload is None or overload.matches(target_overload))
+        )
+
+    return matches
+
+
+def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...]:
+    """The selectors a selector is made of; of a reference, what its ``let`` stands for."""
+    if isinstance(selector, Everything | Operator | Word):
+        return ()
+    if isinstance(selector, Reference):
+        return (lets[selector.name].selector,)
+    if isinstance(selector, Union):
+        return selector.parts
+    if isinstance(selector, Intersection | Difference | Feeding):
+        return (selector.left, selector.right)
+    if isinstance(selector, ChainOf) and selector.marker is not None:
+        return (selector.selector, selector.marker)
+    return (selector.selector,)
+
+
+class Selections:
+    """The sets that the selectors of one policy denote on one graph."""
+
+    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: Blocks, chains: Chains) -> None:
+        self.facts = facts
+        self.lets = lets
+        self.blocks = blocks
+        self.chains = chains
+        self.cuts = Cuts(facts, chains)
+        self._numbers: dict[int, int] = {}  # id of a tree node -> number of its equivalence class
+        self._classes: dict[tuple[object, ...], int] = {}
+        self._rows: list[list[int]] = []  # by class
+        self._alive: list[Selector] = []  # keeps the ids in _numbers from being used again
+
+    def rows(self, selector: Selector) -> list[int]:
+        """The forward rows a resolved selector denotes, in graph order. The list is shared: do not change it.
+
+        The walk keeps its own stack: a policy's ``let`` lines may refer to each other to any depth.
+        """
+        numbers = self._numbers
+        stack: list[tuple[Selector, bool]] = [(selector, False)]
+        while stack:
+            node, ready = stack.pop()
+            if id(node) in numbers:
+                continue
+            parts = children(node, self.lets)
+            if not ready:
+                stack.append((node, True))
+                stack.extend((part, False) for part in reversed(parts))
+                continue
+            self._evaluate_once(node, [numbers[id(part)] for part in parts])
+        return self._rows[numbers[id(selector)]]
+
+    def _evaluate_once(self, node: Selector, parts: list[int]) -> None:
+        own = (getattr(node, f.name) for f in fields(type(node)) if f.eq and f.name not in _CHILD_FIELDS)
+        key = (type(node), *own, *parts)
+        number = self._classes.get(key)
+        if number is None:
+            number = self._classes[key] = len(self._rows)
+            self._rows.append(self.evaluate(node, [self._rows[part] for part in parts]))
+        self._numbers[id(node)] = number
+        self._alive.append(node)
+
+    def evaluate(self, node: Selector, parts: list[list[int]]) -> list[int]:
+        """What one node of a tree denotes where its parts denote these rows: one pass, and nothing is remembered."""
+        facts, length = self.facts, len(self.facts)
+        if isinstance(node, Everything):
+            return facts.forward
+        if isinstance(node, Operator):
+            return self._operator(node)
+        if isinstance(node, Reference):
+            return parts[0]
+        if isinstance(node, InModule):
+            return self._in_module(node, parts[0])
+        if isinstance(node, InBlock):
+            return self._in_block(node, parts[0])
+        if isinstance(node, Ordinal):
+            scope = effective_scope(node.scope, bool(self.blocks.names))
+            return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
+        if isinstance(node, Where):
+            test = compile_predicate(node.predicate, facts, self.blocks, self.chains, self.cuts)
+            return [row for row in parts[0] if test(row)]
+        if isinstance(node, Union):
+            return union(parts, facts.forward, length)
+        if isinstance(node, Intersection):
+            return intersection(parts[0], parts[1], length)
+        if isinstance(node, Difference):
+            return difference(parts[0], parts[1], length)
+        if isinstance(node, Feeding):
+            return self._feeding(node, parts[0], parts[1])
+        if isinstance(node, Step):
+            return self._step(node, parts[0])
+        if isinstance(node, Chain):
+            return self._chain(node, parts[0])
+        if isinstance(node, ChainOf):
+            return self._chain_of(node, parts)
+        raise TypeError(f"`{node.text}` has not been resolved")
+
+    def _operator(self, node: Operator) -> list[int]:
+        matches = operator_matcher(node)
+        found = [rows for target, rows in self.facts.by_target.items() if matches(target)]
+        return union(found, self.facts.forward, len(self.facts))
+
+    def _in_module(self, node: InModule, rows: list[int]) -> list[int]:
+        glob = PathGlob(node.glob)
+        modules = self.facts.modules
+        known: dict[str, bool] = {}
+        kept: list[int] = []
+        for row in rows:
+            path = modules[row]
+            inside = known.get(path)
+            if inside is None:
+                inside = known[path] = glob.covers(path)
+            if inside is not node.outside:
+                kept.append(row)
+        return kept
+
+    def _in_block(self, node: InBlock, rows: list[int]) -> list[int]:
+        block_of = self.blocks.block_of
+        # The extra last entry answers for -1, "outside every block".
+        chosen = [*chosen_blocks(node.which, len(self.blocks.names)), False]
+        return [row for row in rows if chosen[block_of[row]] is not node.outside]
+
+    def _feeding(self, node: Feeding, left: list[int], right: list[int]) -> list[int]:
+        neighbours = self.facts.inputs if node.reverse else self.facts.users
+        mask = mask_of(right, len(self.facts))
+        return [row for row in left if any(mask[other] for other in neighbours[row])]
+
+    def _step(self, node: Step, rows: list[int]) -> list[int]:
+        neighbours = self.facts.users if node.direction == "users" else self.facts.inputs
+        mask = bytearray(len(self.facts))
+        for row in rows:
+            for other in neighbours[row]:
+                mask[other] = 1
+        return members(mask, self.facts.forward)
+
+    def _chain(self, node: Chain, rows: list[int]) -> list[int]:
+        if node.direction == "after":
+            return self.chains.after(rows)
+        before = self.chains.before(rows)
+        if node.direction == "before":
+            return before
+        return union([before, rows, self.chains.after(rows)], self.facts.forward, len(self.facts))
+
+    def _chain_of(self, node: ChainOf, parts: list[list[int]]) -> list[int]:
+        if node.cut == "after":
+            return self.chains.after_marker(parts[0], parts[1])
+        if node.cut == "before":
+            return self.chains.before_marker(parts[0], parts[1])
+        return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))

@@ -1,0 +1,169 @@
+"""Reports of what is at hand: a plan and its audit, a graph, a compiled model, a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from policylang.graph.facts import GraphKind
+from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.syntax import Action
+from policylang.planning.edits.data import Rewrites
+from policylang.planning.plan import Decision as Planned
+from policylang.planning.plan import Plan, RuleOutcome, Why
+from policylang.planning.storage import storage_roots
+from policylang.report.combine import combined
+from policylang.report.data import (
+    AuditReport,
+    Decision,
+    ExpectationReport,
+    Report,
+    RuleReport,
+    Values,
+    report_from_dict,
+)
+from policylang.report.edits import rewrite_reports
+
+if TYPE_CHECKING:
+    from policylang.audit.joint import Audit
+
+__all__ = ["Report", "partition_report", "plan_report", "report_from_dict", "report_on"]
+
+_HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
+
+
+def report_on(subject: Any) -> Report:
+    """See :func:`policylang.report`."""
+    from policylang.api.report import reports_for
+
+    return combined(reports_for(subject))
+
+
+def plan_report(plan: Plan) -> Report:
+    """Of a graph that is planned and not partitioned: decisions and rules, no bytes. Of a half: its rewrites."""
+    report = _report(plan, None)
+    if plan.facts.kind not in _HALVES:
+        return report
+    operators = sum(op == "call_function" and plan.facts.owners[row] == row for row, op in enumerate(plan.facts.ops))
+    return evolve(
+        report, half=plan.facts.kind.value, operators=operators, forward_nodes=0, blocks=0, decisions={}, undecided=0
+    )
+
+
+def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Rewrites] | None = None) -> Report:
+    """Of a graph that was partitioned after a plan, with what the audit found in the two halves.
+
+    ``halves``: what was rewritten in the ``forward`` and the ``backward`` once they were apart.
+    """
+    report = _report(plan, audit)
+    later = (rewrite_reports(plan.policy, rewrites, half) for half, rewrites in (halves or {}).items())
+    return evolve(report, rewrites=report.rewrites + tuple(each for half in later for each in half))
+
+
+def _report(plan: Plan, audit: Audit | None) -> Report:
+    facts = plan.facts
+    owned = [row for row in facts.forward if facts.owners[row] == row]
+    costs = _Costs(plan, audit)
+    return Report(
+        policy=plan.policy.name,
+        forward_nodes=len(owned),
+        blocks=len(plan.block_names),
+        decisions=_decisions(plan),
+        rules=tuple(_rule(outcome, costs, index) for index, outcome in enumerate(plan.rules)),
+        undecided=sum(_why(plan, row) is Why.UNDECIDED for row in owned),
+        undecided_fate=plan.undecided,
+        saved=Values(audit.saved, audit.saved_bytes) if audit else None,
+        recomputed=Values(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
+        offloaded=Values(audit.offloaded, audit.offloaded_bytes) if audit else None,
+        forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
+        undecided_saved_bytes=audit.saved_bytes - sum(costs.saved) if audit else None,
+        rewrites=rewrite_reports(plan.policy, plan.rewrites),
+        expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
+        warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
+        notes=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),
+        audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,
+        digest=plan.digest,
+    )
+
+
+def _decisions(plan: Plan) -> dict[str, Decision]:
+    """One object a distinct decision, as the plan has it: a graph may have a million nodes."""
+    known: dict[Planned, Decision] = {}
+    found: dict[str, Decision] = {}
+    for row in plan.facts.forward:
+        planned = plan.decisions[row]
+        if planned is None:
+            continue
+        if planned not in known:
+            rule = None if planned.rule is None else plan.policy.rules[planned.rule].source
+            known[planned] = Decision(word(planned.action), rule, planned.reason)
+        found[plan.facts.names[row]] = known[planned]
+    return found
+
+
+def word(action: Action | None) -> str:
+    """An action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
+    return "auto" if action is None else action.name.lower()
+
+
+def _why(plan: Plan, row: int) -> Why | None:
+    planned = plan.decisions[row]
+    return None if planned is None else planned.why
+
+
+class _Costs:
+    """What each rule's saved values keep alive and its recomputed ones cost; zeros without an audit.
+
+    Memory that values of several rules look into counts for the first of them in graph order.
+    """
+
+    def __init__(self, plan: Plan, audit: Audit | None) -> None:
+        self.known = audit is not None
+        self.saved = [0] * len(plan.rules)
+        self.flops = [0] * len(plan.rules)
+        self.offloaded = [0] * len(plan.rules)
+        if audit is None:
+            return
+        facts = plan.facts
+        roots = storage_roots(facts)
+        taken: set[int] = set()
+        for name in audit.saved:
+            row = facts.index[name]
+            root = roots[row]
+            if root in taken or facts.ops[root] != "call_function":
+                continue
+            taken.add(root)
+            self._add(self.saved, plan, row, facts.bytes[root])
+        for name in audit.recomputed:
+            row = facts.index[name]
+            self._add(self.flops, plan, row, facts.flops[row])
+        for name in audit.offloaded:
+            row = facts.index[name]
+            self._add(self.offloaded, plan, row, facts.bytes[row])
+
+    @staticmethod
+    def _add(amounts: list[int], plan: Plan, row: int, amount: int) -> None:
+        planned = plan.decisions[row]
+        if planned is not None and planned.rule is not None:
+            amounts[planned.rule] += amount
+
+
+def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
+    return RuleReport(
+        source=outcome.rule.source,
+        text=outcome.rule.text,
+        matched=len(outcome.matched),
+        decided=len(outcome.decided),
+        overridden=sum(outcome.overridden_by.values()),
+        kept_by_user=outcome.kept_by_user,
+        saved_bytes=costs.saved[index] if costs.known else None,
+        recomputed_flops=costs.flops[index] if costs.known else None,
+        offloaded_bytes=costs.offloaded[index] if costs.known else None,
+    )
+
+
+def _sentence(diagnostic: Diagnostic) -> str:
+    where = f"{diagnostic.span.location}: " if diagnostic.span else ""
+    return f"{where}{diagnostic.message} ({diagnostic.code})"

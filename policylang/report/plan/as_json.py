@@ -1,0 +1,65 @@
+"""A breakdown as a machine reads it: one JSON document with a version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import asdict
+
+from policylang.language.diagnostics import Diagnostic
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
+from policylang.planning.inspection.marginal_cost import Worth
+from policylang.report.diagnostics import render_json
+
+VERSION = 1
+
+
+def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic]) -> str:
+    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0."""
+    plan = found.plan
+    margins = {each.rule: each for each in worth}
+    document = {
+        "version": VERSION,
+        "policy": plan.policy.name,
+        "digest": plan.digest,
+        "forward_flops": found.forward_flops,
+        "with": _scenario(found.under),
+        "without": _scenario(found.without),
+        "rules": [
+            {
+                "source": outcome.rule.source,
+                "text": outcome.rule.text,
+                "matched": len(outcome.matched),
+                "decided": len(outcome.decided),
+                "worth": _worth(margins.get(index)),
+            }
+            for index, outcome in enumerate(plan.rules)
+        ],
+        "expectations": [asdict(each) for each in plan.expectations],
+        "groups": [_group(found, group) for group in found.groups],
+        "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _scenario(scenario: Scenario) -> dict[str, Any]:
+    return {**asdict(scenario.amounts), "peak": asdict(scenario.peak)}
+
+
+def _worth(margin: Worth | None) -> dict[str, Any] | None:
+    if margin is None:
+        return None
+    plain = asdict(margin)
+    del plain["rule"]
+    return {**plain, "verdict": margin.verdict, "flops_per_gib": margin.flops_per_gib}
+
+
+def _group(found: Breakdown, group: BlockGroup) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "blocks": [found.plan.block_names[block] for block in group.blocks],
+        **asdict(group.amounts),
+        "values": [asdict(entry) for entry in group.entries],
+    }

@@ -1,0 +1,167 @@
+"""What the page of a plan is drawn from: plain columns, one entry a forward value, ready for JSON."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from attrs import asdict
+
+from policylang.language.source import Source, Span
+from policylang.language.syntax import Policy
+from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
+from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.plan import Plan, Why
+from policylang.report.assemble import word
+
+
+def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
+    """``graph`` is what the page calls the graph. Lines count from 1, all else from 0."""
+    plan = found.plan
+    rows = [row for row in plan.facts.forward if plan.decisions[row] is not None]
+    sources = _sources(plan.policy)
+    return {
+        "policy": plan.policy.name,
+        "graph": graph,
+        "kind": plan.facts.kind.value,
+        "torch": plan.facts.torch_version,
+        "digest": plan.digest,
+        "total_nodes": len(plan.facts),
+        "forward_flops": found.forward_flops,
+        "undecided": plan.undecided,
+        "under": _scenario(found.under),
+        "without": _scenario(found.without),
+        "memory": _memory(found),
+        "groups": [
+            {"label": group.label, "times": group.times, "amounts": asdict(group.amounts), "blocks": group.blocks}
+            for group in found.groups
+        ],
+        "entries": [[asdict(entry) for entry in group.entries] for group in found.groups],
+        "blocks": plan.block_names,
+        "sources": [{"name": source.name, "lines": _lines(source)} for source in sources],
+        "rules": _rules(plan, worth, sources, rows),
+        "expectations": [asdict(outcome) for outcome in plan.expectations],
+        "nodes": _nodes(found, rows),
+    }
+
+
+def _scenario(scenario: Scenario) -> dict[str, Any]:
+    return {"amounts": asdict(scenario.amounts), "peak": asdict(scenario.peak)}
+
+
+def _lines(source: Source) -> list[str]:
+    return [line.removesuffix("\r") for line in source.text.split("\n")]
+
+
+def _sources(policy: Policy) -> list[Source]:
+    """Every file that a statement of the policy stands in, the user's before those of the bundled library."""
+    spans: list[Span] = [rule.span for rule in policy.rules]
+    spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
+    spans += [each.span for each in (*policy.rewrites, *policy.expectations)]
+    found = dict.fromkeys(span.source for span in spans if span.source.text)
+    return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
+
+
+def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: Sequence[int]) -> list[dict[str, Any]]:
+    place = {row: at for at, row in enumerate(rows)}
+    of_file = {source: at for at, source in enumerate(sources)}
+    margins = {each.rule: each for each in worth}
+    rules = []
+    for index, outcome in enumerate(plan.rules):
+        span, margin = outcome.rule.span, margins.get(index)
+        rules.append(
+            {
+                "text": outcome.rule.text,
+                "action": word(outcome.rule.action),
+                "source": outcome.rule.source,
+                "file": of_file.get(span.source, -1),
+                "line": span.line,
+                "end": span.end_line,
+                "matched": [place[row] for row in outcome.matched if row in place],
+                "decided": len(outcome.decided),
+                "worth": None if margin is None else _worth(margin),
+            }
+        )
+    return rules
+
+
+def _worth(margin: Worth) -> dict[str, Any]:
+    return {
+        "saved_bytes": margin.saved_bytes,
+        "recomputed_flops": margin.recomputed_flops,
+        "peak_bytes": margin.peak_bytes,
+        "verdict": margin.verdict,
+        "flops_per_gib": margin.flops_per_gib,
+    }
+
+
+def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
+    plan, facts = found.plan, found.plan.facts
+    place = {row: at for at, row in enumerate(rows)}
+    decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
+    return {
+        "name": [facts.names[row] for row in rows],
+        "operator": _coded(operator_of(facts, row) for row in rows),
+        "module": _coded(facts.modules[row] or facts.modules[facts.owners[row]] for row in rows),
+        "shape": _coded("×".join(map(str, facts.shapes[row] or ())) for row in rows),
+        "dtype": _coded(facts.dtypes[row] for row in rows),
+        "bytes": [facts.bytes[row] for row in rows],
+        "flops": [facts.flops[row] for row in rows],
+        "block": [plan.block_of[row] if plan.block_names else -1 for row in rows],
+        "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
+        "fate": _coded(found.fates[row] or "" for row in rows),
+        "action": _coded(word(decision.action) for decision in decisions),
+        "rule": [-1 if decision.rule is None else decision.rule for decision in decisions],
+        "always": [int(decision.why is Why.ALWAYS) for decision in decisions],
+        "reason": _coded(decision.reason for decision in decisions),
+    }
+
+
+def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
+    """A column with few distinct values: those, and for each row the number of its own."""
+    known: dict[Hashable, int] = {}
+    codes = [known.setdefault(value, len(known)) for value in values]
+    return {"values": list(known), "codes": codes}
+
+
+def _memory(found: Breakdown) -> dict[str, Any]:
+    """Both timelines over the same axis: the operators in the order in which they run for the first time.
+
+    Where values are computed again before an operator runs, its moment shows the most that was alive on the way.
+    """
+    facts = found.plan.facts
+    both = (found.under.timeline, found.without.timeline)
+    halves: dict[int, int] = {}
+    for timeline in both:
+        for step, row in enumerate(timeline.rows):
+            if not timeline.again[step]:
+                halves.setdefault(row, timeline.backward[step])
+    flat = facts.kind.value == "flat"
+    axis = sorted(halves, key=lambda row: (0 if flat else halves[row], row))
+    place = {row: at for at, row in enumerate(axis)}
+    curves = [_curve(timeline.rows, timeline.live, timeline.again, place, timeline.resident) for timeline in both]
+    return {
+        "names": [facts.names[row] for row in axis],
+        "backward": [halves[row] for row in axis],
+        "block": [found.plan.block_of[row] if found.plan.block_names else -1 for row in axis],
+        "resident": found.under.timeline.resident,
+        "under": curves[0],
+        "without": curves[1],
+    }
+
+
+def _curve(rows: Sequence[int], live: Sequence[int], again: bytes, place: dict[int, int], resident: int) -> list[int]:
+    moments = array("q", [-1]) * len(place)
+    most = 0
+    for step, row in enumerate(rows):
+        most = max(most, live[step])
+        if not again[step]:
+            moments[place[row]] = most
+            most = 0
+    before = resident
+    for at, moment in enumerate(moments):
+        if moment < 0:
+            moments[at] = before
+        before = moments[at]
+    return list(moments)

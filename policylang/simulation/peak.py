@@ -1,0 +1,40 @@
+"""The memory that a step is expected to need at its worst: the highest points of its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts
+from policylang.simulation.memory import Timeline, simulate
+
+
+@frozen
+class Peak:
+    """Bytes; ``forward`` and ``backward`` are the worst moments of each half, and ``at`` the node of the worse one."""
+
+    forward: int
+    backward: int
+    at: str
+
+    @property
+    def bytes(self) -> int:
+        return max(self.forward, self.backward)
+
+
+def estimate_peak(facts: Facts, recomputed: Sequence[int], offloaded: Sequence[int] = ()) -> Peak:
+    """The worst moments of forward and backward, with the ``recomputed`` rows run a second time and the ``offloaded``
+    ones on the host in between."""
+    return peak_of(simulate(facts, recomputed, offloaded), facts)
+
+
+def peak_of(timeline: Timeline, facts: Facts) -> Peak:
+    """The worst moments; what is resident where one half has no step."""
+    worst, at = [timeline.resident, timeline.resident], [-1, -1]
+    for step, live in enumerate(timeline.live):
+        half = timeline.backward[step]
+        if live > worst[half]:
+            worst[half], at[half] = live, step
+    step = at[0] if worst[0] >= worst[1] else at[1]
+    return Peak(worst[0], worst[1], facts.names[timeline.rows[step]] if step >= 0 else "")

@@ -1,0 +1,239 @@
+"""The private names of torch that the eager checkpoint stands on, one function each, and why. See also ``aot.py``.
+
+Supported: torch 2.11 to the newest; seen to run on 2.13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _python_dispatch, weak
+
+WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
+"""By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python half
+of a tensor that C++ keeps."""
+
+DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
+"""What sees every operator below autograd. Torch documents it, under a private path."""
+
+
+def ignored_operators() -> frozenset[Any]:
+    """Operators that torch's selective checkpoint does not count: autograd asks for them as often as it likes."""
+    from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+    return frozenset(SAC_IGNORED_OPS)
+
+
+def graph_being_traced() -> fx.Graph | None:
+    """The graph that ``make_fx`` is writing at the moment; None outside of a trace."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return None if mode is None else getattr(mode.tracer, "graph", None)
+
+
+def detached(value: Any) -> Any:
+    """A tensor of the same memory and version counter without a history, also below autograd.
+
+    There, where dispatch modes run, a plain ``detach`` begins a version counter of its own.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return value.detach()
+
+
+def outside_of_modes() -> Any:
+    """A context in which no dispatch mode is active: what runs there is nothing of the program's."""
+    return _python_dispatch._disable_current_modes()
+
+
+def active_modes() -> list[Any]:
+    """The dispatch modes that see what runs here. Autograd carries them into the threads of a backward."""
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def is_wrapper_class(kind: type) -> bool:
+    """Whether tensors of a class are made of tensors and say which: DTensor does. Of a tensor torch is asked itself."""
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def storage_address(tensor: torch.Tensor) -> int | None:
+    """Which memory a plain tensor lies in, the same after FSDP has let it go and filled it again; None without any."""
+    if tensor.layout is not torch.strided:
+        return None
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor made of tensors
+        return None
+
+
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a plain tensor lies in: itself, or the indices and values of a sparse one; nothing that is known of others.
+
+    Private because ``indices()`` and ``values()`` are refused where a sparse tensor may name an element twice.
+    """
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
+def storage_is_freed(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a plain tensor has been let go under it, as FSDP does with gathered weights."""
+    return tensor.numel() > 0 and tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """How large the memory is that a plain tensor lies in; 0 without any."""
+    if tensor.layout is not torch.strided:
+        return 0
+    try:
+        return int(tensor.untyped_storage().nbytes())
+    except NotImplementedError:  # a tensor made of tensors
+        return 0
+
+
+def is_of_fsdp(hook: object) -> bool:
+    """Whether a module's hook was put there by ``fully_shard``: such hooks gather weights and let them go.
+
+    Private because they are methods of a class that torch does not name in public.
+    """
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
+def version(value: torch.Tensor) -> int:
+    """How often the memory of a tensor has been written to."""
+    return int(value._version)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def default_generator(device: torch.device) -> torch.Generator | None:
+    """The generator that an operator on a device draws from if it is given none; None for a device without one."""
+    if device.type == "cpu":
+        return torch.default_generator
+    generators = getattr(torch.get_device_module(device), "default_generators", None)
+    if not generators:
+        return None
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    generator: torch.Generator = generators[index]
+    return generator
+
+
+def clear_cast_weights() -> None:
+    """Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
+    torch.clear_autocast_cache()
+
+
+def transformed() -> bool:
+    """Whether the model runs inside ``vmap`` or another transformation of ``torch.func``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def differentiated_by_transform() -> bool:
+    """Whether one of the active transformations is a reverse-mode derivative: ``grad``, ``vjp``, ``jacrev``."""
+    grad = torch._C._functorch.TransformType.Grad
+    return any(each.key() == grad for each in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def forward_derivatives() -> bool:
+    """Whether operators may be asked for forward-mode derivatives at the moment (``forward_ad.dual_level``)."""
+    return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
+def being_compiled() -> bool:
+    """Whether ``torch.compile``, or a trace of ours, runs the model at the moment, in any of its passes."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
+
+
+def checkpoints_are_tagged() -> bool:
+    """Whether checkpoints are not carried out at the moment: ``trace_step`` only tags what they hold."""
+    import torch.utils.checkpoint as library
+
+    names = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+    found = next((getattr(library, name) for name in names if hasattr(library, name)), None)
+    return bool(getattr(found, "__module__", library.__name__) != library.__name__)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
+    return is_wrapped_by_compiler(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
+    """Which of some modules had ``.compile()`` called on them: their positions. Cheap, since every call asks."""
+    return tuple([at for at, module in enumerate(modules) if "_compiled_call_impl" in module.__dict__])
+
+
+def compiled_around() -> tuple[Any, str]:
+    """The operator that Dynamo makes of a checkpoint that it finds in what it compiles, and the key of the metadata of
+    its first argument, a graph, under which it keeps the checkpoint's ``context_fn``.
+
+    Private because such graphs are meant for PyTorch's own compilers.
+    """
+    return torch.ops.higher_order.tag_activation_checkpoint, "_checkpoint_context_fn"
+
+
+def runs_in_graph(context: object) -> bool:
+    """Whether the operator of :func:`compiled_around` runs, and no trace, as it enters the first of its contexts.
+
+    From torch 2.12 it sets an attribute on that; and it preserves the metadata of nodes, which else only traces do.
+    """
+    from torch.fx.traceback import has_preserved_node_meta
+
+    if hasattr(context, "ac_graph_id"):
+        return True
+    return bool(has_preserved_node_meta()) and graph_being_traced() is None and not being_compiled()
+
+
+def saved_tensor_hooks() -> Any:
+    """The pair that autograd gives what it saves to at the moment; None outside of all such hooks.
+
+    Private because ``torch.autograd.graph.saved_tensors_hooks`` only puts pairs in place.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def remove_saved_tensor_hooks() -> None:
+    """Take away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def restore_saved_tensor_hooks(pair: Any) -> None:
+    torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
+    """Whether a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return bool(isinstance(module, OptimizedModule))
+
+
+def compiler_of(module: torch.nn.Module) -> Any:
+    """The backend of ``torch.compile`` that a compiled module was given; None where it cannot be told.
+
+    Private because ``module.compile()`` keeps it in the closure of a function alone.
+    """
+    from policylang.torch_compat.aot import backend_behind, backend_of
+
+    function = getattr(module, "_compiled_call_impl", None)
+    if function is None:
+        return backend_of(module)
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
+    return backend_behind(cells["callback"].cell_contents) if "callback" in cells else None

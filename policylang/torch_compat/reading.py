@@ -1,0 +1,197 @@
+"""The private names of torch that reading a graph stands on, one function each, and why. See also ``aot.py``.
+
+Descriptors of graph inputs and outputs (``torch._functorch._aot_autograd.descriptors``) were seen in 2.11 to 2.15. They
+are told apart by class name, so that a version that adds one, or lacks one, needs no change here.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+
+# The classes that operators are instances of have no public name; `torch.ops` only hands out their instances.
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+_GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
+_SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
+_BASES = ("base", "base_of")
+
+
+def schema_of(operator: Any) -> Any:
+    """What an operator takes and returns, names and aliases included; None for what has no schema.
+
+    No public attribute holds it. Seen as ``OpOverload._schema`` in 2.11 to 2.15.
+    """
+    return getattr(operator, "_schema", None)
+
+
+def described_input(desc: Any) -> tuple[str, str, int | None]:
+    """What a graph input's descriptor says: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
+    name of a parameter or buffer, and the position among the traced function's inputs where that is all there is.
+
+    A part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from.
+    """
+    desc = underlying_input(desc)
+    kind = type(desc).__name__
+    if kind in ("ParamAOTInput", "BufferAOTInput"):
+        return ("parameter" if kind == "ParamAOTInput" else "buffer"), desc.target, None
+    if kind == "PlainAOTInput":
+        return "user", "", desc.idx
+    return ("tangent" if kind == "TangentAOTInput" else "other"), "", None
+
+
+def underlying_input(desc: Any) -> Any:
+    """The descriptor of the whole input that a part of a tensor subclass, or the base of a view, belongs to."""
+    while True:
+        inner = next((found for name in _BASES if (found := getattr(desc, name, None)) is not None), None)
+        if inner is None or not type(inner).__name__.endswith("AOTInput"):
+            return desc
+        desc = inner
+
+
+def mutated_input(desc: Any) -> Any:
+    """The descriptor of the input that an output's value is copied into after the graph has run; None for others.
+
+    An input whose metadata alone changes (``MetadataMutationAOTOutput``) is not written to.
+    """
+    kind = type(desc).__name__
+    if kind in ("SubclassGetAttrAOTOutput", "SubclassSizeAOTOutput", "SubclassStrideAOTOutput"):
+        return mutated_input(desc.base)
+    return desc.mutated_input if kind == "InputMutationAOTOutput" else None
+
+
+def differentiated_input(desc: Any) -> Any:
+    """The descriptor of the input that an output is the gradient of; None for others."""
+    while type(desc).__name__.startswith("Subclass"):
+        desc = desc.base
+    return desc.grad_of if type(desc).__name__ == "GradAOTOutput" else None
+
+
+def is_backward_output(desc: Any) -> bool:
+    """Whether a joint graph's output belongs to its backward half."""
+    while type(desc).__name__.startswith("Subclass"):
+        desc = desc.base
+    return type(desc).__name__ in _GRADIENTS
+
+
+def is_saved_output(desc: Any) -> bool:
+    """Whether an output of a partition's forward half is there for the backward half alone."""
+    return type(desc).__name__ in _SAVED
+
+
+@cache
+def side_effect_functions() -> frozenset[Any]:
+    """The functions that torch's own dead-code elimination spares; empty where the set has moved."""
+    import torch.fx.node as node
+
+    return frozenset(getattr(node, "_side_effectful_functions", ()))
+
+
+def running_dynamo_inputs() -> list[torch.fx.Node]:
+    """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling.
+
+    AOTAutograd tells a partitioner only the position of an input that Dynamo lifted. The tracing context lists every
+    tensor that Dynamo has looked at, those that the graph does not take included; what it takes is known to the
+    running translator alone. Not imported for that: where nobody has, nothing is being compiled.
+    """
+    translating = sys.modules.get("torch._dynamo.symbolic_convert")
+    if translating is None:
+        return []
+    try:
+        return list(translating.InstructionTranslator.current_tx().output.placeholders)
+    except AttributeError:  # none is running in this thread
+        return []
+
+
+def input_source(placeholder: torch.fx.Node) -> tuple[str, bool]:
+    """Of an input of a graph from Dynamo: its source expression, and whether it is a ``Parameter``.
+
+    Private because Dynamo hangs the source on the node itself. Empty for an input without one, or that is no tensor.
+    """
+    source, value = getattr(placeholder, "_dynamo_source", None), input_value(placeholder)
+    name = _source_name(source) if source is not None and isinstance(value, torch.Tensor) else ""
+    return name, isinstance(value, torch.nn.Parameter)
+
+
+def input_value(placeholder: torch.fx.Node) -> Any:
+    """What Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
+    return placeholder.meta.get("example_value")
+
+
+def has_data_symbol(value: Any) -> bool:
+    """Whether a size, or a size of a tensor, is a symbol that stands for data (``item()``) rather than for an input's
+    size. Not private, but undocumented."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if isinstance(value, torch.Tensor | torch.SymInt):
+        return bool(free_unbacked_symbols(value))
+    return False
+
+
+def own_rank() -> int | None:
+    """This process's global rank; None where torch.distributed is not set up."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return int(torch.distributed.get_rank())
+
+
+def outside_of_modes() -> AbstractContextManager[Any]:
+    """Within, no mode of a trace is active; fake tensors still act under their own.
+
+    Private because torch has no public way out of the modes around a call: a graph may be changed while the
+    ``FakeTensorMode`` of another trace is on, and torch mixes no two.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    found: AbstractContextManager[Any] = _disable_current_modes()
+    return found
+
+
+def group_ranks(name: str) -> tuple[int, ...]:
+    """The global ranks of the process group that a collective names; empty where it is not known here.
+
+    Private because functional collectives name a group by a string and there is no public way back.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return ()
+    import torch.distributed.distributed_c10d as c10d
+
+    try:
+        group = c10d._resolve_process_group(name)
+        return tuple(torch.distributed.get_process_group_ranks(group))
+    except (AttributeError, KeyError, RuntimeError, ValueError, LookupError):
+        return ()
+
+
+def name_of_group(value: Any) -> str:
+    """The name of a process group that a call passes as itself; empty for anything else.
+
+    A group is an object of Python's or, where an operator of ``c10d`` is dispatched, TorchScript's box around one,
+    which has a way back that is not documented. A box of another kind (a reduction) has none.
+    """
+    name = getattr(value, "group_name", None)
+    if name is None and isinstance(value, torch.ScriptObject) and torch.distributed.is_available():
+        try:
+            name = torch.distributed.ProcessGroup.unbox(value).group_name
+        except (AttributeError, RuntimeError):
+            return ""
+    return name if isinstance(name, str) else ""
+
+
+def compute_operators() -> frozenset[str]:
+    """``namespace.name`` of PyTorch's compute-intensive operators (``get_default_op_list``)."""
+    from torch._functorch.partitioners import get_default_op_list
+
+    return frozenset(str(packet) for packet in get_default_op_list().compute_intensive_ops)
+
+
+def _source_name(source: Any) -> str:
+    """A method up to 2.11, a property since."""
+    name = source.name
+    return str(name() if callable(name) else name)

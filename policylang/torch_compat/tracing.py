@@ -1,0 +1,224 @@
+"""The private names of torch that tracing a step stands on, one function each, and why. See also ``aot.py``.
+
+Supported: torch 2.11 to the newest; seen to run on 2.13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import fx
+
+from policylang.graph.facts import InputKind
+
+
+def tree_flatten(tree: object) -> tuple[list[Any], Any]:
+    """Leaves and structure. The public ``torch.utils.pytree`` has no readable text for a structure."""
+    from torch.utils import _pytree
+
+    leaves, spec = _pytree.tree_flatten(tree)
+    return leaves, spec
+
+
+def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
+    from torch.utils import _pytree
+
+    return _pytree.tree_unflatten(leaves, spec)
+
+
+def tree_paths(tree: object) -> list[str]:
+    """Where each leaf lies, ``[0]['ids']``."""
+    from torch.utils import _pytree
+
+    leaves, _ = _pytree.tree_flatten_with_path(tree)
+    return [_pytree.keystr(path) for path, _leaf in leaves]
+
+
+def is_wrapper_subclass(value: object) -> bool:
+    """Whether it is a tensor made of tensors that says which (``__tensor_flatten__``): a DTensor, say."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return bool(is_traceable_wrapper_subclass(value))
+
+
+def fake_tensor_mode() -> Any:
+    """Tensors with shapes and no data. Sizes that depend on data become symbols; real constants are let in."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+
+def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
+    """Announces a trace: higher-order operators look the fake mode up there."""
+    from torch._guards import TracingContext, tracing
+
+    context: AbstractContextManager[Any] = tracing(TracingContext(fake_mode))
+    return context
+
+
+def functionalized() -> AbstractContextManager[Any]:
+    """Under it, operators on tensors made by :func:`to_functional` are traced as functional ones.
+
+    The way AOTAutograd traces a joint graph. ``torch.func.functionalize`` will not do: it is a functorch level, and
+    ``torch.autograd.grad`` does not see through it.
+    """
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+    mode: AbstractContextManager[Any] = FunctionalTensorMode()
+    return mode
+
+
+def below_functionalization() -> AbstractContextManager[Any]:
+    """Keeps the dispatcher's functionalization key, which the mode sets where it wants it, from acting on its own."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(keys)
+    return guard
+
+
+def to_functional(value: torch.Tensor) -> torch.Tensor:
+    """Call under :func:`functionalized`."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    functional: torch.Tensor = FunctionalTensor.to_functional(value)
+    return functional
+
+
+def from_functional(value: torch.Tensor) -> torch.Tensor:
+    """The traced value; of a functional tensor that was never written to, the very one it was made from."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return value.from_functional() if isinstance(value, FunctionalTensor) else value
+
+
+@contextmanager
+def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replaces the one door to the autograd engine, behind both ``torch.autograd.grad`` and ``Tensor.backward``."""
+    doors = (torch.autograd, torch.autograd.graph)
+    originals: list[Any] = [getattr(door, "_engine_run_backward", None) for door in doors]
+    if originals[0] is None or originals[0] is not originals[1]:
+        raise ImportError(
+            f"torch {torch.__version__} has no `torch.autograd._engine_run_backward`; "
+            "policylang traces backward passes with torch 2.11 and later"
+        )
+    replacement = wraps(originals[0])(wrap(originals[0]))
+    for door in doors:
+        door._engine_run_backward = replacement
+    try:
+        yield
+    finally:
+        for door in doors:
+            door._engine_run_backward = originals[0]
+
+
+def sequence_number(grad_fn: Any) -> int:
+    """The number that a backward function shares with the forward operator that made it: ``node.meta["seq_nr"]``."""
+    return int(grad_fn._sequence_nr())
+
+
+def gradient_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
+    """What ``register_hook`` was given, in order; there is no public way to ask."""
+    return list((getattr(parameter, "_backward_hooks", None) or {}).values())
+
+
+def accumulation_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
+    """What ``register_post_accumulate_grad_hook`` was given, in order."""
+    return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
+
+
+@contextmanager
+def checkpoint_replaced(
+    non_reentrant: Callable[..., Iterator[None]], reentrant: Callable[..., object]
+) -> Iterator[None]:
+    """Replaces what ``torch.utils.checkpoint.checkpoint`` does around the function that it is given.
+
+    ``non_reentrant(function, preserve_rng_state, context_fn, ...)`` is a generator that yields where the function
+    runs; ``reentrant(function, preserve_rng_state, *args)`` runs it. Replacing these two rather than ``checkpoint``
+    reaches the callers that imported it by name.
+    """
+    import torch.utils.checkpoint as library
+
+    def with_arguments(function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, **rest: Any) -> Any:
+        return non_reentrant(function, preserve_rng_state, **rest)
+
+    generator, stand_in_generator = "_checkpoint_without_reentrant_generator", non_reentrant
+    if hasattr(library, f"{generator}_impl"):  # from 2.15 the other one only calls it
+        generator, stand_in_generator = f"{generator}_impl", with_arguments
+    names = (generator, "CheckpointFunction")
+    missing = [name for name in names if not hasattr(library, name)]
+    if missing:
+        raise ImportError(
+            f"torch {torch.__version__} has no `{'`, `'.join(missing)}` in torch.utils.checkpoint; "
+            "policylang reads checkpoint regions with torch 2.11 and later"
+        )
+    originals = [getattr(library, name) for name in names]
+    stand_in = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
+    for name, value in zip(names, (stand_in_generator, stand_in), strict=True):
+        setattr(library, name, value)
+    try:
+        yield
+    finally:
+        for name, value in zip(names, originals, strict=True):
+            setattr(library, name, value)
+
+
+def rename_node(node: fx.Node, name: str) -> None:
+    """Names a node as nearly so as its graph's other names allow; setting ``Node.name`` does not look at them."""
+    node._rename(name)
+    if node.op == "placeholder":
+        node.target = node.name
+
+
+def input_descriptor(kind: InputKind, name: str, position: int) -> object:
+    """What AOTAutograd writes under ``node.meta["desc"]`` of a graph input, so that every reader finds it there."""
+    from torch._functorch._aot_autograd import descriptors
+
+    if kind is InputKind.USER:
+        plain: object = descriptors.PlainAOTInput(position)
+        return plain
+    named: object = (descriptors.ParamAOTInput if kind is InputKind.PARAMETER else descriptors.BufferAOTInput)(name)
+    return named
+
+
+def fake_mode_of(values: Sequence[Any]) -> Any | None:
+    """The mode of the fake tensors among the values: a model without data is traced in the mode it was made in."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+
+
+def fake_tensors(mode: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Stand-ins of the same shapes, without gradient. Memory that is shared stays shared. Call under the mode."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    detached = [value.detach() for value in values]
+    return [v if isinstance(v, FakeTensor) else mode.from_tensor(v, static_shapes=True) for v in detached]
+
+
+def data_dependence_errors() -> tuple[type[Exception], ...]:
+    """What a trace without data raises where Python asks for a value, or for a size that depends on one."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Under it ``torch.compiler.is_compiling()`` is true: models then take the path without data-dependent shortcuts.
+
+    The flag has no public setter; ``torch.compile`` sets it for as long as it compiles.
+    """
+    name = "_is_compiling_flag"
+    if not hasattr(torch.compiler, name):
+        raise ImportError(f"torch {torch.__version__} has no `torch.compiler.{name}`; policylang traces with it set")
+    before = getattr(torch.compiler, name)
+    setattr(torch.compiler, name, True)
+    try:
+        yield
+    finally:
+        setattr(torch.compiler, name, before)

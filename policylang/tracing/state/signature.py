@@ -1,0 +1,160 @@
+"""What a step was traced for, and whether a call brings the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from policylang.torch_compat.tracing import tree_flatten, tree_paths
+from policylang.tracing.problems import BATCH_CHANGED, MODEL_CHANGED, problem
+from policylang.tracing.state.model_state import ModelState
+
+_MOST_DIFFERENCES = 8
+
+
+@frozen
+class TensorKind:
+    """All that a graph is specialised to in one of its inputs."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> TensorKind:
+        return cls(tuple(value.shape), value.dtype, value.device)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
+
+
+@frozen(eq=False)
+class BatchSignature:
+    """The structure of a batch; of each tensor its kind, of every other leaf its value, which the graph holds."""
+
+    spec: Any
+    paths: tuple[str, ...]
+    kinds: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, batch: tuple[Any, ...]) -> BatchSignature:
+        leaves, spec = tree_flatten(batch)
+        return cls(spec, tuple(tree_paths(batch)), tuple(_kind(leaf) for leaf in leaves))
+
+    def described(self) -> list[tuple[str, str]]:
+        """Where each leaf lies and what it is, for people."""
+        return [(f"input{path}", _text(kind)) for path, kind in zip(self.paths, self.kinds, strict=True)]
+
+    def tensors(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The tensors of a batch, in order. Raises PolicyGraphError if it is not what was traced."""
+        leaves, spec = tree_flatten(batch)
+        if spec != self.spec:
+            self._refuse_structure(batch)
+        differences = [
+            f"input{path}: traced with {_text(kind)}, called with {_text(_kind(leaf))}"
+            for path, kind, leaf in zip(self.paths, self.kinds, leaves, strict=True)
+            if not _same(kind, leaf)
+        ]
+        if differences:
+            raise problem(
+                BATCH_CHANGED,
+                "the batch is not the one this step was traced for",
+                help="trace one step for each shape, or pad the batch to the traced shape",
+                details=_first(differences),
+            )
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def _refuse_structure(self, batch: tuple[Any, ...]) -> None:
+        came = tree_paths(batch)
+        raise problem(
+            BATCH_CHANGED,
+            f"the batch has another structure than the one this step was traced for: {_count(len(self.paths), 'leaf')} "
+            f"then, {_count(len(came), 'leaf')} now",
+            help="pass what `trace_step` was given after `loss_fn`, in the same order and with the same keys",
+            details=[f"traced: {_listed(self.paths)}", f"called: {_listed(came)}"],
+        )
+
+
+@frozen(eq=False)
+class ModelSignature:
+    """Of a model: what parameters and buffers it has, which need a gradient, and which modules are in train mode."""
+
+    kinds: dict[str, TensorKind]
+    requires_grad: tuple[bool, ...]
+    modes: dict[str, bool]
+    attributes: tuple[str, ...]
+    """The plain attributes among ``kinds``."""
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, state: ModelState) -> ModelSignature:
+        kinds = {name: TensorKind.of(value) for name, value in zip(state.names, state.tensors, strict=True)}
+        needs = tuple(value.requires_grad for value in state.tensors)
+        modes = {path: module.training for path, module in model.named_modules()}
+        return cls(kinds, needs, modes, tuple(state.attributes))
+
+    def check(self, model: torch.nn.Module, state: ModelState) -> None:
+        """Raises PolicyGraphError if the graph no longer is the model's."""
+        now = ModelSignature.of(model, state)
+        if now.kinds == self.kinds and now.requires_grad == self.requires_grad and now.modes == self.modes:
+            return
+        raise problem(
+            MODEL_CHANGED,
+            "the model has changed since this step was traced, and the graph has not",
+            help="trace the step again, or undo the change",
+            details=_first(self._differences(now)),
+        )
+
+    def _differences(self, now: ModelSignature) -> list[str]:
+        found = [f"`{name}`: gone" for name in self.kinds if name not in now.kinds]
+        for name, kind in now.kinds.items():
+            before = self.kinds.get(name)
+            if before is None:
+                found.append(f"`{name}`: new")
+            elif before != kind:
+                found.append(f"`{name}`: traced with {before}, now {kind}")
+        if not found:
+            for name, needed, needs in zip(self.kinds, self.requires_grad, now.requires_grad, strict=True):
+                if needed != needs:
+                    found.append(f"`{name}`: traced {_needs(needed)}, now {_needs(needs)}")
+        for path, training in self.modes.items():
+            if now.modes.get(path, training) != training:
+                found.append(f"`{path or 'the model'}`: traced in {_mode(training)}, now in {_mode(not training)}")
+        return found or ["its modules are others"]
+
+
+def _kind(leaf: Any) -> Any:
+    return TensorKind.of(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _same(kind: Any, leaf: Any) -> bool:
+    if isinstance(kind, TensorKind):
+        return isinstance(leaf, torch.Tensor) and kind == TensorKind.of(leaf)
+    return leaf is kind or (type(leaf) is type(kind) and bool(leaf == kind))
+
+
+def _text(kind: Any) -> str:
+    return str(kind) if isinstance(kind, TensorKind) else f"the {type(kind).__name__} `{kind!r}`"
+
+
+def _needs(requires_grad: bool) -> str:
+    return "with a gradient" if requires_grad else "without one"
+
+
+def _mode(training: bool) -> str:
+    return "train mode" if training else "eval mode"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else 'leaves'}"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(f"input{path}" for path in _first(list(paths))) or "nothing"
+
+
+def _first(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_DIFFERENCES
+    return lines if more <= 0 else [*lines[:_MOST_DIFFERENCES], f"and {more} more"]
