@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policylang.report.data import Report
+    from policylang.audit.summary.data import Report
 
 _PUBLIC = {
     "apply": "policylang.api.apply",
-    "backend": "policylang.backends.torch_compile.backend",
+    "backend": "policylang.api.compile",
     "check": "policylang.api.check",
-    "checkpoint_model": "policylang.backends.eager.checkpoint",
-    "context_fn": "policylang.backends.eager.checkpoint",
+    "checkpoint_model": "policylang.api.checkpoint",
+    "context_fn": "policylang.api.checkpoint",
     "load": "policylang.api.load",
     "parse": "policylang.api.load",
     "partition": "policylang.api.apply",
-    "partitioner": "policylang.backends.torch_compile.custom_partitioner",
+    "partitioner": "policylang.api.compile",
     "pass_": "policylang.backends.hooks.inductor_pass",
     "recompilable": "policylang.backends.joint.recompilable_forward",
     "PolicyAuditError": "policylang.errors",
@@ -51,7 +51,7 @@ def report(subject: Any) -> Report:
 
     Raises ``PolicyGraphError`` for anything else, and where no policy has acted yet.
     """
-    from policylang.report.assemble import report_on
+    from policylang.api.report import report_on
 
     return report_on(subject)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.report.diagnostics import render_text
+from policylang.language.shown import as_text
 
 
 class PolicyError(Exception):
@@ -13,7 +13,7 @@ class PolicyError(Exception):
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
-        super().__init__(render_text(self.diagnostics))
+        super().__init__(as_text(self))
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.diagnostics,)

@@ -18,10 +18,10 @@ from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint
 
 import policylang
+from policylang.audit.summary.data import Report
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Policy
-from policylang.report.data import Report
 from tests.graph.captured import facts_of_model
 from tests.support.compiled import Trained, assert_bitwise_equal, train
 from tests.support.models import ZOO, Example, counter, gpt2, llama, mixtral, mlp, square_loss

@@ -13,6 +13,14 @@ from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import render_text
 
+PolicyLike = Policy | str | os.PathLike[str]
+"""A policy, or the path of one."""
+
+
+def loaded(policy: PolicyLike) -> Policy:
+    """A policy as it is, or loaded from its path as :func:`load` does."""
+    return policy if isinstance(policy, Policy) else load(policy)
+
 
 def load(path: str | os.PathLike[str]) -> Policy:
     """Load a policy file, or a bundled policy by its bare name.

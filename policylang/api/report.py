@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import fx, nn
 
+from policylang.audit.summary.assemble import partition_report, plan_report
+from policylang.audit.summary.combine import combined
+from policylang.audit.summary.data import Report
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.session import Session
 from policylang.backends.graph_registry import halves_of, outcome_of, plan_of
@@ -14,8 +17,11 @@ from policylang.backends.joint import refusals
 from policylang.backends.torch_compile.backend import graphs_of
 from policylang.backends.torch_compile.custom_partitioner import PolicyPartitioner, reports_of
 from policylang.errors import PolicyGraphError
-from policylang.report.assemble import partition_report, plan_report
-from policylang.report.data import Report
+
+
+def report_on(subject: Any) -> Report:
+    """See :func:`policylang.report`."""
+    return combined(reports_for(subject))
 
 
 def reports_for(subject: Any) -> list[Report]:

@@ -14,17 +14,17 @@ from torch.optim import Optimizer
 from policylang.backends import graph_registry
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
+from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.state.model_state import check_hooks, read_state
 from policylang.tracing.state.optimizer import OptimizerSignature, OptimizerState
 from policylang.tracing.state.signature import BatchSignature, ModelSignature
-from policylang.tracing.state.subclasses import put_together, take_apart
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from policylang.audit.summary.assemble import Report
     from policylang.language.syntax import Policy
-    from policylang.report.assemble import Report
 
 
 def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimizer | None = None) -> TracedStep:

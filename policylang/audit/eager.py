@@ -18,7 +18,7 @@ from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.sequential_recompute import kept_rows
 from policylang.torch_compat.eager import storage_address, strided_parts
-from policylang.tracing.state.subclasses import take_apart
+from policylang.torch_compat.subclasses import take_apart
 
 OTHER_BYTES = "APL409"
 

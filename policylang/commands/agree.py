@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 
 if TYPE_CHECKING:
     from policylang.language.syntax import Policy

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import add_path
 
 NAME = "check"

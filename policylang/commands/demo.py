@@ -15,7 +15,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 
 if TYPE_CHECKING:
     from policylang.commands.small_llama.comparison import Comparison

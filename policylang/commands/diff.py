@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import add_graph, add_path
 
 NAME = "diff"

@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 
 if TYPE_CHECKING:
     from policylang.api.format import Formatting

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 
 NAME = "import"
 SUMMARY = "make a snapshot of a graph recorded as JSON"

@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import add_graph
 
 NAME = "import-torchtitan"

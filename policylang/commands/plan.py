@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import add_graph, add_path
 
 if TYPE_CHECKING:

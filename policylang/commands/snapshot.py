@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 
 NAME = "snapshot"
 SUMMARY = "write the facts of a graph to a file"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 
 NAME = "test"
 SUMMARY = "run policy tests"

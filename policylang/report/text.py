@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from policylang.audit.summary.data import Report, RewriteReport, RuleReport, Values
 from policylang.language.figures import figure
-from policylang.report.data import Report, RuleReport, Values
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
 _LABEL = 12
+_MOST_REASONS = 4
 _LONGEST_RULE = 72
 
 
@@ -71,6 +73,31 @@ def _figures(report: Report) -> str:
     if report.from_cache:
         lines.append(_line("cache", "served from torch's compile cache; planned and audited when it was compiled"))
     return "\n".join(lines)
+
+
+def rewrite_lines(report: RewriteReport) -> list[str]:
+    """As a person reads it: what was done, then what was left and why."""
+    source = report.source.replace("\\", "/").rsplit("/", 1)[-1]
+    where = f" in the {report.half}" if report.half else ""
+    lines = [f"{source} {report.text}{where}: {_what(report)}"]
+    lines += [f"  {note}" for note in report.notes]
+    reasons = Counter(left.reason for left in report.left)
+    for reason, count in reasons.most_common(_MOST_REASONS):
+        first = next(left for left in report.left if left.reason == reason)
+        more = f" and {count - 1} more" if count > 1 else ""
+        lines.append(f"  left: {' → '.join(first.collectives)}{more}: {reason}")
+    if len(reasons) > _MOST_REASONS:
+        rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_MOST_REASONS))
+        lines.append(f"  left: {rest} more, for {len(reasons) - _MOST_REASONS} other reasons")
+    return lines
+
+
+def _what(report: RewriteReport) -> str:
+    if not report.done:
+        return "nothing to rewrite" if not report.left else "nothing rewritten"
+    fewer = f"{report.gone:,} {'collective' if report.gone == 1 else 'collectives'} fewer"
+    how = "proven" if report.proven else "checked"
+    return f"{report.done:,} rewritten, {fewer}, each {how} on {report.ranks} ranks"
 
 
 def _audit(report: Report) -> list[str]:

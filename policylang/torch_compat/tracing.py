@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
-
-from policylang.graph.facts import InputKind
 
 
 def tree_flatten(tree: object) -> tuple[list[Any], Any]:
@@ -173,14 +171,14 @@ def rename_node(node: fx.Node, name: str) -> None:
         node.target = node.name
 
 
-def input_descriptor(kind: InputKind, name: str, position: int) -> object:
+def input_descriptor(kind: Literal["user", "parameter", "buffer"], name: str, position: int) -> object:
     """What AOTAutograd writes under ``node.meta["desc"]`` of a graph input, so that every reader finds it there."""
     from torch._functorch._aot_autograd import descriptors
 
-    if kind is InputKind.USER:
+    if kind == "user":
         plain: object = descriptors.PlainAOTInput(position)
         return plain
-    named: object = (descriptors.ParamAOTInput if kind is InputKind.PARAMETER else descriptors.BufferAOTInput)(name)
+    named: object = (descriptors.ParamAOTInput if kind == "parameter" else descriptors.BufferAOTInput)(name)
     return named
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
 from policylang.language.syntax import Policy
+from policylang.torch_compat.subclasses import SubclassLayout, take_apart
 from policylang.torch_compat.tracing import (
     compiling,
     fake_mode_of,
@@ -32,7 +33,6 @@ from policylang.tracing.marks.current_meta import without_leaks
 from policylang.tracing.problems import trace_failure
 from policylang.tracing.state.model_state import ModelState
 from policylang.tracing.state.optimizer import OptimizerState
-from policylang.tracing.state.subclasses import Layout, take_apart
 from policylang.tracing.whole_step import WholeStep
 from policylang.tracing.writes import check_writes
 
@@ -44,7 +44,7 @@ class Captured:
     """A flat graph: parameters, buffers, the batch's and the optimizer's tensors in, the loss and the gradients out."""
 
     gm: fx.GraphModule
-    outputs: tuple[Layout, ...]
+    outputs: tuple[SubclassLayout, ...]
     gradients: tuple[str, ...]
     """The parameter of each output after the first."""
     mutated: tuple[str, ...]
@@ -109,7 +109,7 @@ def _trace(
 
 
 def _inputs(
-    state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[Layout]
+    state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[SubclassLayout]
 ) -> list[GraphInput]:
     """One for every plain tensor; the parts of a tensor share its name."""
     whole = [

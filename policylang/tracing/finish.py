@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 from torch import fx
@@ -17,6 +17,7 @@ from policylang.tracing.marks.module_paths import FORWARD_STACK, STACK
 
 _LEAKS = ("recompute", "ac_graph_id", STACK, FORWARD_STACK)
 """What a backward node may have of the surroundings of the call that made it, and is not about it."""
+_WORDS: dict[InputKind, Literal["user", "parameter"]] = {InputKind.USER: "user", InputKind.PARAMETER: "parameter"}
 
 
 @frozen
@@ -78,4 +79,4 @@ def _name_inputs(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
     for position, (node, described) in enumerate(zip(graph.find_nodes(op="placeholder"), inputs, strict=True)):
         prefix = "" if described.kind is InputKind.USER else f"{described.kind.name.lower()}_"
         rename_node(node, prefix + described.name)
-        node.meta["desc"] = input_descriptor(described.kind, described.name, position)
+        node.meta["desc"] = input_descriptor(_WORDS.get(described.kind, "buffer"), described.name, position)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-import policylang
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.tracing import data_dependence_errors
@@ -23,7 +23,8 @@ ALIASED_MUTATION = "APL366"
 OPTIMIZER = "APL367"
 OUTSIDE_WRITE = "APL368"
 
-_LIBRARIES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, policylang))
+_TORCH, _OURS = Path(str(torch.__file__)).resolve().parent, Path(__file__).resolve().parents[1]
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (_TORCH, _OURS))
 
 
 def problem(code: str, message: str, help: str | None = None, details: Sequence[str] = ()) -> PolicyGraphError:

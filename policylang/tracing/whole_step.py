@@ -12,6 +12,7 @@ from torch.fx import traceback
 from torch.optim import Optimizer
 
 from policylang.graph.marks import EPILOGUE, PHASE
+from policylang.torch_compat.subclasses import SubclassLayout, put_together, take_apart
 from policylang.torch_compat.tracing import (
     below_functionalization,
     from_functional,
@@ -24,7 +25,6 @@ from policylang.tracing.marks.backward_regions import BackwardRegions
 from policylang.tracing.marks.module_paths import module_paths
 from policylang.tracing.state.model_state import ModelState, Substitution, substituted
 from policylang.tracing.state.optimizer import OptimizerState, substituted_optimizer, take_step
-from policylang.tracing.state.subclasses import Layout, put_together, take_apart
 
 
 @define(eq=False)
@@ -38,12 +38,12 @@ class WholeStep:
     state: ModelState
     optimizer: Optimizer | None
     optimizer_state: OptimizerState
-    layouts: list[Layout]
+    layouts: list[SubclassLayout]
     """Of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
 
     substitution: Substitution = field(init=False)
-    outputs: list[Layout] = field(factory=list)
+    outputs: list[SubclassLayout] = field(factory=list)
     gradients: list[str] = field(factory=list)
     mutated: list[int] = field(factory=list)
     """Positions of the plain inputs that are written."""

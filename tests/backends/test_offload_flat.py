@@ -12,11 +12,11 @@ from torch import Tensor, fx
 
 import policylang
 from policylang.audit.flat import audit_flat
+from policylang.audit.summary.assemble import report_from_dict
 from policylang.backends.flat.path import FlatOutcome, apply_flat
 from policylang.backends.runtime import copy_operators
 from policylang.backends.runtime.copy_operators import copied_over
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.report.assemble import report_from_dict
 from policylang.simulation.memory import simulate
 from tests.support import models
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import policylang
+from policylang.audit.summary.data import Report
 from policylang.errors import PolicyMatchError
 from policylang.language.resources import policies_folder
-from policylang.report.data import Report
 from policylang.tracing import TracedStep
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph, gradients, trace_flat
 from tests.support.models import ZOO, Example

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from policylang.report.combine import combined
-from policylang.report.data import (
+from policylang.audit.summary.combine import combined
+from policylang.audit.summary.data import (
     AuditReport,
     Decision,
     ExpectationReport,

@@ -46,7 +46,7 @@ _PRELOADED = [
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
     "policylang.backends.torch_compile.backend",
-    "policylang.report.assemble",
+    "policylang.audit.summary.assemble",
     "policylang.tracing",
 ]
 _SILENT = "ended without a word"

@@ -1,12 +1,10 @@
-"""``policylang.context_fn`` and ``policylang.checkpoint_model``: a policy for ``torch.utils.checkpoint`` in eager."""
+"""Blocks of a model in checkpoints (``torch.utils.checkpoint``) that follow a policy."""
 
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +14,6 @@ from attrs import define, field
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from policylang.api.load import load
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
 from policylang.backends.eager.session import Around, Called, Session, session_behind
@@ -25,9 +22,6 @@ from policylang.backends.eager.watch import Watch
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
 from policylang.language.syntax import Policy
-
-PolicyLike = Policy | str | os.PathLike[str]
-
 
 Contexts = Callable[[], tuple[Around, Around]]
 """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
@@ -53,27 +47,17 @@ class _Known:
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 
-def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict: bool = False) -> Contexts:
-    """A policy for ``checkpoint(block, x, use_reentrant=False, context_fn=policylang.context_fn(policy, block))``.
-
-    The block is recorded once for every way in which it is called (shapes, dtypes, train mode, autocast …), planned,
-    and the plan replayed operator by operator. The same arguments give the same object again.
+def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any, root: str, strict: bool) -> Contexts:
+    """The contexts of a module's checkpoints; the same object for the same ``identity`` of a policy.
 
     Args:
-        policy: a policy or the path of one.
-        module: what the checkpoint runs: one block; or the model, where one function serves all of its blocks, as
-            in Hugging Face's ``gradient_checkpointing_kwargs``.
-        root: the dotted name of ``module`` in its model, for rules that say where (``in layers.*.mlp``).
-        strict: whether a block that runs other operators than were recorded is an error. Otherwise it is a warning,
-            what follows is recomputed, and the block is recorded again for the next call.
-
-    The block's first call raises ``PolicyMatchError`` where policy and block do not fit, ``PolicyGraphError`` where
-    the block cannot be recorded, and ``PolicyAuditError`` where it holds other memory than planned.
+        policy: gives the policy where it is not known by its identity yet.
+        root, strict: as in ``policylang.context_fn``.
     """
     known = _known.setdefault(module, _Known())
-    key = (*_key(policy), root, strict)
+    key = (identity, root, strict)
     if key not in known.made:
-        loaded = _loaded(policy)
+        loaded = policy()
         root = normalise(root)[1]
         blocks = blocks_in(module, loaded, root)
         session = Session(loaded, strict, tuple(blocks.values()))
@@ -86,23 +70,12 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
     return known.made[key]
 
 
-def checkpoint_model(
-    model: nn.Module, policy: PolicyLike, *, strict: bool = False, preserve_rng_state: bool = True
-) -> nn.Module:
-    """Put a checkpoint that follows a policy around each block of a model, in place, and return the model.
-
-    The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
-    modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
-    forward with gradients. Call it before ``fully_shard`` or ``DistributedDataParallel``. A second call replaces the
-    policy of the first. ``strict`` as in :func:`context_fn`.
-
-    Raises ``PolicyGraphError`` where the model has no such blocks.
-    """
-    loaded = _loaded(policy)
-    blocks = blocks_in(model, loaded, "")
+def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state: bool) -> None:
+    """Put a checkpoint around each block of a model, in place. Raises ``PolicyGraphError`` where it has no blocks."""
+    blocks = blocks_in(model, policy, "")
     if not blocks:
-        raise problems.no_blocks(model, loaded)
-    session = Session(loaded, strict, tuple(blocks.values()))
+        raise problems.no_blocks(model, policy)
+    session = Session(policy, strict, tuple(blocks.values()))
     contexts = _contexts_of(session)
     for number, (block, name) in enumerate(blocks.items()):
         session.add(block, name, number)
@@ -111,7 +84,6 @@ def checkpoint_model(
         block.forward = Checkpointed(block, inner, session, name, number, preserve_rng_state, contexts)
         if not isinstance(own, Checkpointed):
             block.register_forward_pre_hook(_note_replica)
-    return model
 
 
 @define(eq=False)
@@ -229,15 +201,3 @@ def sessions_of(subject: object) -> list[Session]:
         return wrapped
     known = [found for module in subject.modules() if (found := _known.get(module)) is not None]
     return [getattr(made, marks.SESSION) for each in known for made in each.made.values()]
-
-
-def _loaded(policy: PolicyLike) -> Policy:
-    return policy if isinstance(policy, Policy) else load(policy)
-
-
-def _key(policy: PolicyLike) -> tuple[Any, ...]:
-    """A file that has changed is another policy. A loaded policy is itself, as long as its session lives."""
-    if isinstance(policy, Policy):
-        return (id(policy),)
-    path = Path(policy)
-    return (str(path), path.stat().st_mtime_ns if path.is_file() else 0)

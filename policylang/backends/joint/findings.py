@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from policylang.audit.summary.assemble import partition_report
+from policylang.audit.summary.data import Report, RewriteReport, report_from_dict
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.torch_compile import model_wide_errors
 from policylang.backends.torch_compile.model_wide_errors import Complaint
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
-from policylang.report.assemble import partition_report
-from policylang.report.data import Report, RewriteReport, report_from_dict
 
 
 @frozen

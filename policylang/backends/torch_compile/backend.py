@@ -1,11 +1,10 @@
-"""``torch.compile`` under a policy: the backend ``"policylang"``, over Inductor or over AOTAutograd alone.
+"""A backend of ``torch.compile`` under one policy, over Inductor or over AOTAutograd alone.
 
-This is an edge of the package: here diagnostics become exceptions, and what was decided is kept for reports.
+Here diagnostics become exceptions, and what was decided is kept for reports.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ import torch
 from attrs import evolve
 from torch import fx
 
-from policylang.api.load import load
 from policylang.backends.caching import fingerprint
 from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
@@ -27,12 +25,11 @@ from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.compiled_graphs import CompiledGraph, described, of_model
 from policylang.backends.torch_compile.options import Inner
 from policylang.backends.torch_compile.pending_matches import watched
-from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError, PolicyWarning
+from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning.decisions.block_uniformity import telling_apart
-from policylang.planning.digest import policy_text
 from policylang.ranks.comparison import Known
 from policylang.torch_compat import aot
 
@@ -40,27 +37,6 @@ _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
 _live: WeakSet[PolicyBackend] = WeakSet()
 _births = count()
-
-
-def backend(
-    policy: str | os.PathLike[str] | Policy, inner: Inner = "inductor", root: str = "", agree: bool = True
-) -> PolicyBackend:
-    """A backend for ``torch.compile`` that saves and recomputes what a policy says.
-
-    ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
-    halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
-    module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
-    whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
-    One backend serves all the graphs of one model; give two models a backend each.
-
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
-    """
-    problems = backend_options.check_own(inner, root, agree)
-    if problems:
-        raise PolicyMeaningError(problems)
-    made = PolicyBackend(_loaded(policy), inner=inner, root=root, agree=agree)
-    _warn_of_recompile_limit(made)
-    return made
 
 
 class PolicyBackend:
@@ -210,52 +186,11 @@ def _explaining(run: Callable[..., Any], why_gone: dynamo_graph.WhyGone) -> Call
     return call
 
 
-def policylang_backend(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
-    """``torch.compile(model, backend="policylang", options={"policy": path})``.
-
-    Further options: ``inner``, ``root`` and ``agree``, as in :func:`backend`, and any setting of Inductor. Graphs
-    compiled with the same policy file and options count as one model. Blocks in checkpoints under a policy need no
-    options: then it is that of the checkpoint.
-    """
-    try:
-        chosen = backend_options.parse(options, mode, _policy_around(gm))
-        policy = _loaded(chosen.policy)
-    except PolicyError as error:
-        raise aot.through_dynamo(error, sys._getframe()) from None
-    place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
-    key = (place, chosen.inner, chosen.root, chosen.agree)
-    serving = _by_options.get(key)
-    if serving is None or not _same_text(serving.policy, policy):
-        serving = PolicyBackend(policy, inner=chosen.inner, root=chosen.root, agree=chosen.agree)
-        _by_options[key] = serving
-    return serving(gm, example_inputs, mode=mode, options=chosen.settings)
-
-
-def _policy_around(gm: fx.GraphModule) -> Policy | None:
+def policy_around(gm: fx.GraphModule) -> Policy | None:
     """The policy of the first checkpoint of ours in a graph, or of the one that it is compiled in."""
     around = innermost()
     session = around.session if around is not None else inner_checkpoints.first_session(gm)
     return None if session is None else session.policy
-
-
-def _same_text(left: Policy, right: Policy) -> bool:
-    """Whether two policies also stand in the same lines, which reports name."""
-    return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
-
-
-def _reset() -> None:
-    _by_options.clear()
-
-
-_by_options: dict[tuple[str, Inner, str, bool], PolicyBackend] = {}
-setattr(policylang_backend, MARK, True)
-policylang_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() looks for it
 
 
 def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
@@ -276,7 +211,7 @@ def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
 
 
-def _warn_of_recompile_limit(made: PolicyBackend) -> None:
+def warn_of_recompile_limit(made: PolicyBackend) -> None:
     """Blocks share their code, and Dynamo compiles one piece of code for so many backends and no more."""
     if not made.root:
         return
@@ -290,9 +225,3 @@ def _warn_of_recompile_limit(made: PolicyBackend) -> None:
             PolicyWarning,
             stacklevel=3,
         )
-
-
-def _loaded(policy: str | os.PathLike[str] | Policy) -> Policy:
-    if isinstance(policy, Policy):
-        return policy
-    return load(policy)

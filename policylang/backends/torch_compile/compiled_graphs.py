@@ -10,9 +10,9 @@ import torch
 from attrs import define, field
 from torch import fx
 
+from policylang.audit.summary.data import Report
 from policylang.backends.joint.findings import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
-from policylang.report.data import Report
 
 _MOST_PLACES = 3
 

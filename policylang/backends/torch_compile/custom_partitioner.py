@@ -7,7 +7,6 @@ are made), the caches of other processes are not used.
 
 from __future__ import annotations
 
-import os
 import sys
 import uuid
 from collections.abc import Sequence
@@ -17,18 +16,16 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import fx
 
-from policylang.api.load import load
+from policylang.audit.summary.data import Report
 from policylang.backends.caching import fingerprint
 from policylang.backends.caching.cached_partitioner import ReportingPartitioner, partitions
 from policylang.backends.joint import findings
 from policylang.backends.joint.partitioner import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph
-from policylang.backends.torch_compile import options as backend_options
-from policylang.errors import PolicyError, PolicyMeaningError
+from policylang.errors import PolicyError
 from policylang.language.syntax import Policy
 from policylang.ranks.accounts import Account
 from policylang.ranks.comparison import comparing
-from policylang.report.data import Report
 from policylang.torch_compat import aot
 
 _Base: Any = aot.partitioner_base()
@@ -36,21 +33,6 @@ _THIS_PROCESS = uuid.uuid4().hex
 _reports: WeakKeyDictionary[PolicyPartitioner, list[Report]] = WeakKeyDictionary()
 _known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKeyDictionary()
 """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
-
-
-def partitioner(policy: Policy | str | os.PathLike[str], root: str = "", agree: bool = True) -> PolicyPartitioner:
-    """A partitioner that saves and recomputes what a policy says.
-
-    It is a ``CustomPartitionerFn`` for Inductor's ``custom_partitioner_fn``, and a ``partition_fn`` for AOTAutograd.
-    ``root`` and ``agree`` as in :func:`policylang.backend`. Each graph is held to the whole policy: a rule that matches
-    nothing in one of several graphs is an error there, unless it is ``optional``.
-
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
-    """
-    problems = backend_options.check_own("inductor", root, agree)
-    if problems:
-        raise PolicyMeaningError(problems)
-    return PolicyPartitioner(policy if isinstance(policy, Policy) else load(policy), root, agree)
 
 
 class PolicyPartitioner(_Base):  # type: ignore[misc]

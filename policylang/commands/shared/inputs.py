@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import policylang
-from policylang.commands import Exit
+from policylang.commands.shared.exit import Exit
 from policylang.errors import PolicyError
 
 _OURS = os.path.dirname(os.path.abspath(policylang.__file__)) + os.sep

@@ -6,9 +6,9 @@ from typing import Any
 
 from attrs import frozen
 
+from policylang.audit.summary.data import Report
 from policylang.commands.small_llama.training import Run, Settings, differences
 from policylang.language.figures import figure
-from policylang.report.data import Report
 from policylang.report.text import table
 
 

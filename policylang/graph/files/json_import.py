@@ -18,7 +18,7 @@ from attrs import evolve
 
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Group, Mesh
-from policylang.graph.files.plain import DamagedError
+from policylang.graph.files.plain import DamagedError, MalformedError
 from policylang.graph.files.snapshot import MOST_BYTES, TOO_LARGE, UNREADABLE
 from policylang.graph.files.validation import check_columns
 from policylang.language.codes import diagnose
@@ -27,10 +27,6 @@ NOT_RECORDED = "APL357"
 _GZIP = b"\x1f\x8b"
 _MOST = 4 * MOST_BYTES
 _FIELDS = ("name", "op", "target", "args", "kwargs", "val", "meta")
-
-
-class MalformedError(Exception):
-    """The recording is not one. The message is a phrase that says why."""
 
 
 def recorded_facts(path: str | os.PathLike[str]) -> Facts:

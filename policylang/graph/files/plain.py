@@ -20,6 +20,10 @@ _LONGEST_NUMBER = 19
 _DEEPEST = 16
 
 
+class MalformedError(Exception):
+    """What was read is no recorded graph. The message is a phrase that says why."""
+
+
 class DamagedError(Exception):
     """The bytes are not what was written. The message is a phrase that says what is wrong with them."""
 

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from policylang.graph.files.json_import import MalformedError
+from policylang.graph.files.plain import MalformedError
 from policylang.torch_compat.json_import import descriptor_classes, fake_tensors, load_distributed_operators
 from policylang.torch_compat.reading import OpOverload
 

@@ -1,5 +1,14 @@
 """One policy down every path, on one model: what each saves, recomputes and computes, and where they part.
 
 ``running`` takes one step on each path, ``numbers`` compares what the steps computed, ``values`` what was decided and
-kept, value by value, and ``agreement`` puts it together. What counts as agreement is said in ``docs/agree.md``.
+kept, value by value, ``comparison`` puts it together and ``text`` renders it. What counts as agreement is said in
+``docs/agree.md``.
 """
+
+from __future__ import annotations
+
+from policylang.language.shown import as_text
+from policylang.testing.agree.data import Agreement
+from policylang.testing.agree.text import agreement_text
+
+as_text.register(Agreement, agreement_text)

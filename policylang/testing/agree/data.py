@@ -7,9 +7,10 @@ from typing import Any
 
 from attrs import field, frozen
 
+from policylang.audit.summary.data import Decision, Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.report.data import Decision, Report
+from policylang.language.shown import as_text
 
 
 @frozen(eq=False)
@@ -192,13 +193,11 @@ class Agreement:
         return next(result for result in self.results if result.path == path)
 
     def __str__(self) -> str:
-        from policylang.report.agreement import agreement_text
-
-        return agreement_text(self)
+        return as_text(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        from policylang.report.agreement import agreement_dict
+        from policylang.testing.agree.text import agreement_dict
 
         return agreement_dict(self)
 

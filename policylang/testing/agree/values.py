@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, field
 
+from policylang.audit.summary.data import Report
 from policylang.graph.facts import Facts
 from policylang.planning.storage import storage_roots
-from policylang.report.data import Report
 from policylang.testing.agree.data import Account, Beside, Difference, Place, Ran, Side, side_of
 
 Key = tuple[Place, int]

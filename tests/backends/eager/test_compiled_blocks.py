@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
+from policylang.audit.summary.data import Report
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.language.syntax import Policy
-from policylang.report.data import Report
 from tests.support import models
 from tests.support.eager import Step, backward_of, blocks_of, differences, loss_of, train, twin
 

@@ -17,7 +17,7 @@ from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import Memory, memory_of, tensors_in
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.eager import outside_of_modes, storage_address, storage_is_freed, version
-from policylang.tracing.state.subclasses import take_apart
+from policylang.torch_compat.subclasses import take_apart
 
 FREED = object()
 """Stands for what a backward has used up."""

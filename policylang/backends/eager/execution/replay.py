@@ -31,7 +31,7 @@ from policylang.torch_compat.eager import (
     version,
 )
 from policylang.torch_compat.reading import schema_of
-from policylang.tracing.state.subclasses import take_apart
+from policylang.torch_compat.subclasses import take_apart
 
 
 class Forward(Mode):

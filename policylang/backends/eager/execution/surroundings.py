@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.torch_compat.eager import storage_is_freed
+from policylang.torch_compat.subclasses import take_apart
 from policylang.torch_compat.tracing import is_wrapper_subclass
-from policylang.tracing.state.subclasses import take_apart
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")

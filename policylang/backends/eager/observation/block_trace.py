@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator as python_operator
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -23,11 +23,15 @@ from policylang.graph.reading.collect import collect
 from policylang.operators.categories import GETITEM
 from policylang.torch_compat.eager import outside_of_modes
 from policylang.torch_compat.reading import schema_of
+from policylang.torch_compat.subclasses import take_apart
 from policylang.torch_compat.tracing import fake_tensor_mode, input_descriptor, rename_node
-from policylang.tracing.state.subclasses import take_apart
 
 _READER = torch.ops.aten.alias.default
 """Stands for whatever of the backward reads a saved value."""
+_WORDS: dict[InputKind, Literal["user", "parameter", "buffer"]] = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+}
 
 
 @frozen(eq=False)
@@ -164,7 +168,7 @@ class _Graph:
         node = self.graph.placeholder("input")
         rename_node(node, name if kind in (InputKind.USER, InputKind.OTHER) else f"{kind.name.lower()}_{name}")
         node.meta["val"] = self._fake(TensorFacts.of(external.tensor))
-        node.meta["desc"] = input_descriptor(InputKind.USER if kind is InputKind.OTHER else kind, name, position)
+        node.meta["desc"] = input_descriptor(_WORDS.get(kind, "user"), name, position)
         return node
 
     def _operation(self, number: int, operation: Operation) -> list[fx.Node]:

@@ -32,7 +32,7 @@ from policylang.torch_compat.eager import (
     outside_of_modes,
     saved_tensor_hooks,
 )
-from policylang.tracing.state.subclasses import take_apart
+from policylang.torch_compat.subclasses import take_apart
 
 
 @frozen

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from policylang.graph.facts import InputKind
 from policylang.torch_compat.eager import WeakTensorKeyDictionary, storage_address, storage_bytes, version
+from policylang.torch_compat.subclasses import take_apart
 from policylang.tracing.state.model_state import read_state
-from policylang.tracing.state.subclasses import take_apart
 
 OUTSIDE = -1
 

@@ -3,9 +3,9 @@
 Values are followed from the gathers on as digits (:mod:`policylang.planning.edits.proof.layouts`). A slice at this
 rank's positions in the groups takes away the digits that count their ranks; where only digits of one value on the
 chain are left, the slice is a view of that value, and its readers can read it there. Which part is a rank's own is a
-number in its graph, other in every rank's. This rank's is compared with its positions in the groups; that the two are equal may
-be an accident of this rank (on a square mesh, its place along the other dimension), so a slice counts as a rank's own
-part only where all ranks say so of theirs, and where they cannot be asked, nothing is collapsed.
+number in its graph, other in every rank's. This rank's is compared with its positions in the groups; that the two are
+equal may be an accident of this rank (on a square mesh, its place along the other dimension), so a slice counts as a
+rank's own part only where all ranks say so of theirs, and where they cannot be asked, nothing is collapsed.
 """
 
 from __future__ import annotations

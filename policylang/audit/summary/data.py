@@ -8,6 +8,8 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
+from policylang.language.shown import as_text
+
 
 @frozen
 class Decision:
@@ -105,9 +107,7 @@ class RewriteReport:
     left: tuple[LeftAlone, ...] = ()
 
     def __str__(self) -> str:
-        from policylang.report.edits import rewrite_lines
-
-        return "\n".join(rewrite_lines(self))
+        return as_text(self)
 
 
 @frozen
@@ -152,9 +152,7 @@ class Report:
     """Of a half: how many it runs, counted like decisions."""
 
     def __str__(self) -> str:
-        from policylang.report.text import report_text
-
-        return report_text(self)
+        return as_text(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

@@ -12,12 +12,12 @@ from policylang.torch_compat.tracing import is_wrapper_subclass
 
 
 @frozen(eq=False)
-class Layout:
+class SubclassLayout:
     """How a tensor is made of plain ones; ``parts`` is None for a plain one."""
 
     kind: type | None = None
     context: Any = None
-    parts: tuple[tuple[str, Layout], ...] | None = None
+    parts: tuple[tuple[str, SubclassLayout], ...] | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
     """What it holds that is no tensor: a DTensor's device mesh. Such things are no inputs of a graph."""
     size: Any = None
@@ -28,16 +28,16 @@ class Layout:
         return 1 if self.parts is None else sum(part.size_in_parts for _, part in self.parts)
 
 
-PLAIN = Layout()
+PLAIN = SubclassLayout()
 
 
-def take_apart(values: Sequence[Any]) -> tuple[list[Any], list[Layout]]:
+def take_apart(values: Sequence[Any]) -> tuple[list[Any], list[SubclassLayout]]:
     """The plain values, in order, and one layout a value."""
     plain: list[Any] = []
     return plain, [_take_apart(value, plain) for value in values]
 
 
-def _take_apart(value: Any, plain: list[Any]) -> Layout:
+def _take_apart(value: Any, plain: list[Any]) -> SubclassLayout:
     if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_wrapper_subclass(value):
         plain.append(value)
         return PLAIN
@@ -45,16 +45,16 @@ def _take_apart(value: Any, plain: list[Any]) -> Layout:
     inner = [(name, getattr(value, name)) for name in names]
     parts = tuple((name, _take_apart(part, plain)) for name, part in inner if isinstance(part, torch.Tensor))
     fixed = tuple((name, part) for name, part in inner if not isinstance(part, torch.Tensor))
-    return Layout(type(value), context, parts, fixed, value.size(), value.stride())
+    return SubclassLayout(type(value), context, parts, fixed, value.size(), value.stride())
 
 
-def put_together(plain: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+def put_together(plain: Sequence[Any], layouts: Sequence[SubclassLayout]) -> list[Any]:
     """The inverse of :func:`take_apart`."""
     left = iter(plain)
     return [_put_together(left, layout) for layout in layouts]
 
 
-def _put_together(plain: Iterator[Any], layout: Layout) -> Any:
+def _put_together(plain: Iterator[Any], layout: SubclassLayout) -> Any:
     if layout.parts is None:
         return next(plain)
     inner = dict(layout.fixed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from policylang.report.data import AuditReport, Report, RuleReport, Values
+from policylang.audit.summary.data import AuditReport, Report, RuleReport, Values
 
 
 def combined(reports: Iterable[Report]) -> Report:

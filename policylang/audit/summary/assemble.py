@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from policylang.graph.facts import GraphKind
-from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.syntax import Action
-from policylang.planning.edits.data import Rewrites
-from policylang.planning.plan import Decision as Planned
-from policylang.planning.plan import Plan, RuleOutcome, Why
-from policylang.planning.storage import storage_roots
-from policylang.report.combine import combined
-from policylang.report.data import (
+from policylang.audit.summary.data import (
     AuditReport,
     Decision,
     ExpectationReport,
@@ -24,21 +16,21 @@ from policylang.report.data import (
     Values,
     report_from_dict,
 )
-from policylang.report.edits import rewrite_reports
+from policylang.audit.summary.edits import rewrite_reports
+from policylang.graph.facts import GraphKind
+from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.syntax import Action
+from policylang.planning.edits.data import Rewrites
+from policylang.planning.plan import Decision as Planned
+from policylang.planning.plan import Plan, RuleOutcome, Why
+from policylang.planning.storage import storage_roots
 
 if TYPE_CHECKING:
     from policylang.audit.joint import Audit
 
-__all__ = ["Report", "partition_report", "plan_report", "report_from_dict", "report_on"]
+__all__ = ["Report", "partition_report", "plan_report", "report_from_dict"]
 
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
-
-
-def report_on(subject: Any) -> Report:
-    """See :func:`policylang.report`."""
-    from policylang.api.report import reports_for
-
-    return combined(reports_for(subject))
 
 
 def plan_report(plan: Plan) -> Report:

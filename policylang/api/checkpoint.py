@@ -1,0 +1,57 @@
+"""``policylang.context_fn`` and ``policylang.checkpoint_model``: a policy for ``torch.utils.checkpoint`` in eager."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from policylang.api.load import PolicyLike, loaded
+from policylang.backends.eager.checkpoint import Contexts, contexts_for, put_on
+from policylang.language.syntax import Policy
+
+
+def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict: bool = False) -> Contexts:
+    """A policy for ``checkpoint(block, x, use_reentrant=False, context_fn=policylang.context_fn(policy, block))``.
+
+    The block is recorded once for every way in which it is called (shapes, dtypes, train mode, autocast …), planned,
+    and the plan replayed operator by operator. The same arguments give the same object again.
+
+    Args:
+        policy: a policy or the path of one.
+        module: what the checkpoint runs: one block; or the model, where one function serves all of its blocks, as
+            in Hugging Face's ``gradient_checkpointing_kwargs``.
+        root: the dotted name of ``module`` in its model, for rules that say where (``in layers.*.mlp``).
+        strict: whether a block that runs other operators than were recorded is an error. Otherwise it is a warning,
+            what follows is recomputed, and the block is recorded again for the next call.
+
+    The block's first call raises ``PolicyMatchError`` where policy and block do not fit, ``PolicyGraphError`` where
+    the block cannot be recorded, and ``PolicyAuditError`` where it holds other memory than planned.
+    """
+    return contexts_for(module, partial(loaded, policy), _identity(policy), root, strict)
+
+
+def checkpoint_model(
+    model: nn.Module, policy: PolicyLike, *, strict: bool = False, preserve_rng_state: bool = True
+) -> nn.Module:
+    """Put a checkpoint that follows a policy around each block of a model, in place, and return the model.
+
+    The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
+    modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
+    forward with gradients. Call it before ``fully_shard`` or ``DistributedDataParallel``. A second call replaces the
+    policy of the first. ``strict`` as in :func:`context_fn`.
+
+    Raises ``PolicyGraphError`` where the model has no such blocks.
+    """
+    put_on(model, loaded(policy), strict=strict, preserve_rng_state=preserve_rng_state)
+    return model
+
+
+def _identity(policy: PolicyLike) -> tuple[Any, ...]:
+    """A file that has changed is another policy. A loaded policy is itself, as long as its session lives."""
+    if isinstance(policy, Policy):
+        return (id(policy),)
+    path = Path(policy)
+    return (str(path), path.stat().st_mtime_ns if path.is_file() else 0)

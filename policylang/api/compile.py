@@ -1,0 +1,95 @@
+"""``policylang.backend`` and ``policylang.partitioner``: a policy for ``torch.compile`` and AOTAutograd."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from policylang.api.load import PolicyLike, loaded
+from policylang.backends.eager.compilers import MARK
+from policylang.backends.torch_compile import options as backend_options
+from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit
+from policylang.backends.torch_compile.custom_partitioner import PolicyPartitioner
+from policylang.backends.torch_compile.options import Inner
+from policylang.errors import PolicyError, PolicyMeaningError
+from policylang.language.syntax import Policy
+from policylang.planning.digest import policy_text
+from policylang.torch_compat import aot
+
+
+def backend(policy: PolicyLike, inner: Inner = "inductor", root: str = "", agree: bool = True) -> PolicyBackend:
+    """A backend for ``torch.compile`` that saves and recomputes what a policy says.
+
+    ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
+    halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
+    module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
+    whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
+    One backend serves all the graphs of one model; give two models a backend each.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
+    """
+    problems = backend_options.check_own(inner, root, agree)
+    if problems:
+        raise PolicyMeaningError(problems)
+    made = PolicyBackend(loaded(policy), inner=inner, root=root, agree=agree)
+    warn_of_recompile_limit(made)
+    return made
+
+
+def partitioner(policy: PolicyLike, root: str = "", agree: bool = True) -> PolicyPartitioner:
+    """A partitioner that saves and recomputes what a policy says.
+
+    It is a ``CustomPartitionerFn`` for Inductor's ``custom_partitioner_fn``, and a ``partition_fn`` for AOTAutograd.
+    ``root`` and ``agree`` as in :func:`policylang.backend`. Each graph is held to the whole policy: a rule that matches
+    nothing in one of several graphs is an error there, unless it is ``optional``.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
+    """
+    problems = backend_options.check_own("inductor", root, agree)
+    if problems:
+        raise PolicyMeaningError(problems)
+    return PolicyPartitioner(loaded(policy), root, agree)
+
+
+def policylang_backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="policylang", options={"policy": path})``.
+
+    Further options: ``inner``, ``root`` and ``agree``, as in :func:`backend`, and any setting of Inductor. Graphs
+    compiled with the same policy file and options count as one model. Blocks in checkpoints under a policy need no
+    options: then it is that of the checkpoint.
+    """
+    try:
+        chosen = backend_options.parse(options, mode, policy_around(gm))
+        policy = loaded(chosen.policy)
+    except PolicyError as error:
+        raise aot.through_dynamo(error, sys._getframe()) from None
+    place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
+    key = (place, chosen.inner, chosen.root, chosen.agree)
+    serving = _by_options.get(key)
+    if serving is None or not _same_text(serving.policy, policy):
+        serving = PolicyBackend(policy, inner=chosen.inner, root=chosen.root, agree=chosen.agree)
+        _by_options[key] = serving
+    return serving(gm, example_inputs, mode=mode, options=chosen.settings)
+
+
+def _same_text(left: Policy, right: Policy) -> bool:
+    """Whether two policies also stand in the same lines, which reports name."""
+    return left == right and all(a.span == b.span for a, b in zip(left.rules, right.rules, strict=True))
+
+
+def _reset() -> None:
+    _by_options.clear()
+
+
+_by_options: dict[tuple[str, Inner, str, bool], PolicyBackend] = {}
+setattr(policylang_backend, MARK, True)
+policylang_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() looks for it

@@ -1,0 +1,15 @@
+"""The exit codes of ``policylang``."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    CLEAN = 0
+    DIAGNOSTICS = 1
+    """At or above the level that fails, or a demo whose results differ."""
+    USAGE = 2
+    """The command line, a file that cannot be read, a package that is not installed."""
+    BUG = 101
+    """Something went wrong in policylang itself."""
