@@ -28,8 +28,9 @@ class Diagnostic:
     """One thing wrong.
 
     ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in backticks.
-    ``help`` is the mend, where one exists. ``code`` is declared in :mod:`policylang.language.codes`, which holds the
-    severity and the long form. ``span`` is None only where there is no text to point at (a file that is not there).
+    ``help`` is the mend, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form;
+    :mod:`policylang.language.codes` reads it. ``span`` is None only where there is no text to point at (a file that is
+    not there).
     """
 
     code: str

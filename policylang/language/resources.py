@@ -1,4 +1,4 @@
-"""The files that travel with the package: the grammar and the bundled policies.
+"""The files that travel with the package: the grammar, the bundled policies and the pages of the diagnostic codes.
 
 In a wheel they lie inside the package; in a checkout they are the folders beside it.
 """
@@ -10,9 +10,10 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def _folder(name: str) -> Path:
-    inside = _PACKAGE / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
+def _folder(in_checkout: str) -> Path:
+    beside = _PACKAGE.parent / in_checkout
+    inside = _PACKAGE / beside.name
+    return inside if inside.is_dir() else beside
 
 
 def grammar_file() -> Path:
@@ -21,3 +22,7 @@ def grammar_file() -> Path:
 
 def policies_folder() -> Path:
     return _folder("policies")
+
+
+def codes_folder() -> Path:
+    return _folder("docs/codes")

@@ -26,7 +26,7 @@ from policylang.testing.fences import Fence, lifted, lowered
 
 OTHERWISE, NOT_FOUND, NO_GRAPH = "APL510", "APL511", "APL513"
 _UNUSED = "APL110"
-_FIRST_ON_A_GRAPH = "APL300"
+_FIRST_ON_A_GRAPH = "APL3"
 _MOST_NAMES = 8
 
 

@@ -15,9 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 import policylang
+from policylang.backends.caching import fingerprint
 from policylang.backends.caching.sources import acting
+from policylang.language.codes import CODES
+from policylang.language.diagnostics import Severity
 from tests.support.joint import capture_joint
 from tests.support.models import llama, mlp
 
@@ -152,6 +156,16 @@ def test_a_byte_of_what_acts_changes_the_files_and_no_other_does(tmp_path: Path)
     assert acting(package) == before
     (package / "audit_halves.py").write_bytes(before["audit_halves.py"] + b"# a change\n")
     assert acting(package) != before
+
+
+def test_the_severity_of_a_code_is_in_the_key_and_its_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = fingerprint.code_digest.__wrapped__
+    before = digest()
+    warning = CODES["APL309"]
+    monkeypatch.setattr(fingerprint, "CODES", {**CODES, "APL309": evolve(warning, text="Another text.")})
+    assert digest() == before
+    monkeypatch.setattr(fingerprint, "CODES", {**CODES, "APL309": evolve(warning, severity=Severity.ERROR)})
+    assert digest() != before
 
 
 def test_a_new_module_is_found(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language.codes import CODES
-from policylang.language.resolution.loader import parse_policy
 from policylang.report.diagnostics import render_text
 from policylang.testing.files import run_files
 
@@ -47,30 +45,3 @@ def test_the_reference_shows_the_words_of_the_language() -> None:
     words = {word for word in keywords() if word.isidentifier()}
     for word in sorted(words | {*FLAGS, *MEASURES, *PROPERTIES, *group_names(), *ACTIONS, *UNITS}):
         assert re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", LANGUAGE), f"`{word}` is not in docs/language.md"
-
-
-@pytest.mark.parametrize("code", sorted(CODES))
-def test_the_page_of_a_code_is_up_to_date(code: str) -> None:
-    from scripts.make_code_pages import FOLDER, page
-
-    assert (FOLDER / f"{code}.md").read_text(encoding="utf-8") == page(CODES[code])
-
-
-def test_there_is_no_page_too_many_and_the_index_is_up_to_date() -> None:
-    from scripts.make_code_pages import FOLDER, files
-
-    assert {file.name for file in FOLDER.iterdir()} == set(files())
-    assert (FOLDER / "README.md").read_text(encoding="utf-8") == files()["README.md"]
-
-
-@pytest.mark.parametrize("code", [code for code in sorted(CODES) if code[3] in "012"])
-def test_the_example_of_a_code_shows_it_and_its_mend_mends_it(code: str) -> None:
-    declared = CODES[code]
-    assert re.fullmatch(r"APL\d{3}", code)
-    assert declared.title
-    assert declared.title[0] in "`" or declared.title[0].islower()
-    assert declared.text.endswith(".")
-    if declared.wrong:
-        assert [each.code for each in parse_policy(declared.wrong).diagnostics] == [code]
-    if declared.mended:
-        assert parse_policy(declared.mended).diagnostics == ()

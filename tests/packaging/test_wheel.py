@@ -1,4 +1,5 @@
-"""The wheel works where the checkout is not: it carries the grammar, the policies and the operator manifest."""
+"""The wheel works where the checkout is not: it carries the grammar, the policies, the codes' pages and the operator
+manifest."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_every_file_that_the_package_reads_is_in_the_wheel(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     policies = {f"policylang/policies/{path.name}" for path in (ROOT / "policies").glob("*.apl")}
     assert len(policies) >= 8
-    assert names >= policies | {"policylang/grammar/apl.lark", "policylang/py.typed"}
+    pages = {f"policylang/codes/{path.name}" for path in (ROOT / "docs" / "codes").glob("APL*.md")}
+    assert len(pages) >= 140
+    assert names >= policies | pages | {"policylang/grammar/apl.lark", "policylang/py.typed"}
     in_package = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "policylang").rglob("*")
@@ -62,6 +65,14 @@ def test_every_file_that_the_package_reads_is_in_the_wheel(wheel):
 
 def test_the_installed_command_checks_a_bundled_policy(python, tmp_path):
     assert run(python.with_name("policylang"), "check", "llama3_sac", cwd=tmp_path) == "checked 1 file: clean\n"
+
+
+def test_the_installed_command_lists_the_codes_and_explains_one(python, tmp_path):
+    listed = run(python.with_name("policylang"), "explain", cwd=tmp_path).splitlines()
+    assert len(listed) == len(list((ROOT / "docs" / "codes").glob("APL*.md")))
+    explained = run(python.with_name("policylang"), "explain", "APL301", cwd=tmp_path)
+    assert explained.startswith("APL301: matches nothing (error)\n")
+    assert explained.endswith("Right:\n\n    optional save mm in encoder.*\n")
 
 
 def test_the_installed_package_loads_and_plans(python, tmp_path):

@@ -19,6 +19,7 @@ from torch import fx
 from policylang.backends.caching import sources
 from policylang.backends.runtime import groups
 from policylang.graph import marks
+from policylang.language.codes import CODES
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 from policylang.torch_compat import aot, store
@@ -31,8 +32,13 @@ def policy_key(policy: Policy, *, root: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """Over the source files that decide what a policy does to a graph; the version of the language is in them."""
-    return _digest(word for file in sources.acting(files("policylang")).items() for word in file)
+    """Over the source files that decide what a policy does to a graph, and over which findings stop a compile.
+
+    The version of the language is in the files.
+    """
+    words = [word for file in sources.acting(files("policylang")).items() for word in file]
+    words += [f"{code} {CODES[code].severity.value}" for code in sorted(CODES)]
+    return _digest(words)
 
 
 def context_of(graph: fx.GraphModule) -> str:
