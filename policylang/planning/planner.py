@@ -28,6 +28,7 @@ from policylang.planning.liveness import backward_needs, with_cost
 from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
 from policylang.planning.schedule.sequential_recompute import replayed_needs, with_returned
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.unanswerable import unanswerable
 
 
 def plan(
@@ -84,6 +85,7 @@ def plan(
         expectations=expectations,
         diagnostics=(
             *(beyond_one_block(policy, place) if alone else _blocks_diagnostics(policy, facts, blocks)),
+            *unanswerable(policy, facts),
             *_rule_diagnostics(policy, rules, selections),
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *rewrite_diagnostics(policy, rewrites, before, capabilities),
