@@ -1,15 +1,15 @@
 """The ways in which operators move elements, one class each, and what each does to every view of a value.
 
-=================  =====================================================================================================
-:meth:`layout`     the digits of where each element comes from (:mod:`policylang.operators.layouts`)
-:meth:`strides`    a tensor that lies otherwise in memory than it was traced with
-:meth:`factors`    the factors of a shape's lengths: which may be made small in a proof, and what the call is then
-:meth:`values`     the elements themselves
-=================  =====================================================================================================
+===============  =======================================================================================================
+``layout``       the digits of where each element comes from (:mod:`policylang.operators.layouts`)
+``strides``      a tensor that lies otherwise in memory than it was traced with
+``small``        the call on tensors whose lengths a proof has made small
+``values``       the elements themselves
+===============  =======================================================================================================
 
-Which operator is which move stands in :mod:`policylang.operators.table`. Elements are moved in pure Python: a proof has
-to run where there is no torch (plans are made from snapshots), for hundreds of ranks at once, on elements that are no
-machine numbers (a sum tells which ranks it is of, a mean is exact). The tests hold every move against torch.
+Which operator is which move stands in :mod:`policylang.operators.table`. Elements are moved in pure Python and not by
+torch: plans are made where there is none, and a sum that tells which of hundreds of ranks it is of, or an exact mean,
+is no machine number. The tests hold every move against torch.
 """
 
 from __future__ import annotations
@@ -23,32 +23,27 @@ from attrs import evolve, frozen
 
 from policylang.operators import layouts, strides
 from policylang.operators.elements import Tensor
-from policylang.operators.factors import (
-    CallError,
-    Dim,
-    Factor,
-    MoveError,
-    Pieces,
-    dealt,
-    parts,
-    sized,
-    small_shape,
-    small_size,
-)
-from policylang.operators.layouts import Layout
+from policylang.operators.layouts import Digits, Layout, NoDigitsError, size_of
 from policylang.operators.strides import Lengths
+
+
+class MoveError(Exception):
+    """What torch would refuse, or what is not known here: a phrase that goes after the name of the call."""
 
 
 @frozen
 class Move:
-    """One call. As it is here: a call through which a value is followed, and of which no more is known."""
+    """One call. As it is here: one through which a value is followed, and of which no more is known."""
 
     keeps_part: ClassVar[bool] = False
-    """Whether it may leave out elements, or return several tensors."""
+    """Whether it may leave out elements, add some, or return several tensors."""
 
-    def layout(self, value: Layout) -> Layout | None:
-        """None where it is none of the same elements. Raises ``NoDigitsError`` where it cuts digits."""
-        return None
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        """Of its result, of a split of each piece. ``added``: the digits that count what it puts together.
+
+        Raises :class:`NoDigitsError`.
+        """
+        raise NoDigitsError("is no layout operator")
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
         """Of its result; None where it needs what it was traced with."""
@@ -58,12 +53,8 @@ class Move:
         """Whether it writes its result anew."""
         return False
 
-    def factors(self, value: Any) -> Any:
-        """From those of what it reads, one list a dimension, to those of its result."""
-        raise CallError("returns no single tensor")
-
-    def small(self, before: Any, after: Any) -> Move:
-        """The same call on small tensors, by the factors of what it reads and returns."""
+    def small(self, before: Layout, shape: Lengths) -> Move:
+        """The same call on small tensors, by the layout of what it reads and the small shape of its result."""
         return self
 
     def on(self, rank: int) -> Move:
@@ -71,20 +62,17 @@ class Move:
         return self
 
     def values(self, value: Any) -> Any:
-        """Of a tensor, or of all that a join reads; the pieces of a split are a tuple."""
-        raise CallError("is not known to move elements only")
+        """Of a tensor, of all that a join reads, or of the pieces that a split returns. Raises :class:`MoveError`."""
+        raise MoveError("is not known to move elements only")
 
 
 @frozen
 class Alias(Move):
-    def layout(self, value: Layout) -> Layout | None:
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
         return value
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
         return stride
-
-    def factors(self, value: Any) -> Any:
-        return value
 
     def values(self, value: Any) -> Any:
         return value
@@ -92,7 +80,7 @@ class Alias(Move):
 
 @frozen
 class Copy(Alias):
-    """A copy or a cast, which is refused where the dtype changes."""
+    """A copy or a cast; casts to another dtype are refused where layouts are followed."""
 
     memory_format: str | None = None
     cast: bool = False
@@ -109,15 +97,35 @@ class Copy(Alias):
         return not strides.is_contiguous(shape, stride) if self.where_needed else not self.cast
 
     def values(self, value: Tensor) -> Tensor:
-        """Strides are preserved where they may be: a view that follows is refused where it might be."""
+        """Strides are preserved where they may be: what might be no view of the result is none."""
         if self.where_needed and value.contiguous:
             return value
         if self.memory_format == "contiguous_format" or value.contiguous:
             return Tensor.fresh(value.elements(), value.shape)
         order = sorted(range(len(value.shape)), key=lambda dim: -value.stride[dim])
         slow_first = value.permuted(order)
-        back = [order.index(dim) for dim in range(len(order))]
-        return Tensor.fresh(slow_first.elements(), slow_first.shape).permuted(back)
+        return Tensor.fresh(slow_first.elements(), slow_first.shape).permuted(list(map(order.index, range(len(order)))))
+
+
+@frozen
+class Pad(Alias):
+    """Followed where it adds nothing and takes nothing away."""
+
+    keeps_part = True
+    changes: bool
+
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        if self.changes:
+            raise NoDigitsError("keeps a part")
+        return value
+
+    def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
+        return None
+
+    def values(self, value: Tensor) -> Tensor:
+        if self.changes:
+            raise MoveError("pads")
+        return value
 
 
 @frozen
@@ -128,7 +136,7 @@ class View(Move):
     copy: bool = False
     """Whether it copies what cannot be viewed."""
 
-    def layout(self, value: Layout) -> Layout | None:
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
         return layouts.viewed(value, self.shape)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
@@ -138,21 +146,18 @@ class View(Move):
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
         return self.copy and strides.viewed(shape, stride, self.shape) is None
 
-    def factors(self, value: Any) -> Any:
-        return dealt(value, self.shape)
-
-    def small(self, before: Any, after: Any) -> Move:
-        return evolve(self, shape=small_shape(after))
+    def small(self, before: Layout, shape: Lengths) -> Move:
+        return evolve(self, shape=shape)
 
     def values(self, value: Tensor) -> Tensor:
         if prod(self.shape) != prod(value.shape):
-            raise CallError(f"views {list(value.shape)} as {list(self.shape)}")
+            raise MoveError(f"views {list(value.shape)} as {list(self.shape)}")
         stride = strides.viewed(value.shape, value.stride, self.shape)
-        if stride is not None:
-            return Tensor(value.memory, self.shape, stride, value.offset)
-        if not self.copy:
-            raise CallError("views a tensor whose elements do not lie side by side")
-        return Tensor.fresh(value.elements(), self.shape)
+        if stride is None and not self.copy:
+            raise MoveError("views a tensor whose elements do not lie side by side")
+        if stride is None:
+            return Tensor.fresh(value.elements(), self.shape)
+        return Tensor(value.memory, self.shape, stride, value.offset)
 
 
 @frozen
@@ -161,34 +166,12 @@ class Expand(View):
 
     keeps_part = True
 
-    def layout(self, value: Layout) -> Layout | None:
-        return value
-
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
         return None
 
     def values(self, value: Tensor) -> Tensor:
         if value.shape != self.shape:
-            raise CallError("repeats elements")
-        return value
-
-
-@frozen
-class Pad(Alias):
-    """Followed where it adds nothing and takes nothing away."""
-
-    keeps_part = True
-    changes: bool
-
-    def layout(self, value: Layout) -> Layout | None:
-        return None if self.changes else value
-
-    def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
-        return None
-
-    def values(self, value: Tensor) -> Tensor:
-        if self.changes:
-            raise CallError("pads")
+            raise MoveError("repeats elements")
         return value
 
 
@@ -215,14 +198,11 @@ class Permute(Move):
     dims: tuple[int, ...]
     """Which dimension comes to stand at each place."""
 
-    def layout(self, value: Layout) -> Layout | None:
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
         return layouts.permuted(value, self.dims)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
         return strides.permuted(stride, self.dims)
-
-    def factors(self, value: Any) -> Any:
-        return [value[dim] for dim in self.dims]
 
     def values(self, value: Tensor) -> Tensor:
         return value.permuted(self.dims)
@@ -230,10 +210,10 @@ class Permute(Move):
 
 @frozen
 class Part:
-    """As an end of a slice: a boundary between equal parts of the dimension, which one depends on the rank."""
+    """In place of a slice's bounds: one of equal parts of the dimension, which one depends on the rank."""
 
-    index: tuple[tuple[int, int], ...]
-    """For each rank, which boundary: 0 is the beginning, :attr:`count` the end."""
+    places: tuple[tuple[int, int], ...]
+    """Of each rank."""
     count: int
 
 
@@ -244,7 +224,7 @@ class Cut(Move):
     keeps_part = True
     dim: int
     start: Any
-    """A number, None or, with :attr:`stop`, a :class:`Part`."""
+    """A number or None; a :class:`Part`, and then of one rank a pair of its place and count."""
     stop: Any = None
     step: int = 1
     length: int | None = None
@@ -252,14 +232,14 @@ class Cut(Move):
     drops: bool = False
     """Whether the dimension, of which one index is left, goes."""
 
-    def layout(self, value: Layout) -> Layout | None:
-        return value
-
     def bounds(self, length: int) -> tuple[int, int]:
+        if isinstance(self.start, tuple):
+            place, count = self.start
+            if length % count:
+                raise MoveError(f"cuts {length} into {count} equal parts")
+            return length // count * place, length // count * (place + 1)
         first = _within(self.start, length, 0)
-        return first, min(first + self.length, length) if self.length is not None else _within(
-            self.stop, length, length
-        )
+        return first, _within(self.stop, length, length) if self.length is None else min(first + self.length, length)
 
     def piece(self, length: int) -> tuple[int, int] | None:
         """Which of how many equal parts of a dimension it keeps; None where it keeps something else."""
@@ -267,57 +247,39 @@ class Cut(Move):
             return None
         first, last = self.bounds(length)
         size = last - first
-        if size <= 0 or first % size or length % size:
-            return None
-        return first // size, length // size
+        return None if size <= 0 or first % size or length % size else (first // size, length // size)
 
-    def factors(self, value: Any) -> Any:
-        dim = self.dim % len(value)
-        if isinstance(self.start, Part):
-            rest = parts(value[dim], self.start.count)[1]
-        else:
-            found = self.piece(sized(value[dim]))
-            if found is None:
-                raise CallError("keeps a part")
-            rest = parts(value[dim], found[1], fix=True)[1]
-        return [*value[:dim], rest, *value[dim + 1 :]]
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        return layouts.cut(value, self.dim, self._piece(value)[1])[1]
 
-    def small(self, before: Any, after: Any) -> Move:
+    def small(self, before: Layout, shape: Lengths) -> Move:
+        return self if isinstance(self.start, Part) else Cut(self.dim, self._piece(before))
+
+    def _piece(self, value: Layout) -> tuple[int, int]:
         if isinstance(self.start, Part):
-            return self
-        length, whole = small_size(before[self.dim]), sized(before[self.dim])
-        first, last = (end * length // whole for end in self.bounds(whole))
-        return Cut(self.dim, first, last)
+            return 0, self.start.count
+        found = self.piece(size_of(value.dims[self.dim]))
+        if found is None:
+            raise NoDigitsError("keeps a part")
+        return found
 
     def on(self, rank: int) -> Move:
-        if not isinstance(self.start, Part):
-            return self
-        return evolve(self, start=_end(self.start, rank), stop=_end(self.stop, rank))
+        start = self.start
+        return evolve(self, start=(dict(start.places)[rank], start.count)) if isinstance(start, Part) else self
 
     def values(self, value: Tensor) -> Tensor:
         dim = self.dim % len(value.shape)
         first, last = self.bounds(value.shape[dim])
-        kept = (max(0, -(-(last - first) // self.step)),)
-        after = dim + 1
-        between = () if self.drops else kept, () if self.drops else (value.stride[dim] * self.step,)
-        shape = value.shape[:dim] + between[0] + value.shape[after:]
-        stride = value.stride[:dim] + between[1] + value.stride[after:]
-        return Tensor(value.memory, shape, stride, value.offset + first * value.stride[dim])
+        shape, stride = list(value.shape), list(value.stride)
+        shape[dim], stride[dim] = max(0, -(-(last - first) // self.step)), stride[dim] * self.step
+        if self.drops:
+            del shape[dim], stride[dim]
+        return Tensor(value.memory, tuple(shape), tuple(stride), value.offset + first * value.stride[dim])
 
 
-def _end(part: Part, rank: int) -> tuple[int, int]:
-    return dict(part.index)[rank], part.count
-
-
-def _within(bound: Any, length: int, default: int) -> int:
-    if bound is None:
-        return default
-    if isinstance(bound, tuple):
-        index, count = bound
-        if length % count:
-            raise MoveError(f"{length} has no {count} equal parts")
-        return int(length // count * index)
-    return int(max(0, min(length, bound + length if bound < 0 else bound)))
+def _within(bound: int | None, length: int, default: int) -> int:
+    """An index that may count from the end and lie outside."""
+    return default if bound is None else max(0, min(length, bound + length if bound < 0 else bound))
 
 
 @frozen
@@ -336,21 +298,22 @@ class Split(Move):
     def sizes(self, length: int) -> tuple[int, ...]:
         if isinstance(self.size, tuple):
             if sum(self.size) != length:
-                raise CallError(f"splits {length} as {list(self.size)}")
+                raise MoveError(f"splits {length} as {list(self.size)}")
             return self.size
         size = self.size if self.count is None else max(1, -(-length // self.count))
         return tuple(min(size, length - at) for at in range(0, length, size))
 
-    def factors(self, value: Any) -> Any:
-        dim = self.dim % len(value)
-        length = sized(value[dim])
-        sizes = self.sizes(length)
-        if len(set(sizes)) != 1:
-            raise CallError("cuts unevenly")
-        return Pieces(value, dim, parts(value[dim], len(sizes), fix=True)[0], self.drops)
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        return layouts.cut(value, self.dim, self._count(value), drops=self.drops)[1]
 
-    def small(self, before: Any, after: Any) -> Move:
-        return Split(after.dim, count=small_size(after.count), drops=self.drops)
+    def small(self, before: Layout, shape: Lengths) -> Move:
+        return Split(self.dim, count=self._count(before), drops=self.drops)
+
+    def _count(self, value: Layout) -> int:
+        sizes = self.sizes(size_of(value.dims[self.dim]))
+        if len(set(sizes)) != 1:
+            raise NoDigitsError("cuts unevenly")
+        return len(sizes)
 
     def values(self, value: Tensor) -> tuple[Tensor, ...]:
         found, at = [], 0
@@ -367,10 +330,8 @@ class Pick(Move):
     keeps_part = True
     index: int
 
-    def factors(self, value: Pieces) -> Any:
-        dims, dim = value.dims, value.dim
-        rest = [] if value.drops else [parts(dims[dim], sized(value.count))[1]]
-        return [*dims[:dim], *rest, *dims[dim + 1 :]]
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        return value
 
     def values(self, value: Sequence[Tensor]) -> Tensor:
         return value[self.index]
@@ -386,15 +347,8 @@ class Join(Move):
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
         return True
 
-    def factors(self, value: Sequence[list[Dim]]) -> Any:
-        dims = list(value[0])
-        dim = self.dim % (len(dims) + self.stacked)
-        count = [Factor(len(value), fixed=True)]
-        if self.stacked:
-            dims.insert(dim, count)
-        else:
-            dims[dim] = count + dims[dim]
-        return dims
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        return layouts.joined(value, added, self.dim, stacked=self.stacked)
 
     def values(self, value: Sequence[Tensor]) -> Tensor:
         shape = value[0].shape
@@ -402,7 +356,7 @@ class Join(Move):
         lengths = [1 if self.stacked else each.shape[dim] for each in value]
         after = dim if self.stacked else dim + 1
         if any(each.shape[:dim] + each.shape[after:] != shape[:dim] + shape[after:] for each in value):
-            raise CallError("joins tensors of different shapes")
+            raise MoveError("joins tensors of different shapes")
         elements, sizes = [each.elements() for each in value], [length * prod(shape[after:]) for length in lengths]
         joined: list[Any] = []
         for at in range(prod(shape[:dim])):
@@ -420,17 +374,17 @@ class Collective(Move):
 
     def _check(self, shards: Sequence[Tensor]) -> None:
         if self.ranks != len(shards):
-            raise CallError(f"is told of {self.ranks} ranks and has {len(shards)}")
+            raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
         if any(not shard.contiguous for shard in shards):
-            raise CallError("reads a tensor that is not contiguous")
+            raise MoveError("reads a tensor that is not contiguous")
         if any(shard.shape != shards[0].shape or not shard.shape for shard in shards):
-            raise CallError("reads tensors of different shapes")
+            raise MoveError("reads tensors of different shapes")
 
 
 @frozen
 class Gather(Collective):
-    def factors(self, value: Any) -> Any:
-        return [[Factor(self.ranks, fixed=True), *value[0]], *value[1:]]
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        return layouts.joined(value, added, 0)
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
         self._check(value)
@@ -443,16 +397,16 @@ class Gather(Collective):
 class Scatter(Collective):
     reduction: str
 
-    def factors(self, value: Any) -> Any:
-        return [parts(value[0], self.ranks, fix=True)[1], *value[1:]]
+    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+        return layouts.cut(value, 0, self.ranks)[1]
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
         self._check(value)
         if self.reduction not in ("sum", "avg"):
-            raise CallError(f"reduces with `{self.reduction}`")
+            raise MoveError(f"reduces with `{self.reduction}`")
         length, rest = divmod(value[0].shape[0], self.ranks)
         if rest:
-            raise CallError("scatters unevenly")
+            raise MoveError("scatters unevenly")
         totals: list[Any] = list(map(sum, zip(*(part.elements() for part in value), strict=True)))
         if self.reduction == "avg":  # exact, so that a mean of all and a mean of means compare equal
             totals = [Fraction(total) / self.ranks for total in totals]

@@ -20,6 +20,9 @@ VIEWS_UNSAID = frozenset(
     {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
 )
 """Operators that return memory of their first argument, and whose schemas do not say so."""
+SAVES_RANDOM_STATE = "run_and_save_rng_state"
+RUNS_WITH_RANDOM_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
+"""Higher-order operators that run a random operator, by their own names."""
 PRODUCTS = frozenset(
     f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot")
 )  # fmt: skip
@@ -47,5 +50,5 @@ class Category(IntFlag):
 
 
 def is_all_gather(target: str) -> bool:
-    """Of any namespace, functional or in place."""
+    """Of any namespace, coalesced or not."""
     return "all_gather_into_tensor" in target

@@ -55,12 +55,14 @@ def moved(facts: Facts, row: int, value: Layout) -> Layout:
     if facts.dtypes[row] != facts.dtypes[facts.inputs[row][0]]:
         raise NoDigitsError(f"dtype changes: {name}")
     move = move_in(facts, row)
+    if move.keeps_part and value.shape != shape:
+        raise NoDigitsError(f"{name} keeps a part")
     try:
         found = move.layout(value)
-    except NoDigitsError:
-        raise NoDigitsError(f"{name} cuts across shards") from None
-    if found is None or found.shape != shape:
-        raise NoDigitsError(f"{name} {'keeps a part' if move.keeps_part else 'is no layout operator'}")
+    except NoDigitsError as why:
+        raise NoDigitsError(f"{name} {str(why) or 'cuts across shards'}") from None
+    if found.shape != shape:
+        raise NoDigitsError(f"{name} is no layout operator")
     return found
 
 
@@ -100,12 +102,10 @@ def fanned(facts: Facts, fan: Fan, value: Layout) -> Layout:
     if shape is None or facts.strides[join] is None:
         raise NoDigitsError(f"sizes not fixed: {facts.names[join]}")
     try:
-        if fan.drops:
-            found = layouts.unbound(value, fan.cut, fan.joined, fan.stacked)
-        else:
-            found = layouts.rejoined(value, fan.cut, fan.count, fan.joined, fan.stacked)
+        digits, piece = layouts.cut(value, fan.cut, fan.count, drops=fan.drops)
     except NoDigitsError:
         raise NoDigitsError(f"{facts.names[join]} cuts across shards") from None
+    found = layouts.joined(piece, digits, fan.joined, stacked=fan.stacked)
     if found.shape != shape:
         raise NoDigitsError(f"{facts.names[join]} joins uneven pieces")
     return found

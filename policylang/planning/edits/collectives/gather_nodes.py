@@ -189,9 +189,7 @@ def slice_of_rank(node: NewNode, grid: Grid, order: Sequence[int], fixed: int) -
         for place in order[:fixed]:
             part = part * grid.shape[place] + at[place]
         index.append((rank, part))
-    ends = tuple((rank, part + 1) for rank, part in index)
-    bounds = Part(tuple(index), count), Part(ends, count)
-    return Call(node.name, node.target, (node.arguments[0], 0, *bounds), node.shape)
+    return Call(node.name, node.target, (node.arguments[0], 0, Part(tuple(index), count)), node.shape)
 
 
 def _same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int] | None) -> bool:

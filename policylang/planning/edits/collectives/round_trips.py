@@ -373,9 +373,7 @@ class RoundTrips:
         piece, taken, numbered = self.cuts[row]
         taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
         parts = [(rank, _part_of(grid.position(rank), taken)) for rank in grid.ranks]
-        begin = Part(tuple(parts), piece.count)
-        end = Part(tuple((rank, part + 1) for rank, part in parts), piece.count)
-        arguments = (Node(self.facts.names[piece.base]), piece.cut, begin, end)
+        arguments = (Node(self.facts.names[piece.base]), piece.cut, Part(tuple(parts), piece.count))
         return Call(self.facts.names[row], SLICE, arguments, self.facts.shapes[row])
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:

@@ -25,10 +25,10 @@ class Call:
     move: Move = field(default=Factory(lambda it: move_of(it.target, it.arguments, it.shape), True), repr=False)
 
     @property
-    def reads(self) -> str | tuple[str, ...]:
-        """The names of what it reads: several where it joins them."""
+    def reads(self) -> tuple[str, ...]:
+        """The names of what it reads, one but where it joins several."""
         first = self.arguments[0]
-        return first.name if isinstance(first, Node) else tuple(part.name for part in first)
+        return (first.name,) if isinstance(first, Node) else tuple([part.name for part in first])
 
 
 def old_calls(facts: Facts, rows: Iterable[int]) -> list[Call]:

@@ -14,8 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from policylang.operators.elements import Tensor
-from policylang.operators.factors import MoveError
-from policylang.operators.moves import Part, Scatter
+from policylang.operators.moves import MoveError, Part, Scatter
 from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.data import FusedGroup, Node, Proof
 from policylang.planning.edits.proof.calls import Call

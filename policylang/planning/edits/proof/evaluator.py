@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from policylang.operators.elements import Tensor
-from policylang.operators.factors import CallError, MoveError
-from policylang.operators.moves import Collective
+from policylang.operators.moves import Collective, Join, Move, MoveError
 from policylang.planning.edits.data import FusedGroup
 from policylang.planning.edits.proof.calls import Call, group_of
 
@@ -32,20 +31,20 @@ def run(
         groups: who takes part in a collective.
 
     Raises:
-        MoveError: where torch would raise.
+        MoveError: where torch would raise, as a sentence.
     """
     values: dict[str, dict[int, Value]] = {name: dict(of_ranks) for name, of_ranks in inputs.items()}
     for call in calls:
         try:
             found = _together if isinstance(call.move, Collective) else _apart
             values[call.name] = found(call, values, groups)
-        except CallError as why:
+        except MoveError as why:
             raise MoveError(f"`{call.name}` {why}") from None
     return values
 
 
 def _together(call: Call, values: Mapping[str, Mapping[int, Any]], groups: Groups) -> dict[int, Value]:
-    shards, group = values[str(call.reads)], group_of(call)
+    shards, group = values[call.reads[0]], group_of(call)
     met: dict[tuple[int, ...], Sequence[Tensor]] = {}
     found: dict[int, Value] = {}
     for rank in shards:
@@ -53,7 +52,7 @@ def _together(call: Call, values: Mapping[str, Mapping[int, Any]], groups: Group
         read = [shards[member] for member in members]
         key = tuple(map(id, read))
         if key not in met:
-            met[key] = call.move.values(read)
+            met[key] = _values(call, call.move, read)
         found[rank] = met[key][members.index(rank)]
     return found
 
@@ -62,11 +61,18 @@ def _apart(call: Call, values: Mapping[str, Mapping[int, Any]], _: Groups) -> di
     reads = call.reads
     known: dict[Any, Value] = {}
     found: dict[int, Value] = {}
-    for rank in values[reads if isinstance(reads, str) else reads[0]]:
-        read = values[reads][rank] if isinstance(reads, str) else tuple([values[name][rank] for name in reads])
-        move = call.move.on(rank)
-        key = move, id(read) if isinstance(read, Tensor) else tuple(map(id, read))
+    for rank in values[reads[0]]:
+        read, move = [values[name][rank] for name in reads], call.move.on(rank)
+        key = move, tuple(map(id, read))
         if key not in known:
-            known[key] = move.values(read)
+            known[key] = _values(call, move, read if isinstance(move, Join) else read[0])
         found[rank] = known[key]
+    return found
+
+
+def _values(call: Call, move: Move, read: Any) -> Any:
+    found = move.values(read)
+    one = found[0] if isinstance(move, Collective) else found
+    if isinstance(one, Tensor) and one.shape != call.shape:
+        raise MoveError(f"returns {list(one.shape)}")
     return found

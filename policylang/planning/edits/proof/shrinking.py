@@ -8,52 +8,87 @@ the chains cuts it, and each factor is then made small. Group sizes stay as they
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from math import prod
 
-from attrs import evolve, field, mutable
+from attrs import evolve, field, frozen, mutable
 
-from policylang.operators.factors import CallError, Factor, MoveError, leaves, small_shape
+from policylang.operators.layouts import SHARD, Digits, Layout, NoDigitsError, counted, shard
+from policylang.operators.moves import Gather, MoveError
 from policylang.planning.edits.proof.calls import Call
 
 SMALL = (2, 3, 5)
 
 
+@frozen
+class _Factor:
+    """A part of a digit that no operator cuts: from one weight to another."""
+
+    origin: int
+    low: int
+    high: int
+
+
 @mutable
 class Sizes:
-    """Chains on their way through: every value as the factors of its lengths."""
+    """Chains on their way through: every value as the digits of its lengths."""
 
-    values: dict[str, Any] = field(factory=dict)
-    """A list of dimensions, or the pieces of a split."""
+    values: dict[str, Layout] = field(factory=dict)
+    small: dict[_Factor, int] = field(factory=dict)
+    cuts: list[tuple[Layout, Layout]] = field(factory=list)
+    """What calls read and return: of a digit that is gone the size counts."""
+    weights: dict[int, list[int]] = field(factory=dict)
+    """Where the digits of an origin are cut, ascending."""
 
     def start(self, name: str, shape: Sequence[int]) -> None:
-        self.values[name] = [[Factor(length, fixed=False)] for length in shape]
+        self.values[name] = shard(shape)
 
     def run(self, calls: Iterable[Call]) -> None:
-        """Raises :class:`MoveError` for what cannot be followed."""
+        """Raises :class:`MoveError` for what cannot be followed, as a sentence."""
         for call in calls:
+            count = call.move.ranks if isinstance(call.move, Gather) else len(call.reads)
+            before = self.values[call.reads[0]]
             try:
-                self.values[call.name] = call.move.factors(self._read(call))
-            except CallError as why:
-                raise MoveError(f"`{call.name}` {why}") from None
+                after = call.move.layout(before, counted(len(self.values), count))
+            except (NoDigitsError, MoveError) as why:
+                raise MoveError(f"`{call.name}` {str(why) or 'cuts across shards'}") from None
+            self.values[call.name] = after
+            self.cuts.append((before, after))
 
     def shrink(self) -> None:
-        """Give each factor its small size."""
+        """Give each factor its small size. Raises :class:`MoveError` where two operators cut a digit differently."""
+        weights: dict[int, set[int]] = {}
+        for layout in self.values.values():
+            for digit in layout.flat:
+                weights.setdefault(digit.origin, set()).update((digit.weight, digit.weight * digit.size))
+        self.weights = {origin: sorted(found) for origin, found in weights.items()}
+        fixed: set[_Factor] = set()
+        for before, after in self.cuts:
+            fixed.update(set(self._factors(before.flat)).difference(self._factors(after.flat)))
         count = 0
-        for dims in self.values.values():
-            for dim in dims if isinstance(dims, list) else ():
-                for factor in leaves(dim):
-                    if not factor.small:
-                        small = factor.size if factor.fixed else min(factor.size, SMALL[count % len(SMALL)])
-                        count += small != factor.size
-                        factor.small = small
+        for layout in self.values.values():
+            for factor in self._factors(layout.flat):
+                size, rest = divmod(factor.high, factor.low)
+                if rest:
+                    raise MoveError(f"{factor.high} is cut into parts of {factor.low}")
+                if factor not in self.small:
+                    free = factor.origin == SHARD and factor not in fixed
+                    self.small[factor] = min(size, SMALL[count % len(SMALL)]) if free else size
+                    count += self.small[factor] != size
 
     def small_shape(self, name: str) -> tuple[int, ...]:
-        return small_shape(self.values[name])
+        return tuple(prod(map(self.small.__getitem__, self._factors(dim))) for dim in self.values[name].dims)
 
     def small_call(self, call: Call) -> Call:
         """The call with the sizes among its arguments made small."""
-        return evolve(call, move=call.move.small(self._read(call), self.values[call.name]))
+        shape = self.small_shape(call.name)
+        move = call.move.small(self.values[call.reads[0]], shape)
+        return evolve(call, move=move, shape=None if call.shape is None else shape)
 
-    def _read(self, call: Call) -> Any:
-        reads = call.reads
-        return self.values[reads] if isinstance(reads, str) else [self.values[name] for name in reads]
+    def _factors(self, digits: Digits) -> list[_Factor]:
+        """Slow to fast."""
+        found = []
+        for digit in digits:
+            weights = self.weights[digit.origin]
+            low, high = weights.index(digit.weight), weights.index(digit.weight * digit.size)
+            found += [_Factor(digit.origin, weights[at - 1], weights[at]) for at in range(high, low, -1)]
+        return found
