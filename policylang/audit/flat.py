@@ -26,6 +26,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.categories import argument, describe, nodes_in
+from policylang.operators.names import SAVES_RANDOM_STATE
 from policylang.planning.decisions.offloading import offloads
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan, Why
@@ -34,8 +35,7 @@ from policylang.planning.storage import storage_roots
 EFFECT_REPEATED = "APL406"
 RANDOM_AGAIN = "APL407"
 
-_REPLAY = "higher_order.run_with_rng_state"
-_KEEP = "higher_order.run_and_save_rng_state"
+_KEEP = f"higher_order.{SAVES_RANDOM_STATE}"
 
 
 @frozen(eq=False)

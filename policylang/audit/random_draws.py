@@ -14,9 +14,7 @@ from attrs import frozen
 from torch import fx
 
 from policylang.graph.facts import Facts
-
-_REPLAYS = ("run_with_rng_state", "graphsafe_run_with_rng_state")
-_SAVES_STATE = "run_and_save_rng_state"
+from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 
 
 @frozen(eq=False)
@@ -32,7 +30,7 @@ class _Draw:
 
 
 def is_replay(node: fx.Node) -> bool:
-    return _operator(node) in _REPLAYS
+    return _operator(node) in RUNS_WITH_RANDOM_STATE
 
 
 def is_random_state(value: Any) -> bool:
@@ -40,7 +38,7 @@ def is_random_state(value: Any) -> bool:
     if not isinstance(value, fx.Node) or len(value.args) != 2:
         return False
     source, position = value.args
-    return position == 0 and isinstance(source, fx.Node) and _operator(source) == _SAVES_STATE
+    return position == 0 and isinstance(source, fx.Node) and _operator(source) == SAVES_RANDOM_STATE
 
 
 def replayed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, Phase
+from policylang.operators.names import FOLLOWERS
 
 INPUTS = {
     "input": InputKind.USER,
@@ -15,11 +16,6 @@ INPUTS = {
 }
 """The words for what a graph is given."""
 NO_FLAG = Flag(0)
-_FOLLOWERS = (
-    "builtin.getitem",
-    "_c10d_functional.wait_tensor.default",
-    "_c10d_functional_autograd.wait_tensor.default",
-)
 
 
 class Row(TypedDict):
@@ -85,7 +81,7 @@ class GraphBuilder:
             op = "get_attr"
         elif target == "output":
             op, phase = "output", Phase.OUTPUT
-        if owner is None and inputs and target in _FOLLOWERS:
+        if owner is None and inputs and target in FOLLOWERS:
             owner = self.rows[inputs[0]]["owner"]
         if group and group not in self.groups:
             size = int(group.rpartition(":")[2])

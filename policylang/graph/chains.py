@@ -17,12 +17,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
+from policylang.operators.names import CAT, GETITEM, is_all_gather
+from policylang.operators.table import SPLITS
 
 _NOWHERE = -1
 _SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
-_SPLITS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.unbind.int"})
-_JOINS = frozenset({"aten.cat.default"})
-_ALL_GATHER = "c10d_functional.all_gather_into_tensor"
 
 
 class Chains:
@@ -94,7 +93,7 @@ class Chains:
         for row in facts.forward:
             if origins[row] != _NOWHERE:
                 source = joins[row] if row in joins else self._only_input(row)
-                mask[row] = mask[source] or _ALL_GATHER in targets[row]
+                mask[row] = mask[source] or is_all_gather(targets[row])
         return mask
 
     @cached_property
@@ -149,14 +148,14 @@ class Chains:
         """Each ``split, getitem…, cat`` whose pieces go nowhere else in the forward, in graph order."""
         facts = self.facts
         found = []
-        for target in sorted(_SPLITS):
+        for target in sorted(SPLITS):
             for split in facts.by_target.get(target, ()):
                 pieces = self._forward_users(split)
                 joins = {user for piece in pieces for user in self._forward_users(piece)}
-                if len(joins) != 1 or any(facts.targets[piece] != "builtin.getitem" for piece in pieces):
+                if len(joins) != 1 or any(facts.targets[piece] != GETITEM for piece in pieces):
                     continue
                 (join,) = joins
-                if facts.targets[join] in _JOINS and set(self._inputs(join)) == set(pieces):
+                if facts.targets[join] == CAT and set(self._inputs(join)) == set(pieces):
                     found.append((split, *pieces, join))
         return found
 

@@ -14,10 +14,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-VIEWS_UNSAID = frozenset(
-    {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
-)
-"""Operators that return memory of their first argument, and whose schemas do not say so."""
+from policylang.operators.names import Category
 
 
 class GraphKind(Enum):
@@ -49,29 +46,24 @@ class InputKind(IntEnum):
 
 
 class Flag(IntFlag):
-    """What holds of a node, as bits of ``Facts.flags``."""
+    """What holds of a node, as bits of ``Facts.flags``: the categories of its operator, and more."""
 
-    VIEW = 1
-    """Every tensor it returns aliases an input."""
-    RANDOM = 2
-    """It draws random numbers (SDPA with dropout 0 does not, though its operator is tagged so)."""
-    WRITES = 4
-    """It mutates one of its arguments."""
-    MULTI_OUTPUT = 8
-    """It returns a tuple; its ``getitem`` users follow it."""
-    EFFECTFUL = 16
-    """It has an effect beyond its result: an effect token, a print, an assertion, a non-functional collective."""
+    VIEW = Category.VIEW
+    RANDOM = Category.RANDOM
+    WRITES = Category.WRITES
+    MULTI_OUTPUT = Category.MULTI_OUTPUT
+    EFFECTFUL = Category.EFFECTFUL
+    COLLECTIVE = Category.COLLECTIVE
+    COMPUTE = Category.COMPUTE
+    SEED = Category.SEED
     SYMBOLIC = 32
     """Its value is a symbolic size, bool or float, not a tensor."""
     READS_MUTATED = 64
     """It reads memory that the graph writes: a second run would not see what the first one saw."""
     FEEDS_BACKWARD = 128
     """A backward node reads it (or, for an operator with followers, reads one of its followers)."""
-    COLLECTIVE = 256
     RECORDED_SAVED = 512
     """An earlier partition saved it (see ``policies/replay.apl``)."""
-    COMPUTE = 1024
-    """Its operator is on PyTorch's list of compute-intensive operators."""
     FORWARD_OUTPUT = 2048
     """The forward returns it to the caller: it lives on whatever a policy says."""
     DATA_DEPENDENT = 8192
@@ -83,8 +75,6 @@ class Flag(IntFlag):
     """The user's code waits for its gradient (``has_backward_hook``)."""
     GRADIENT = 32768
     """Of a forward value or an input of a joint graph: the backward returns it, as a gradient or as part of one."""
-    SEED = 65536
-    """It draws the seeds from which Inductor's random operators make all their numbers."""
 
 
 @frozen
@@ -168,8 +158,8 @@ class Facts:
     input_names: Sequence[str]
     """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
     arguments: Sequence[tuple[Any, ...]]
-    """Of layout operators and collectives (see :mod:`policylang.operators.arguments`): all arguments in the order of
-    the schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
+    """Of layout operators and collectives (see :mod:`policylang.graph.reading.arguments`): all arguments in the order
+    of the schema, defaults filled in, as plain values; a node is a :class:`Ref`, a dtype its name. Empty otherwise."""
     group_names: Sequence[str]
     """Of a collective: its process group; empty otherwise."""
     groups: dict[str, Group] = field(factory=dict)

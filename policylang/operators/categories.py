@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import fx
 
-from policylang.graph.facts import Flag
+from policylang.operators.names import GETITEM, SAVES_RANDOM_STATE, WAITS, Category
 from policylang.torch_compat.reading import (
     HigherOrderOperator,
     OpOverload,
@@ -21,8 +21,6 @@ from policylang.torch_compat.reading import (
     side_effect_functions,
 )
 
-GETITEM = "builtin.getitem"
-WAITS = frozenset({"_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default"})
 _GROUP_ARGUMENTS = ("group_name", "process_group", "group")
 _ASSERTIONS = (
     "aten._assert",
@@ -33,7 +31,7 @@ _ASSERTIONS = (
 )
 _EFFECTFUL_HIGHER_ORDER = frozenset({"with_effects", "print", "call_torchbind", "inductor_compiled_code"})
 _WRITING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
-_RANDOM_HIGHER_ORDER = frozenset({"run_and_save_rng_state", "graphsafe_run_with_rng_state"})
+_RANDOM_HIGHER_ORDER = frozenset({SAVES_RANDOM_STATE, "graphsafe_run_with_rng_state"})
 _SEEDS = ("prims.inductor_seed.", "prims.inductor_seeds.", "prims.inductor_rand_eager_offset")
 
 Place = tuple[int, str]
@@ -44,11 +42,11 @@ ALL_KEYWORDS: tuple[Place, ...] = ((-1, "**kwargs"),)
 
 
 @frozen
-class Operator:
+class OperatorInfo:
     name: str
     """``aten.mm.default``, as in ``Facts.targets``."""
     flags: int
-    """The ``Flag`` bits that hold of every call."""
+    """The :class:`Category` bits that hold of every call."""
     aliased: tuple[Place, ...] = ()
     """The arguments whose memory it returns."""
     written: tuple[Place, ...] = ()
@@ -60,18 +58,23 @@ class Operator:
 
 
 @cache
-def describe(target: Any) -> Operator:
+def describe(target: Any) -> OperatorInfo:
     if isinstance(target, OpOverload):
         return _describe_overload(target)
     if isinstance(target, HigherOrderOperator):
         return _describe_higher_order(target)
-    flags = Flag.EFFECTFUL if target in side_effect_functions() else Flag(0)
-    return Operator(_function_name(target), int(flags))
+    flags = Category.EFFECTFUL if target in side_effect_functions() else Category(0)
+    return OperatorInfo(_function_name(target), int(flags))
 
 
-def argument(node: fx.Node, places: Sequence[Place]) -> list[Any]:
-    """The arguments of a call at the given places; a default that was not written is left out."""
-    args, kwargs = node.args, node.kwargs
+def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[Any]:
+    """The arguments of a call at the given places; a default that was not written is left out.
+
+    ``skip``: so many arguments come before those of an operator that runs inside another.
+    """
+    args, kwargs = node.args[skip:], node.kwargs
+    if places is ALL_KEYWORDS:
+        return list(kwargs.values())
     found = []
     for position, name in places:
         if 0 <= position < len(args):
@@ -81,7 +84,17 @@ def argument(node: fx.Node, places: Sequence[Place]) -> list[Any]:
     return found
 
 
-def draws_random(operator: Operator, node: fx.Node) -> bool:
+@cache
+def parameters(target: Any) -> tuple[tuple[str, Any], ...] | None:
+    """Every argument's name and default value, of an operator of torch or ``getitem``; None of others."""
+    if describe(target).name == GETITEM:
+        return (("a", None), ("b", None))
+    if not isinstance(target, OpOverload):
+        return None
+    return tuple((given.name, given.default_value) for given in schema_of(target).arguments)
+
+
+def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
     """Whether a call of a random operator draws: SDPA with dropout 0 does not, nor does dropout outside training."""
     if not operator.chance:
         return True
@@ -91,7 +104,7 @@ def draws_random(operator: Operator, node: fx.Node) -> bool:
     return not off and (bool(values) or operator.chance[0][1] != "dropout_p")
 
 
-def group_name(operator: Operator, node: fx.Node) -> str:
+def group_name(operator: OperatorInfo, node: fx.Node) -> str:
     """The process group of a collective; empty where the call does not say it by name."""
     for value in argument(node, operator.group):
         if isinstance(value, str):
@@ -112,7 +125,7 @@ def nodes_in(values: Any) -> list[fx.Node]:
     return []
 
 
-def _describe_overload(target: OpOverload) -> Operator:
+def _describe_overload(target: OpOverload) -> OperatorInfo:
     name = str(target)
     namespace = target.namespace
     schema = schema_of(target)
@@ -135,40 +148,40 @@ def _describe_overload(target: OpOverload) -> Operator:
             group.append(place)
     if namespace == "c10d" and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))  # their schemas do not say so
-    flags = Flag(0)
+    flags = Category(0)
     if schema.is_mutable or written:
-        flags |= Flag.WRITES
+        flags |= Category.WRITES
     elif schema.returns and all(value.alias_info is not None for value in schema.returns):
-        flags |= Flag.VIEW
+        flags |= Category.VIEW
     if torch.Tag.nondeterministic_seeded in target.tags:
-        flags |= Flag.RANDOM
+        flags |= Category.RANDOM
     if name.startswith(_SEEDS):
-        flags |= Flag.SEED
+        flags |= Category.SEED
     if len(schema.returns) > 1 or any(str(value.type).startswith("List[") for value in schema.returns):
-        flags |= Flag.MULTI_OUTPUT
+        flags |= Category.MULTI_OUTPUT
     if group and name not in WAITS:
-        flags |= Flag.COLLECTIVE
+        flags |= Category.COLLECTIVE
     if name.rpartition(".")[0] in compute_operators():
-        flags |= Flag.COMPUTE
+        flags |= Category.COMPUTE
     spared = target in side_effect_functions() and not namespace.endswith("c10d_functional")
     if namespace == "c10d" or name.startswith(_ASSERTIONS) or spared:
-        flags |= Flag.EFFECTFUL
-    return Operator(name, int(flags), tuple(aliased), tuple(written), tuple(chance), tuple(group))
+        flags |= Category.EFFECTFUL
+    return OperatorInfo(name, int(flags), tuple(aliased), tuple(written), tuple(chance), tuple(group))
 
 
-def _describe_higher_order(target: HigherOrderOperator) -> Operator:
+def _describe_higher_order(target: HigherOrderOperator) -> OperatorInfo:
     name = target.name()
-    flags = Flag(0)
+    flags = Category(0)
     if name in _EFFECTFUL_HIGHER_ORDER:
-        flags |= Flag.EFFECTFUL
+        flags |= Category.EFFECTFUL
     if name in _WRITING_HIGHER_ORDER:
-        flags |= Flag.WRITES
+        flags |= Category.WRITES
     if name in _RANDOM_HIGHER_ORDER:
-        flags |= Flag.RANDOM
+        flags |= Category.RANDOM
     if name in compute_operators():
-        flags |= Flag.COMPUTE
-    written = ALL_KEYWORDS if Flag.WRITES in flags else ()
-    return Operator(f"higher_order.{name}", int(flags), written=written)
+        flags |= Category.COMPUTE
+    written = ALL_KEYWORDS if Category.WRITES in flags else ()
+    return OperatorInfo(f"higher_order.{name}", int(flags), written=written)
 
 
 def _function_name(target: Any) -> str:

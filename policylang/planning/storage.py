@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from policylang.graph.facts import VIEWS_UNSAID, Facts, Flag
+from policylang.graph.facts import Facts, Flag
+from policylang.operators.names import GETITEM, VIEWS_UNSAID
 
-GETITEM = "builtin.getitem"
 IN_FLIGHT = 2
 """How many copies between device and host may be under way, in either direction, before one is awaited."""
 _KNOWN = "_storage_roots"  # beside the cached properties of a facts, which go with it

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
+from policylang.operators.names import GETITEM
 from policylang.planning.liveness import is_gradient
-from policylang.planning.storage import GETITEM, IN_FLIGHT, storage_roots
+from policylang.planning.storage import IN_FLIGHT, storage_roots
 
 # Plain integers: the enumeration's own operators cost ten times as much.
 _HAS_EFFECT = int(Flag.RANDOM | Flag.EFFECTFUL)

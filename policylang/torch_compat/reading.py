@@ -7,6 +7,7 @@ are told apart by class name, so that a version that adds one, or lacks one, nee
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -21,6 +22,8 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput", "BackwardTokenAOTOutput"})
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
+UNBACKED_HINT = 4096
+"""What a size that is known at run time only counts as, as in PyTorch's own partitioner."""
 
 
 def schema_of(operator: Any) -> Any:
@@ -122,6 +125,30 @@ def input_source(placeholder: torch.fx.Node) -> tuple[str, bool]:
 def input_value(placeholder: torch.fx.Node) -> Any:
     """What Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
     return placeholder.meta.get("example_value")
+
+
+def value_of(meta: Mapping[str, Any]) -> Any:
+    """The fake value of a node: AOTAutograd's, Dynamo's, or what a shape propagation left. Undocumented keys."""
+    value = meta.get("val")
+    if value is None:
+        value = meta.get("example_value")
+    if value is None and (recorded := meta.get("tensor_meta")) is not None and hasattr(recorded, "shape"):
+        return torch.empty(recorded.shape, dtype=recorded.dtype, device="meta")
+    return value
+
+
+def hint(length: int | torch.SymInt) -> int:
+    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard.
+
+    Private because the public ways to a number guard on it."""
+    if isinstance(length, int):
+        return length
+    known = getattr(length.node, "hint", None)
+    return UNBACKED_HINT if known is None else int(known)
+
+
+def hinted_shape(size: torch.Size) -> torch.Size:
+    return torch.Size([hint(length) for length in size])
 
 
 def has_data_symbol(value: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from policylang.audit.random_draws import is_random_state
 from policylang.backends.joint.partitioner import Partition
-from policylang.graph.reading.values import hint
+from policylang.torch_compat.reading import hint
 
 
 class _Tracker(MemTracker):

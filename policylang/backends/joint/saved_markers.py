@@ -14,9 +14,10 @@ from attrs import evolve
 from torch import fx
 
 from policylang.graph import marks
-from policylang.graph.facts import VIEWS_UNSAID, Flag
-from policylang.graph.reading.saved_markers import COPIES, Record
-from policylang.operators.categories import GETITEM, describe
+from policylang.graph.facts import Flag
+from policylang.graph.reading.saved_markers import Record
+from policylang.operators.categories import describe
+from policylang.operators.names import AUTOGRAD_COPIES, GETITEM, VIEWS_UNSAID
 
 
 def unread(graph: fx.Graph) -> dict[fx.Node, None]:
@@ -90,7 +91,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _is_copy(node: fx.Node) -> bool:
-    return node.op == "call_function" and describe(node.target).name in COPIES
+    return node.op == "call_function" and describe(node.target).name in AUTOGRAD_COPIES
 
 
 def _maker(node: fx.Node, gone: Collection[fx.Node]) -> fx.Node:

@@ -12,6 +12,7 @@ from torch import fx
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase, read_by_backward, users_of
 from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
+from policylang.graph.reading.arguments import argument_column
 from policylang.graph.reading.collectives import group_columns
 from policylang.graph.reading.flat_phases import said_phase
 from policylang.graph.reading.inputs import Source, input_columns
@@ -22,13 +23,13 @@ from policylang.graph.reading.mutation import mutated_reads
 from policylang.graph.reading.phases import Marks, check_kind, check_operators, kind_of, phases_of
 from policylang.graph.reading.saved_markers import Columns, Record, find, from_annotation
 from policylang.graph.reading.seeds import is_seed
-from policylang.graph.reading.values import Values, value_of
-from policylang.operators.arguments import argument_column
-from policylang.operators.categories import GETITEM, WAITS, Operator, argument, describe, draws_random, nodes_in
+from policylang.graph.reading.values import Values
+from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
 from policylang.operators.flops import count, formula_for
-from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output, own_rank
+from policylang.operators.names import GETITEM, WAITS
+from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output, own_rank, value_of
 
-_NO_OPERATOR = Operator("", 0)
+_NO_OPERATOR = OperatorInfo("", 0)
 
 # Plain numbers: arithmetic on an enum's members costs more than all else that is done to a node.
 _RANDOM = int(Flag.RANDOM)
@@ -95,7 +96,7 @@ class _Collector:
         self.groups = groups
         self.mesh = mesh
         self.row_of = {node: row for row, node in enumerate(self.nodes)}
-        self.operators: list[Operator] = []
+        self.operators: list[OperatorInfo] = []
         self.paths = ModulePaths(root)
 
     def facts(self, kind: GraphKind | None) -> Facts:
@@ -154,7 +155,7 @@ class _Collector:
             owners=owners,
             input_kinds=kinds,
             input_names=[path_of[raw] for raw in input_names],
-            arguments=argument_column(nodes, row_of),
+            arguments=argument_column(nodes, self.operators, row_of),
             group_names=group_names,
             groups=groups,
             meshes=meshes_of(groups, self.mesh),

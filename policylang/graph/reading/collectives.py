@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from policylang.graph.facts import Flag, Group
-from policylang.operators.categories import Operator, group_name
+from policylang.operators.categories import OperatorInfo, group_name
 from policylang.torch_compat.reading import group_ranks
 
 _COLLECTIVE = int(Flag.COLLECTIVE)
 
 
 def group_columns(
-    nodes: Sequence[fx.Node], operators: Sequence[Operator], known: Mapping[str, Group]
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], known: Mapping[str, Group]
 ) -> tuple[list[str], dict[str, Group]]:
     """``Facts.group_names`` and ``Facts.groups``; a group that is not known is asked of torch.distributed."""
     names = [""] * len(nodes)

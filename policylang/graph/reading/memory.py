@@ -17,41 +17,18 @@ from collections.abc import Sequence
 import torch.fx as fx
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import VIEWS_UNSAID, Phase
-from policylang.operators.categories import GETITEM, WAITS, argument, describe, nodes_in
-from policylang.torch_compat.reading import OpOverload
-
-_RUNNING_STATISTICS: dict[str, tuple[int, ...]] = {
-    "aten.native_batch_norm": (3, 4),
-    "aten.cudnn_batch_norm": (3, 4),
-    "aten.miopen_batch_norm": (3, 4),
-    "aten.batch_norm_gather_stats": (3, 4),
-    "aten.batch_norm_gather_stats_with_counts": (3, 4),
-    "aten.batch_norm_update_stats": (1, 2),
-}
-"""Operators that update running statistics without saying so in their schema: which arguments they write."""
-
-_TRAINING_ARGUMENT = 5
-_WRITES_ONLY_IN_TRAINING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
-
-_STATISTICS_MAY_BE_LEFT_OUT = frozenset(_RUNNING_STATISTICS) - {"aten.batch_norm_update_stats"}
-"""Of these, the ones whose results do not depend on the statistics and that accept none: a second run passes None."""
-
-_RANDOM_STATE = frozenset(
-    f"higher_order.{name}" for name in ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
+from policylang.graph.facts import Phase
+from policylang.operators.effects import (
+    asks_for_sizes,
+    effects,
+    may_write,
+    statistics_positions,
+    written_statistics,
 )
-
-_MAY_WRITE_UNSAID = frozenset(f"{name}.default" for name in _RUNNING_STATISTICS) | _RANDOM_STATE
-
-_SIZES_ONLY = ("new_", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset")
-_SIZES_ONLY_SUFFIX = "_like"
-"""Operators of ``aten`` that look at the sizes of their input and not at its bytes, by their names' ends."""
 
 _MOST_EARLY_READERS = 8
 """So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a
 unit would tie unrelated parts of a model together, and the memory is saved instead."""
-
-_ALIASES_UNSAID = VIEWS_UNSAID | WAITS
 
 
 @frozen(eq=False)
@@ -90,7 +67,7 @@ class Memory:
 
 def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> Memory:
     """The memory of a flat graph whose phases are known. O(nodes + edges)."""
-    if not any(map(_may_write, nodes)):
+    if not any(map(may_write, nodes)):
         return _nothing_written(len(nodes))
     row_of = {node: row for row, node in enumerate(nodes)}
     inputs = [tuple(row_of[each] for each in node.all_input_nodes) for node in nodes]
@@ -101,12 +78,12 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> Memory:
     for row, node in enumerate(nodes):
         if node.op != "call_function":
             continue
-        aliased, written = _effects(node)
+        aliased, written = effects(node)
         for other in aliased:
             _join(parents, row, row_of[other])
-        reads_no_bytes[row] = (bool(aliased) and not written) or _asks_for_sizes(node)
+        reads_no_bytes[row] = (bool(aliased) and not written) or asks_for_sizes(node)
         raw_writes.extend((row, row_of[other]) for other in written)
-        if left_out := _statistics(node):
+        if left_out := written_statistics(node):
             statistics[row] = left_out
             raw_writes.extend((row, row_of[node.args[at]]) for at in left_out)
     roots = [_find(parents, row) for row in range(len(nodes))]
@@ -125,63 +102,10 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> Memory:
     return evolve(memory, unstable=unstable, written=outside)
 
 
-def _may_write(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    operator = describe(node.target)
-    return bool(operator.written) or operator.name in _MAY_WRITE_UNSAID
-
-
 def _nothing_written(length: int) -> Memory:
     """Of a functional graph: nothing stands in the way of a second run, so who shares memory does not matter."""
     nothing: frozenset[int] = frozenset()
     return Memory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
-
-
-def _effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The nodes whose memory a call returns and those whose memory it writes."""
-    operator = describe(node.target)
-    if operator.name == GETITEM or operator.name in _ALIASES_UNSAID:
-        return nodes_in(node.args[0]), []
-    if operator.name in _RANDOM_STATE:
-        return _effects_of_wrapped(node)
-    if not operator.aliased and not operator.written:
-        return [], []
-    written = argument(node, operator.written)
-    if operator.written and operator.written[0][1] == "kwargs":
-        written = list(node.kwargs.values())
-    return nodes_in(argument(node, operator.aliased)), nodes_in(written)
-
-
-def _effects_of_wrapped(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Of an operator that runs inside ``run_and_save_rng_state`` or ``run_with_rng_state``."""
-    at = next((at for at, each in enumerate(node.args) if isinstance(each, OpOverload)), None)
-    if at is None:
-        return [], []
-    operator, args = describe(node.args[at]), node.args[at + 1 :]
-    aliased = [args[place] for place, _ in operator.aliased if 0 <= place < len(args)]
-    written = [args[place] for place, _ in operator.written if 0 <= place < len(args)]
-    return nodes_in(aliased), nodes_in(written)
-
-
-def _statistics(node: fx.Node) -> tuple[int, ...]:
-    """The positions of running statistics that a call updates without saying so in its schema."""
-    name = describe(node.target).name.removesuffix(".default")
-    positions = _RUNNING_STATISTICS.get(name, ())
-    if not positions or (name in _WRITES_ONLY_IN_TRAINING and node.args[_TRAINING_ARGUMENT] is not True):
-        return ()
-    return tuple(at for at in positions if at < len(node.args) and isinstance(node.args[at], fx.Node))
-
-
-def statistics_positions(target: object) -> tuple[int, ...]:
-    """The arguments of an operator that a second run can leave out: running statistics its results do not read."""
-    name = describe(target).name.removesuffix(".default")
-    return _RUNNING_STATISTICS[name] if name in _STATISTICS_MAY_BE_LEFT_OUT else ()
-
-
-def may_leave_out_statistics(node: fx.Node) -> bool:
-    """Whether a second run of an operator with running statistics gives the same result without them."""
-    return describe(node.target).name.removesuffix(".default") in _STATISTICS_MAY_BE_LEFT_OUT
 
 
 def _find(parents: list[int], row: int) -> int:
@@ -196,12 +120,6 @@ def _join(parents: list[int], left: int, right: int) -> None:
     left, right = _find(parents, left), _find(parents, right)
     if left != right:
         parents[max(left, right)] = min(left, right)
-
-
-def _asks_for_sizes(node: fx.Node) -> bool:
-    namespace, _, rest = describe(node.target).name.partition(".")
-    name = rest.partition(".")[0]
-    return namespace == "aten" and (name.startswith(_SIZES_ONLY) or name.endswith(_SIZES_ONLY_SUFFIX))
 
 
 def _units(
@@ -285,7 +203,7 @@ def _hazards(
             continue
         if row in writers and units[row] < 0:
             left_out = memory.statistics.get(row, ())
-            if not left_out or not may_leave_out_statistics(nodes[row]):
+            if not left_out or not statistics_positions(nodes[row].target):
                 written.add(row)
         if roots[row] in loose:
             unstable.add(row)

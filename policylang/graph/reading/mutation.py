@@ -14,20 +14,14 @@ from typing import Any
 
 from torch import fx
 
-from policylang.operators.categories import ALL_KEYWORDS, Operator, argument, nodes_in
+from policylang.operators.categories import OperatorInfo, argument, nodes_in
+from policylang.operators.effects import unread
 from policylang.torch_compat.reading import mutated_input, underlying_input
-
-_TRAINING_STATISTICS = {
-    "aten._native_batch_norm_legit_functional.default": ((3, "running_mean"), (4, "running_var")),
-    "aten._batch_norm_with_update_functional.default": ((3, "running_mean"), (4, "running_var")),
-}
-_TRAINING = ((5, "training"),)
-_ALWAYS_TRAINS = frozenset({"aten._batch_norm_with_update_functional.default"})
 
 
 def mutated_reads(
     nodes: Sequence[fx.Node],
-    operators: Sequence[Operator],
+    operators: Sequence[OperatorInfo],
     roots: Sequence[int],
     row_of: Mapping[fx.Node, int],
     output_descs: Sequence[Any],
@@ -52,22 +46,20 @@ def mutated_reads(
             found.append(row)
             continue
         for read in node.all_input_nodes:
-            if last_write.get(roots[row_of[read]], -1) > row and read not in _unread(node, operators[row]):
+            if last_write.get(roots[row_of[read]], -1) > row and read not in unread(node, operators[row]):
                 found.append(row)
                 break
     return found
 
 
 def _last_writes(
-    nodes: Sequence[fx.Node], operators: Sequence[Operator], roots: Sequence[int], row_of: Mapping[fx.Node, int]
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], roots: Sequence[int], row_of: Mapping[fx.Node, int]
 ) -> dict[int, int]:
     """Of each memory that an operator of the graph writes, the last row that does."""
     last: dict[int, int] = {}
     for row, operator in enumerate(operators):
         if operator.written:
-            node = nodes[row]
-            whole = operator.written == ALL_KEYWORDS
-            for target in nodes_in(node.kwargs if whole else argument(node, operator.written)):
+            for target in nodes_in(argument(nodes[row], operator.written)):
                 last[roots[row_of[target]]] = row
     return last
 
@@ -82,13 +74,3 @@ def _written_by_runtime(nodes: Sequence[fx.Node], output_descs: Sequence[Any]) -
         if node.op == "placeholder" and (desc := node.meta.get("desc")) is not None:
             placeholders.setdefault(underlying_input(desc), []).append(row)
     return [row for target in targets for row in placeholders.get(underlying_input(target), ())]
-
-
-def _unread(node: fx.Node, operator: Operator) -> Sequence[fx.Node]:
-    """The running statistics of a BatchNorm in training."""
-    places = _TRAINING_STATISTICS.get(operator.name)
-    if places is None:
-        return ()
-    if operator.name not in _ALWAYS_TRAINS and argument(node, _TRAINING) != [True]:
-        return ()
-    return nodes_in(argument(node, places))

@@ -14,9 +14,7 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from policylang.graph.facts import LostRecord, Phase
-
-COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default"})
-"""What autograd keeps instead of a value: a ``detach`` of a result, a ``clone`` of what is then written to."""
+from policylang.operators.names import AUTOGRAD_COPIES
 
 
 @frozen
@@ -124,7 +122,7 @@ class _Group:
     def _is_copy(self, row: int) -> bool:
         """Whether autograd keeps it: only the backward reads it. A ``clone`` of a decomposition the forward reads."""
         phases = self.columns.phases
-        return self.columns.targets[row] in COPIES and all(
+        return self.columns.targets[row] in AUTOGRAD_COPIES and all(
             phases[user] == Phase.BACKWARD or user in self.copies for user in self.columns.users[row]
         )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-UNBACKED_HINT = 4096
-"""What a size that is known at run time only counts as, as in PyTorch's own partitioner."""
+from policylang.torch_compat.reading import hint
 
 
 class Value(NamedTuple):
@@ -67,25 +65,3 @@ class Values:
             numel * dtype.itemsize, numel, shape, stride, str(dtype).removeprefix("torch."), str(device), False
         )
         return self._measured.setdefault(value, value)
-
-
-def value_of(meta: Mapping[str, Any]) -> Any:
-    """The fake value of a node: AOTAutograd's, Dynamo's, or what a shape propagation left."""
-    value = meta.get("val")
-    if value is None:
-        value = meta.get("example_value")
-    if value is None and (recorded := meta.get("tensor_meta")) is not None and hasattr(recorded, "shape"):
-        return torch.empty(recorded.shape, dtype=recorded.dtype, device="meta")
-    return value
-
-
-def hint(length: int | torch.SymInt) -> int:
-    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard."""
-    if isinstance(length, int):
-        return length
-    known = getattr(length.node, "hint", None)
-    return UNBACKED_HINT if known is None else int(known)
-
-
-def hinted_shape(size: torch.Size) -> torch.Size:
-    return torch.Size([hint(length) for length in size])

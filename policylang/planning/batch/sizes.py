@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from math import prod
 
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
-from policylang.planning.storage import GETITEM
+from policylang.operators.names import GETITEM
 
 REACH = 1024
 """So many times as much as here a value is taken to grow at most: what lies beyond, no batch reaches."""

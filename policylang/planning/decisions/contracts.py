@@ -13,11 +13,11 @@ from policylang.graph.facts import Facts, Flag, InputKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Is, Policy, Reference, Selector, Where
 from policylang.language.walk import predicates, walk
+from policylang.operators.names import is_all_gather
 from policylang.planning import refusals
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.predicates import ORIGINS
 
-_ALL_GATHER = "all_gather_into_tensor"
 _FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)  # a plain integer: the enumeration's own operators cost ten times as much
 _OTHERS = (InputKind.BUFFER, InputKind.USER)
 
@@ -46,7 +46,7 @@ def _gathers(facts: Facts, chains: Chains) -> list[int]:
     """The all-gathers that start at an input of another kind than a parameter."""
     found = []
     for target, rows in facts.by_target.items():
-        if _ALL_GATHER in target:
+        if is_all_gather(target):
             origins = ((row, chains.origins[row]) for row in rows)
             found += [row for row, origin in origins if origin >= 0 and facts.input_kinds[origin] in _OTHERS]
     return sorted(found)

@@ -15,26 +15,10 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag, Group, InputKind, Phase, Ref, users_of
+from policylang.operators.names import FOLLOWERS, Category
+from policylang.operators.table import MOVERS
 from policylang.planning.edits.data import FusedGroup, NewNode, Node, Rewrite
 
-_VIEW = int(Flag.VIEW)
-_COLLECTIVE = int(Flag.COLLECTIVE)
-_FLAGS = {
-    "_c10d_functional.all_gather_into_tensor.default": _COLLECTIVE,
-    "_c10d_functional.reduce_scatter_tensor.default": _COLLECTIVE,
-    "_c10d_functional.wait_tensor.default": 0,
-    "aten.cat.default": 0,
-    "aten.clone.default": 0,
-    "aten.permute.default": _VIEW,
-    "aten.slice.Tensor": _VIEW,
-    "aten.split.Tensor": int(Flag.VIEW | Flag.MULTI_OUTPUT),
-    "aten.view.default": _VIEW,
-    "builtin.getitem": 0,
-}
-"""What the operators of new nodes are, as :func:`policylang.operators.categories.describe` says it."""
-_DEFAULTS: dict[str, tuple[Any, ...]] = {"aten.cat.default": (None, 0), "aten.slice.Tensor": (None, 0, None, None, 1)}
-"""What a call leaves out at its end, by place: ``Facts.arguments`` has every argument of the schema."""
-_FOLLOWERS = ("_c10d_functional.wait_tensor.default", "builtin.getitem")
 _KEPT = int(Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
 """What a new node takes over from the one it is like, with that one's metadata."""
 _HANDED_ON = int(Flag.FORWARD_OUTPUT | Flag.GRADIENT)
@@ -133,11 +117,9 @@ class _Rewriting:
         return tuple(dict.fromkeys(self.row_of_name[name] for name in _nodes(each.arguments)))
 
     def _arguments(self, each: int | NewNode) -> tuple[Any, ...]:
-        if isinstance(each, NewNode):
-            given = each.arguments + _DEFAULTS.get(each.target, ())[len(each.arguments) :]
-        else:
-            given = self.old.arguments[each]
-        return tuple([self._argument(value) for value in given])
+        if isinstance(each, int):
+            return tuple([self._argument(value) for value in self.old.arguments[each]])
+        return tuple([self._argument(value) for value in MOVERS[each.target].completed(each.arguments)])
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
@@ -151,7 +133,7 @@ class _Rewriting:
     def _group_name(self, each: int | NewNode) -> str:
         if isinstance(each, int):
             return self.old.group_names[each]
-        group = each.arguments[-1] if each.target in _FLAGS and _FLAGS[each.target] & _COLLECTIVE else None
+        group = each.arguments[-1] if MOVERS[each.target].categories & Category.COLLECTIVE else None
         return self._group(group) if isinstance(group, FusedGroup) else group or ""
 
     def _group(self, group: FusedGroup) -> str:
@@ -166,7 +148,7 @@ class _Rewriting:
         for row, each in enumerate(self.order):
             if isinstance(each, int):
                 owners[row] = self.row_of[self.old.owners[each]]
-            elif each.target in _FOLLOWERS:
+            elif each.target in FOLLOWERS:
                 owners[row] = owners[inputs[row][0]]
         return owners
 
@@ -185,7 +167,7 @@ class _Rewriting:
         return flags
 
     def _new_flags(self, node: NewNode) -> int:
-        return _FLAGS[node.target] | (self.old.flags[self.old.index[node.like]] & _KEPT)
+        return MOVERS[node.target].categories | (self.old.flags[self.old.index[node.like]] & _KEPT)
 
 
 def fused_name(group: FusedGroup) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policylang.graph.facts import Facts, Flag
+from policylang.operators.names import GETITEM
 from policylang.planning.edits.data import FusedGroup, Rewrite, Rewrites
-from policylang.planning.storage import GETITEM
 
 _VIEW = int(Flag.VIEW)
 

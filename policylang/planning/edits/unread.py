@@ -8,8 +8,8 @@ from collections.abc import Collection
 from attrs import evolve
 
 from policylang.graph.facts import Facts
+from policylang.operators.names import GETITEM
 from policylang.planning.edits.data import Rewrite
-from policylang.planning.storage import GETITEM
 
 
 def unread_pieces(facts: Facts) -> frozenset[int]:

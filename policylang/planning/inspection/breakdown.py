@@ -15,9 +15,10 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Action
+from policylang.operators.names import GETITEM
 from policylang.planning.liveness import Needs, Outcome, backward_needs, own_bytes, with_cost
 from policylang.planning.plan import Decision, Plan, Why
-from policylang.planning.storage import GETITEM, storage_roots
+from policylang.planning.storage import storage_roots
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.peak import Peak, peak_of
 

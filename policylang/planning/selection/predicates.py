@@ -14,8 +14,8 @@ from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, InputKind
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.syntax import And, Annotated, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.operators.names import GETITEM
 from policylang.planning.selection.cuts import Cuts
-from policylang.planning.storage import GETITEM
 
 Test = Callable[[int], bool]
 Amount = Callable[[int], float | None]

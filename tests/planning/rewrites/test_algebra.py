@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, GraphKind
+from policylang.operators import strides
+from policylang.operators.elements import Tensor
 from policylang.planning.edits.collectives.grids import Grid, grid_of
 from policylang.planning.edits.data import FusedGroup, Rewrite
-from policylang.planning.edits.proof import strides
 from policylang.planning.edits.proof.calls import Call, new_call, old_calls
 from policylang.planning.edits.proof.equivalence import Claim, Prover
-from policylang.planning.edits.proof.evaluator import Tensor, run
+from policylang.planning.edits.proof.evaluator import run
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
 
 

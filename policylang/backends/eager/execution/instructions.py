@@ -11,7 +11,7 @@ from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.stream import changes_only_geometry, writes
 from policylang.graph.facts import Facts, Flag
-from policylang.graph.reading.memory import statistics_positions
+from policylang.operators.effects import statistics_positions
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Decision, Plan
 from policylang.planning.schedule.sequential_recompute import kept_rows, replayed_needs

@@ -21,7 +21,7 @@ from policylang.backends.eager.observation.modes import Mode
 from policylang.backends.eager.observation.origins import memory_of, tensors_in
 from policylang.backends.eager.observation.stream import VIEW, draws, is_no_step, is_same_view, written_by
 from policylang.errors import PolicyGraphError
-from policylang.graph.reading.memory import statistics_positions
+from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.eager import (
     detached,
     keeps_graph,

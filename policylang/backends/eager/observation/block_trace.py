@@ -20,7 +20,7 @@ from policylang.backends.eager.observation.origins import OUTSIDE, External, Ori
 from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
-from policylang.operators.categories import GETITEM
+from policylang.operators.names import GETITEM
 from policylang.torch_compat.eager import outside_of_modes
 from policylang.torch_compat.reading import schema_of
 from policylang.torch_compat.subclasses import take_apart

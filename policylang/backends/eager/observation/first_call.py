@@ -24,7 +24,6 @@ from policylang.backends.eager.observation.fsdp_hooks import gathers
 from policylang.backends.eager.observation.modes import Mode
 from policylang.backends.eager.observation.origins import Memory, Origin, Origins, described, memory_of, tensors_in
 from policylang.backends.eager.observation.stream import VIEW, draws, is_ignored, is_same_view, writes, written_by
-from policylang.graph.reading.values import hint
 from policylang.torch_compat.eager import (
     DispatchMode,
     detached,
@@ -32,6 +31,7 @@ from policylang.torch_compat.eager import (
     outside_of_modes,
     saved_tensor_hooks,
 )
+from policylang.torch_compat.reading import hint
 from policylang.torch_compat.subclasses import take_apart
 
 

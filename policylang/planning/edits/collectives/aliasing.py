@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policylang.graph.facts import Facts, Flag
-from policylang.planning.edits.collectives.element_moves import GETITEM
+from policylang.operators.names import GETITEM
 from policylang.planning.edits.setting import RefusedError
 from policylang.planning.storage import storage_roots
 

@@ -12,26 +12,11 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from policylang.graph.facts import Facts, Flag
-from policylang.planning.edits.collectives.element_moves import CASTS, GETITEM, permutation
-from policylang.planning.edits.proof import strides
+from policylang.operators import strides
+from policylang.operators.names import GETITEM, PRODUCTS
+from policylang.planning.edits.collectives.element_moves import move_in
 
 Lengths = strides.Lengths
-
-_PRODUCTS = frozenset(
-    {
-        "aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default", "aten.mv.default",
-        "aten.addmv.default", "aten.dot.default",
-    }
-)  # fmt: skip
-_SAME = frozenset({"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"})
-_VIEWS = frozenset(
-    {
-        "aten.view.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default",
-        "aten.unflatten.int",
-    }
-)  # fmt: skip
-_RESHAPES = frozenset({"aten.reshape.default", "aten.flatten.using_ints"})
-_UNSAFE = "aten._unsafe_view.default"
 
 
 def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
@@ -45,7 +30,7 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
     while pending:
         at, now = heappop(pending)
         for user in facts.users[at]:
-            if facts.targets[user] in _PRODUCTS:
+            if facts.targets[user] in PRODUCTS:
                 continue
             after = _after(facts, user, at, now)
             if after is None:
@@ -74,46 +59,9 @@ def _makes_its_own(facts: Facts, row: int) -> bool:
 
 def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | None:
     """The strides of what a layout operator makes of a value that has these; None where it cannot read it so."""
-    target, arguments = facts.targets[row], facts.arguments[row]
-    shape, result = facts.shapes[source], facts.shapes[row]
+    shape = facts.shapes[source]
     if facts.flags[row] & (Flag.WRITES | Flag.EFFECTFUL) or facts.inputs[row] != (source,):
         return None
-    if shape is None or result is None or facts.strides[row] is None or facts.ops[row] != "call_function":
+    if shape is None or facts.strides[row] is None or facts.ops[row] != "call_function":
         return None
-    order = permutation(facts, row)
-    if order is not None:
-        return strides.permuted(stride, order)
-    if target in _SAME or target == "aten.clone.default" or target in CASTS:
-        return _same_elements(facts, row, shape, stride)
-    if target == "aten.unsqueeze.default":
-        return _unsqueezed(shape, stride, arguments[1])
-    if target in ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"):
-        return _squeezed(shape, stride, result)
-    if target in _VIEWS or target in _RESHAPES or target == _UNSAFE:
-        found = strides.viewed(shape, stride, result)
-        return strides.contiguous(result) if found is None and target in _RESHAPES else found
-    return None
-
-
-def _same_elements(facts: Facts, row: int, shape: Lengths, stride: Lengths) -> Lengths | None:
-    target, arguments = facts.targets[row], facts.arguments[row]
-    if target in _SAME:
-        return stride
-    if target == "aten.clone.default" and arguments[1] == "contiguous_format":
-        return strides.contiguous(shape)
-    if target == "aten.view.dtype" or not strides.is_dense(shape, stride):
-        return None
-    asked = arguments[1] if target == "aten.clone.default" else arguments[-1] if "_to_copy" in target else None
-    return stride if asked in (None, "preserve_format") else None
-
-
-def _unsqueezed(shape: Lengths, stride: Lengths, dim: int) -> Lengths:
-    dim %= len(shape) + 1
-    step = shape[dim] * stride[dim] if dim < len(shape) else 1
-    return (*stride[:dim], step, *stride[dim:])
-
-
-def _squeezed(shape: Lengths, stride: Lengths, result: Lengths) -> Lengths | None:
-    """Which of several lengths of 1 are dropped makes no difference to the others' strides."""
-    kept = tuple(step for length, step in zip(shape, stride, strict=True) if length != 1)
-    return kept if len(kept) == len(result) else None
+    return move_in(facts, row).strides(shape, stride)

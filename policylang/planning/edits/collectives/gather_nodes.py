@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.planning.edits.collectives.element_moves import GATHER, WAIT
+from policylang.operators.layouts import Layout
+from policylang.operators.moves import Part
+from policylang.operators.names import GATHER, SLICE, WAIT
+from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.collectives.lines import Path, Step, last_row
 from policylang.planning.edits.data import FusedGroup, NewNode, Node
 from policylang.planning.edits.naming import Names
-from policylang.planning.edits.proof.calls import Call, Part
+from policylang.planning.edits.proof.calls import Call
 from policylang.planning.edits.proof.canonical import Steps, steps_to
-from policylang.planning.edits.proof.layouts import Layout
-from policylang.planning.edits.proof.strides import contiguous, is_contiguous
 from policylang.planning.edits.setting import RefusedError
-
-_SLICE = "aten.slice.Tensor"
 
 
 @frozen
@@ -111,7 +110,7 @@ class Maker:
         shape = (length, *self.start[1:])
         arguments = (Node(self.gathered), 0, index * length, (index + 1) * length)
         wait = self.chain.waits[first - 1]
-        name = self._add(_SLICE, arguments, shape, contiguous(shape), wait, per_rank=True)
+        name = self._add(SLICE, arguments, shape, contiguous(shape), wait, per_rank=True)
         return OwnPart(name, shape, len(lacking))
 
     def own(self, row: int, own: OwnPart) -> str:
@@ -190,9 +189,7 @@ def slice_of_rank(node: NewNode, grid: Grid, order: Sequence[int], fixed: int) -
         for place in order[:fixed]:
             part = part * grid.shape[place] + at[place]
         index.append((rank, part))
-    ends = tuple((rank, part + 1) for rank, part in index)
-    bounds = Part(tuple(index), count), Part(ends, count)
-    return Call(node.name, node.target, (node.arguments[0], 0, *bounds), node.shape)
+    return Call(node.name, node.target, (node.arguments[0], 0, Part(tuple(index), count)), node.shape)
 
 
 def _same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int] | None) -> bool:

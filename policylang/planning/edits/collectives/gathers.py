@@ -1,7 +1,7 @@
 """``fuse all_gather chains``: two or more gathers in a row become one over the ranks of all of them.
 
 A chain is a line ``gather → wait → layout → gather → wait → layout …``. What it makes is found by the layout algebra
-(:mod:`policylang.planning.edits.proof.layouts`) and made again from one gather of the first one's input and views
+(:mod:`policylang.operators.layouts`) and made again from one gather of the first one's input and views
 (:mod:`policylang.planning.edits.proof.canonical`). The order of the fused group's ranks is where the shards have to
 lie: it comes from the groups' own rank lists. Then both chains are run on all ranks
 (:mod:`policylang.planning.edits.proof.equivalence`), and if anything differs, nothing is changed.
@@ -12,18 +12,19 @@ from __future__ import annotations
 from itertools import permutations
 
 from policylang.graph.facts import Flag, Phase
+from policylang.operators import layouts
+from policylang.operators.layouts import Layout, NoDigitsError
+from policylang.operators.names import GATHER, WAIT
 from policylang.planning.edits.collectives.consumers import relaid
-from policylang.planning.edits.collectives.element_moves import GATHER, WAIT, Fan, copies, fanned, moved
+from policylang.planning.edits.collectives.element_moves import Fan, copies, fanned, moved
 from policylang.planning.edits.collectives.fusing import MOST_ORDERS, Candidate, Fusing, needs_unsorted
 from policylang.planning.edits.collectives.gather_nodes import Chain, Derived, Maker, slice_of_rank
 from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.collectives.lines import Link, Path, Step, last_row, path_between, phase, tail
 from policylang.planning.edits.data import Rewrite
-from policylang.planning.edits.proof import layouts
 from policylang.planning.edits.proof.calls import new_call, old_calls
 from policylang.planning.edits.proof.canonical import steps_to
 from policylang.planning.edits.proof.equivalence import Claim
-from policylang.planning.edits.proof.layouts import Layout, NoDigitsError
 from policylang.planning.edits.setting import RefusedError
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, GraphKind, Phase, Ref
-from policylang.planning.edits.collectives.element_moves import GATHER, GETITEM, JOINS, PASSING, WAIT, Fan, fan_of
+from policylang.graph.facts import Facts, GraphKind, Phase
+from policylang.operators.names import GATHER, GETITEM, WAIT
+from policylang.operators.table import JOINS, PASSING
+from policylang.planning.edits.collectives.element_moves import NOWHERE, Fan, fan_of, source_of
 
-NOWHERE = -1
 _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
 
 
@@ -124,9 +125,3 @@ def phase(facts: Facts, row: int) -> int:
     if facts.kind in _HALVES and facts.ops[row] == "call_function":
         return _HALVES[facts.kind]
     return facts.phases[row]
-
-
-def source_of(facts: Facts, row: int) -> int:
-    """The row that a layout operator or a collective reads; ``NOWHERE`` where its first argument is no single row."""
-    arguments = facts.arguments[row]
-    return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NOWHERE

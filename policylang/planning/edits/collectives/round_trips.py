@@ -1,6 +1,6 @@
 """``collapse round_trips``: what is gathered and cut back to this rank's own part is the part itself.
 
-Values are followed from the gathers on as digits (:mod:`policylang.planning.edits.proof.layouts`). A slice at this
+Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this
 rank's positions in the groups takes away the digits that count their ranks; where only digits of one value on the
 chain are left, the slice is a view of that value, and its readers can read it there. Which part is a rank's own is a
 number in its graph, other in every rank's. This rank's is compared with its positions in the groups; that the two are
@@ -15,13 +15,15 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag, InputKind
+from policylang.operators import layouts
+from policylang.operators.layouts import Layout, NoDigitsError
+from policylang.operators.moves import Cut, Part, Pick
+from policylang.operators.names import GATHER, SLICE
+from policylang.operators.strides import is_contiguous
+from policylang.operators.table import JOINS, PASSING, movers_of
 from policylang.planning.edits.collectives.aliasing import Memory
 from policylang.planning.edits.collectives.consumers import relaid
 from policylang.planning.edits.collectives.element_moves import (
-    GATHER,
-    GETITEM,
-    JOINS,
-    PASSING,
     Fan,
     Piece,
     copies,
@@ -29,23 +31,19 @@ from policylang.planning.edits.collectives.element_moves import (
     fanned,
     moved,
     piece_of,
+    source_of,
 )
 from policylang.planning.edits.collectives.grids import Grid, grid_of
-from policylang.planning.edits.collectives.lines import source_of
 from policylang.planning.edits.data import NewNode, Node, Proof, Refused, Rewrite
 from policylang.planning.edits.naming import Trial
 from policylang.planning.edits.offers import UNASKED
-from policylang.planning.edits.proof import layouts
-from policylang.planning.edits.proof.calls import Call, Part, new_call, old_calls
+from policylang.planning.edits.proof.calls import Call, new_call, old_calls
 from policylang.planning.edits.proof.canonical import Steps, steps_to
 from policylang.planning.edits.proof.equivalence import Claim
-from policylang.planning.edits.proof.layouts import Layout, NoDigitsError
-from policylang.planning.edits.proof.strides import is_contiguous
 from policylang.planning.edits.rank_view import common_names, rewrite_words
 from policylang.planning.edits.setting import RefusedError, Setting
 
-SLICE = "aten.slice.Tensor"
-_CUTS = frozenset({SLICE, "aten.narrow.default", GETITEM})
+_CUTS = movers_of(Cut, Pick)
 
 
 @frozen
@@ -375,9 +373,7 @@ class RoundTrips:
         piece, taken, numbered = self.cuts[row]
         taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
         parts = [(rank, _part_of(grid.position(rank), taken)) for rank in grid.ranks]
-        begin = Part(tuple(parts), piece.count)
-        end = Part(tuple((rank, part + 1) for rank, part in parts), piece.count)
-        arguments = (Node(self.facts.names[piece.base]), piece.cut, begin, end)
+        arguments = (Node(self.facts.names[piece.base]), piece.cut, Part(tuple(parts), piece.count))
         return Call(self.facts.names[row], SLICE, arguments, self.facts.shapes[row])
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:

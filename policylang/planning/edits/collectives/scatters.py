@@ -15,20 +15,20 @@ from itertools import permutations
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag
-from policylang.planning.edits.collectives.element_moves import WAIT, Fan, fanned, moved
+from policylang.operators import layouts
+from policylang.operators.layouts import Digits, Layout, NoDigitsError
+from policylang.operators.names import SCATTER, WAIT
+from policylang.operators.strides import contiguous, is_contiguous
+from policylang.planning.edits.collectives.element_moves import Fan, fanned, moved, source_of
 from policylang.planning.edits.collectives.fusing import MOST_ORDERS, Candidate, Fusing, needs_unsorted
 from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.collectives.lines import Link, Path, last_row, path_between, source_of
+from policylang.planning.edits.collectives.lines import Link, Path, last_row, path_between
 from policylang.planning.edits.data import FusedGroup, NewNode, Node, Proof, Rewrite
-from policylang.planning.edits.proof import layouts
 from policylang.planning.edits.proof.calls import new_call, old_calls
 from policylang.planning.edits.proof.canonical import Steps, steps_to
 from policylang.planning.edits.proof.equivalence import Claim
-from policylang.planning.edits.proof.layouts import Digits, Layout, NoDigitsError
-from policylang.planning.edits.proof.strides import contiguous, is_contiguous
 from policylang.planning.edits.setting import RefusedError
 
-SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCES = ("sum", "avg")
 """What a reduction of reductions is again. Means of groups of equal size have the mean of all as their mean."""
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, field, frozen
 
 from policylang.graph.facts import Facts, Ref
+from policylang.operators.moves import Move
+from policylang.operators.table import move_of
 from policylang.planning.edits.data import FusedGroup, NewNode, Node
-
-
-@frozen
-class Part:
-    """Of a slice's arguments: a boundary between equal parts of the dimension, which part depends on the rank."""
-
-    index: tuple[tuple[int, int], ...]
-    """For each rank, which boundary: 0 is the beginning, :attr:`count` the end."""
-    count: int
 
 
 @frozen
@@ -29,6 +22,13 @@ class Call:
     :class:`FusedGroup`."""
     shape: tuple[int, ...] | None
     """Of what it returns; None of a tuple."""
+    move: Move = field(default=Factory(lambda it: move_of(it.target, it.arguments, it.shape), True), repr=False)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of what it reads, one but where it joins several."""
+        first = self.arguments[0]
+        return (first.name,) if isinstance(first, Node) else tuple([part.name for part in first])
 
 
 def old_calls(facts: Facts, rows: Iterable[int]) -> list[Call]:

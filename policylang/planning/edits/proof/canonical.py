@@ -12,8 +12,9 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from policylang.planning.edits.proof.layouts import SHARD, Digit, Digits, Layout, size_of
-from policylang.planning.edits.proof.strides import Lengths, contiguous, permuted, viewed
+from policylang.operators.layouts import SHARD, Digit, Digits, Layout, size_of
+from policylang.operators.names import CLONE, PERMUTE, VIEW
+from policylang.operators.strides import Lengths, contiguous, permuted, viewed
 
 
 @frozen
@@ -37,11 +38,6 @@ class Steps:
     @property
     def copies(self) -> int:
         return sum(step.target == CLONE for step in self.steps)
-
-
-VIEW = "aten.view.default"
-PERMUTE = "aten.permute.default"
-CLONE = "aten.clone.default"
 
 
 def steps_to(wanted: Layout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> Steps:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from attrs import frozen
 
+from policylang.operators.elements import Tensor
+from policylang.operators.moves import MoveError, Part, Scatter
 from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.data import FusedGroup, Node, Proof
-from policylang.planning.edits.proof.calls import Call, Part
-from policylang.planning.edits.proof.evaluator import EvaluationError, Tensor, run
-from policylang.planning.edits.proof.shrinking import ShrinkingError, Sizes
+from policylang.planning.edits.proof.calls import Call
+from policylang.planning.edits.proof.evaluator import run
+from policylang.planning.edits.proof.shrinking import Sizes
 
-SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 MOST_ELEMENTS = 1 << 22
 """Of all ranks' shards together: what could not be made smaller than this is not tried."""
 
@@ -85,8 +87,8 @@ def _prove(claim: Claim) -> Proof | str:
         sizes.run(new)
         sizes.shrink()
         small = sizes.small_shape(source)
-        count = _product(small)
-        world, sums = len(grid.ranks), any(call.target == SCATTER for call in old)
+        count = prod(small)
+        world, sums = len(grid.ranks), any(isinstance(call.move, Scatter) for call in old)
         if count * world * (1 if sums else world) > MOST_ELEMENTS:
             return f"shards of {list(small)} on {world} ranks are too much to check"
         label = _labels_to_add if sums else _labels
@@ -96,7 +98,7 @@ def _prove(claim: Claim) -> Proof | str:
         groups = _groups(claim)
         before = run([sizes.small_call(call) for call in old], {source: shards}, groups)
         after = run([sizes.small_call(call) for call in new], {source: shards}, groups)
-    except (EvaluationError, ShrinkingError) as error:
+    except MoveError as error:
         return str(error)
     seen = set()  # many ranks have the very same values
     for was, now in claim.pairs:
@@ -138,13 +140,6 @@ def _groups(claim: Claim) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
 
 def _equal(one: Any, other: Any) -> bool:
     return one is other or (one.shape == other.shape and one.elements() == other.elements())
-
-
-def _product(lengths: Sequence[int]) -> int:
-    count = 1
-    for length in lengths:
-        count *= length
-    return count
 
 
 def _alike(value: Any, number: Mapping[str, int], at: Mapping[str, int]) -> Any:

@@ -68,13 +68,3 @@ def viewed(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -
         strides = [1] * len(wanted)
         at = -1
     return tuple(strides) if at == -1 else None
-
-
-def resolved(numel: int, sizes: Sequence[int]) -> Lengths | None:
-    """The sizes of a view with a -1 among them worked out; None where they do not fit."""
-    known = prod(size for size in sizes if size != -1)
-    if -1 in sizes:
-        if sizes.count(-1) != 1 or known == 0 or numel % known:
-            return None
-        sizes = [numel // known if size == -1 else size for size in sizes]
-    return tuple(sizes) if prod(sizes) == numel else None

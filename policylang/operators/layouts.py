@@ -54,7 +54,7 @@ class Layout:
 
 
 class NoDigitsError(Exception):
-    """An operator that moves more or other things than digits."""
+    """An operator that moves more or other things than digits; a phrase that goes after its name, or nothing."""
 
 
 def shard(shape: Sequence[int]) -> Layout:
@@ -65,8 +65,12 @@ def shard(shape: Sequence[int]) -> Layout:
 
 def gathered(value: Layout, origin: int, size: int) -> Layout:
     """What a gather makes: the shards of a group one after the other."""
-    rank = (Digit(origin, 1, size),) if size > 1 else ()
-    return Layout((rank + value.dims[0], *value.dims[1:]))
+    return joined(value, counted(origin, size), 0)
+
+
+def counted(origin: int, size: int) -> Digits:
+    """A new digit; none for a size of 1."""
+    return (Digit(origin, 1, size),) if size > 1 else ()
 
 
 def permuted(value: Layout, dims: Sequence[int]) -> Layout:
@@ -78,28 +82,18 @@ def viewed(value: Layout, shape: Sequence[int]) -> Layout:
     return value if value.shape == tuple(shape) else _dealt(value.flat, shape)
 
 
-def rejoined(value: Layout, cut: int, count: int, joined: int, stacked: bool) -> Layout:
-    """``split → getitem* → cat``: ``count`` equal pieces of the dimension ``cut``, one after the other along another.
-
-    ``stacked``: the pieces lie along a new dimension, as with ``stack``.
-    """
-    piece, rest = first(value.dims[cut], count)
-    dims = [*value.dims[:cut], rest, *value.dims[cut + 1 :]]
-    if stacked:
-        dims.insert(joined, piece)
-    else:
-        dims[joined] = piece + dims[joined]
-    return Layout(tuple(dims))
+def cut(value: Layout, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, Layout]:
+    """The digits that count so many equal pieces of a dimension, and each piece; ``drops``: without the dimension."""
+    dim %= len(value.dims)
+    taken, rest = first(value.dims[dim], count)
+    return taken, Layout((*value.dims[:dim], *(() if drops else (rest,)), *value.dims[dim + 1 :]))
 
 
-def unbound(value: Layout, cut: int, joined: int, stacked: bool) -> Layout:
-    """``unbind → getitem* → cat``: as :func:`rejoined`, for pieces that have lost the dimension they were cut along."""
-    dims = [*value.dims[:cut], *value.dims[cut + 1 :]]
-    if stacked:
-        dims.insert(joined, value.dims[cut])
-    else:
-        dims[joined] = value.dims[cut] + dims[joined]
-    return Layout(tuple(dims))
+def joined(piece: Layout, digits: Digits, dim: int, *, stacked: bool = False) -> Layout:
+    """Pieces that the digits count, one after the other along a dimension; ``stacked``: along a new one."""
+    dim %= len(piece.dims) + stacked
+    own, after = ((), dim) if stacked else (piece.dims[dim], dim + 1)
+    return Layout((*piece.dims[:dim], digits + own, *piece.dims[after:]))
 
 
 def size_of(digits: Digits) -> int:

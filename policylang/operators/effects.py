@@ -1,0 +1,97 @@
+"""Which memory a call returns, writes and reads: what its operator's schema says, and what it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+from torch import fx
+
+from policylang.operators.categories import OperatorInfo, argument, describe, nodes_in
+from policylang.operators.names import FOLLOWERS, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE, VIEWS_UNSAID
+from policylang.torch_compat.reading import OpOverload
+
+
+@frozen
+class Statistics:
+    """The running statistics that an operator is given and, while it trains, neither reads nor leaves alone."""
+
+    places: tuple[int, ...]
+    writes: bool = True
+    """In place, without saying so in its schema; otherwise it returns new ones."""
+    may_not_train: bool = True
+    """Whether it is told to train or not, by its argument ``training``."""
+    needed: bool = False
+    """Whether a call without them is none."""
+
+
+RUNNING_STATISTICS = {
+    "aten.native_batch_norm.default": Statistics((3, 4)),
+    "aten.cudnn_batch_norm.default": Statistics((3, 4)),
+    "aten.miopen_batch_norm.default": Statistics((3, 4)),
+    "aten.batch_norm_gather_stats.default": Statistics((3, 4), may_not_train=False),
+    "aten.batch_norm_gather_stats_with_counts.default": Statistics((3, 4), may_not_train=False),
+    "aten.batch_norm_update_stats.default": Statistics((1, 2), may_not_train=False, needed=True),
+    "aten._native_batch_norm_legit_functional.default": Statistics((3, 4), writes=False),
+    "aten._batch_norm_with_update_functional.default": Statistics((3, 4), writes=False, may_not_train=False),
+}
+_TRAINING = ((5, "training"),)
+_RANDOM_STATE = frozenset(f"higher_order.{name}" for name in (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE))
+_RETURNS_FIRST = FOLLOWERS | VIEWS_UNSAID
+_SIZES_ONLY = ("new_", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset")
+"""Operators of ``aten`` that look at the sizes of their input and not at its bytes, by how their names begin."""
+
+
+def may_write(node: fx.Node) -> bool:
+    """Whether a call may write to memory, going by its operator."""
+    if node.op != "call_function":
+        return False
+    operator = describe(node.target)
+    return bool(operator.written) or operator.name in RUNNING_STATISTICS or operator.name in _RANDOM_STATE
+
+
+def effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes whose memory a call returns and those whose memory it writes, running statistics left out."""
+    operator, skip = describe(node.target), 0
+    if operator.name in _RANDOM_STATE:
+        skip, operator = next(
+            ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload)),
+            (0, operator),
+        )
+    if operator.name in _RETURNS_FIRST:
+        return nodes_in(node.args[skip]), []
+    if not operator.aliased and not operator.written:
+        return [], []
+    return nodes_in(argument(node, operator.aliased, skip=skip)), nodes_in(argument(node, operator.written, skip=skip))
+
+
+def written_statistics(node: fx.Node) -> tuple[int, ...]:
+    """The positions of running statistics that a call updates in place."""
+    found = _statistics(node, writes=True)
+    return tuple(at for at in found if at < len(node.args) and isinstance(node.args[at], fx.Node))
+
+
+def unread(node: fx.Node, operator: OperatorInfo) -> list[fx.Node]:
+    """The running statistics that a call is given and of which it returns new ones."""
+    if operator.name not in RUNNING_STATISTICS:
+        return []
+    return nodes_in([node.args[at] for at in _statistics(node, writes=False) if at < len(node.args)])
+
+
+def statistics_positions(target: Any) -> tuple[int, ...]:
+    """The arguments of an operator that a second run can leave out: running statistics its results do not read."""
+    found = RUNNING_STATISTICS.get(describe(target).name)
+    return () if found is None or not found.writes or found.needed else found.places
+
+
+def _statistics(node: fx.Node, *, writes: bool) -> tuple[int, ...]:
+    found = RUNNING_STATISTICS.get(describe(node.target).name)
+    if found is None or found.writes != writes or (found.may_not_train and argument(node, _TRAINING) != [True]):
+        return ()
+    return found.places
+
+
+def asks_for_sizes(node: fx.Node) -> bool:
+    namespace, _, rest = describe(node.target).name.partition(".")
+    name = rest.partition(".")[0]
+    return namespace == "aten" and (name.startswith(_SIZES_ONLY) or name.endswith("_like"))
