@@ -27,7 +27,7 @@ from policylang.report.data import (
 from policylang.report.edits import rewrite_reports
 
 if TYPE_CHECKING:
-    from policylang.audit.joint import Audit
+    from policylang.audit.data import Audit
 
 __all__ = ["Report", "partition_report", "plan_report", "report_from_dict", "report_on"]
 

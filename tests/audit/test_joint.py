@@ -10,8 +10,9 @@ import torch
 from attrs import evolve
 from torch import fx
 
-from policylang.audit.joint import Audit, audit
-from policylang.audit.random_draws import is_random_state
+from policylang.audit.data import Audit
+from policylang.audit.joint import audit, read_halves
+from policylang.audit.reading import is_random_state
 from policylang.backends.joint import finalize
 from policylang.backends.joint import partitioner as module
 from policylang.backends.joint.partitioner import Partition
@@ -39,7 +40,8 @@ def again(graph: Traced, partition: Partition) -> Audit:
     plan = finalize.fit(partition.plan, gradients)
     needs = backward_needs(plan.facts, plan.decisions)
     forward, backward = partition.forward.graph, partition.backward.graph
-    return audit(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
+    halves = read_halves(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
+    return audit(plan, needs, halves)
 
 
 def node(graph: fx.Graph, name: str) -> fx.Node:
@@ -84,6 +86,7 @@ def test_notices_a_value_that_is_computed_again_instead(graph: Traced, partition
     output.args = (tuple(value for value in output.args[0] if value.name != "cos"),)
     arrives = node(backward, "cos")
     sine = node(backward, "sin")
+    arrives.append(sine)
     with backward.inserting_after(sine):
         recomputed = backward.call_function(torch.ops.aten.cos.default, (sine,))
     arrives.replace_all_uses_with(recomputed)
