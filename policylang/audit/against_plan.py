@@ -104,8 +104,12 @@ def runs_otherwise(plan: Plan, expected: Expected, saved: Iterable[int], found: 
     ):
         yield from (deviation(code, plan, row, happened) for row in sorted(rows))
     yield from (Deviation(NOT_CONNECTED, f"`{name}`") for name in found.unknown)
-    yield from (Deviation(OUT_OF_ORDER, f"`{name}`", f"before `{read}`, which it reads") for name, read in found.early)
-    yield from (Deviation(OUT_OF_ORDER, f"`{name}`", f"after `{other}`") for name, other in found.swapped)
+    yield from (Deviation(OUT_OF_ORDER, f"`{name}`", f"after `{other}`") for name, other in found.swapped.items())
+
+
+def reads_otherwise(found: Found) -> Iterator[Deviation]:
+    """What runs before something that it reads."""
+    return (Deviation(OUT_OF_ORDER, f"`{name}`", f"before `{read}`, which it reads") for name, read in found.early)
 
 
 def moves_otherwise(
@@ -125,8 +129,11 @@ def moves_otherwise(
             alive.add(root)
         if root in alive or found.held.get(root, -1) > found.begins:
             yield deviation(NOT_FREED, plan, row, "was offloaded and is held on the device all the same")
-        if copy is not None and found.written.get(root, -1) > copy.started:
-            yield Deviation(OUT_OF_ORDER, f"`{copy.host}`", f"before `{found.order[found.written[root]]}` writes to it")
+    for copy in found.copies:
+        written = found.written.get(roots[copy.row], -1) if copy.row >= 0 else -1
+        if written > copy.started:
+            late = f"before `{found.order[written]}`, which writes to what it copies"
+            yield Deviation(OUT_OF_ORDER, f"`{found.order[copy.started]}`", late)
 
 
 def deviation(code: str, plan: Plan, row: int, happened: str) -> Deviation:

@@ -51,8 +51,8 @@ class Found:
     random_states: int = 0
     early: list[tuple[str, str]] = field(factory=list)
     """Nodes that run before a node they read, and that node."""
-    swapped: list[tuple[str, str]] = field(factory=list)
-    """First runs with an effect that run after one which they precede in the plan, and that one."""
+    swapped: dict[str, str] = field(factory=dict)
+    """First runs with an effect, to one that runs before them and follows them in the plan."""
     unknown: list[str] = field(factory=list)
     """Nodes that the plan does not have; of two halves, those with an effect."""
     copies: list[HostCopy] = field(factory=list)

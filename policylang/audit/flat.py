@@ -13,6 +13,7 @@ from policylang.audit.against_plan import (
     Expected,
     Wording,
     moves_otherwise,
+    reads_otherwise,
     runs_otherwise,
     summary,
 )
@@ -56,6 +57,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
         *runs_otherwise(plan, expected, saved, found),
+        *reads_otherwise(found),
         *moves_otherwise(plan, evolve(found, saved=saved), planned, unplanned),
     )
     return summary(

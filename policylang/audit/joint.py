@@ -13,21 +13,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import fx
 
 from policylang.audit.against_plan import (
     NOT_CONNECTED,
     OFFLOADED_UNPLANNED,
-    Deviation,
     Expected,
     Wording,
     moves_otherwise,
+    reads_otherwise,
     runs_otherwise,
     summary,
 )
 from policylang.audit.data import Audit, Found
-from policylang.audit.reading import REPLAYS, function, is_copy, is_drawn, is_random_state, read
+from policylang.audit.reading import REPLAYS, function, is_copy, is_random_state, piece_of_draw, read
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import Needs
@@ -38,7 +38,7 @@ _WORDING = Wording(
     "the graph was changed after it was planned, or torch's extraction is not the one policylang knows",
     {OFFLOADED_UNPLANNED: "{node} is a copy between device and host that nobody planned"},
 )
-_KEPT_UNKNOWN = "the forward keeps {node} for the backward, which the graph that was planned does not have"
+_KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that was planned does not have"
 
 
 @frozen(eq=False)
@@ -91,10 +91,9 @@ def audit(plan: Plan, needs: Needs, halves: Halves) -> Audit:
     found, to_host = halves.found, frozenset(needs.offloaded)
     crosses = to_host.union(needs.saved)
     expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
-    kept = evolve(_WORDING, codes={NOT_CONNECTED: _KEPT_UNKNOWN})
     differences = (
-        *_WORDING.diagnostics(runs_otherwise(plan, expected, found.saved, found)),
-        *kept.diagnostics(Deviation(NOT_CONNECTED, f"`{name}`") for name in halves.kept_unknown),
+        *_WORDING.diagnostics((*runs_otherwise(plan, expected, found.saved, found), *reads_otherwise(found))),
+        *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in halves.kept_unknown),
     )
     return summary(
         plan,
@@ -128,7 +127,8 @@ def audit_copies(
         copy = by_host.pop(str(outputs[number]), None)
         # a rewritten half may have the value from another node
         moved[row] = copy if copy is None or copy.row in (row, -1) else None
-    return _WORDING.diagnostics(moves_otherwise(plan, found, moved, (*by_host, *found.unsent)))
+    unplanned = (*by_host, *found.unsent)
+    return _WORDING.diagnostics((*moves_otherwise(plan, found, moved, unplanned), *reads_otherwise(found)))
 
 
 def _returned(graph: fx.Graph) -> Sequence[Any]:
@@ -172,7 +172,7 @@ def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
     index = facts.index
     called = wrapper.args[1 if function(wrapper) == REPLAYS[0] else 0]
     read = {index[source.name] for source in wrapper.all_input_nodes if source.name in index}
-    results = [user for user in wrapper.users if is_drawn(user)] or [wrapper]
+    results = [user for user in wrapper.users if piece_of_draw(user) == 1] or [wrapper]
     readers = [index[user.name] for result in results for user in result.users if user.name in index]
     return (
         str(called) == facts.targets[row]

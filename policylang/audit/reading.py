@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import define, field
 from torch import fx
 
 from policylang.audit.data import Found, HostCopy
@@ -34,20 +35,16 @@ def function(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
 
 
-def is_random_state(value: Any) -> bool:
-    """Whether a node is the state that a random operator started from."""
-    return isinstance(value, fx.Node) and _piece_of_draw(value) == 0
-
-
-def is_drawn(node: fx.Node) -> bool:
-    """Whether a node is what a random operator that keeps its state has drawn."""
-    return _piece_of_draw(node) == 1
-
-
-def _piece_of_draw(node: fx.Node) -> int | None:
-    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+def piece_of_draw(node: Any) -> int | None:
+    """Of what a random operator that keeps its state returns: 0 for the state it started from, 1 for what it drew."""
+    if not isinstance(node, fx.Node) or node.target is not operator.getitem:
         return None
-    return int(node.args[1]) if function(node.args[0]) == KEEPS_STATE else None
+    keeper, piece = node.args
+    return int(piece) if isinstance(keeper, fx.Node) and function(keeper) == KEEPS_STATE else None
+
+
+def is_random_state(value: Any) -> bool:
+    return piece_of_draw(value) == 0
 
 
 def is_copy(node: fx.Node) -> bool:
@@ -71,44 +68,40 @@ def read(
     nodes = list(graph.nodes)
     if backward is not None:  # what the forward returns is held until the end
         nodes = [*nodes[:-1], *backward.nodes, nodes[-1]]
-    return _Reader(facts, nodes, backward, handed, replays).read()
+    return _Reader(facts, nodes, backward, handed, dict(replays)).read()
 
 
+@define(eq=False)
 class _Reader:
-    def __init__(
-        self,
-        facts: Facts,
-        nodes: list[fx.Node],
-        half: fx.Graph | None,
-        handed: Mapping[fx.Node, fx.Node],
-        replays: Mapping[fx.Node, int],
-    ) -> None:
-        self.facts = facts
-        self.nodes = nodes
-        self.half = half
-        self.handed = handed
-        self.roots = storage_roots(facts)
-        self.position = {node: at for at, node in enumerate(nodes)}
-        self.copies = {node: describe(node.target).name for node in nodes if is_copy(node)}
-        self.found = Found([node.name for node in nodes])
-        self.hosts: dict[fx.Node, fx.Node] = {}
-        """What hands a copy on the host out, to what started it."""
-        self.back: dict[fx.Node, fx.Node] = {}
-        """What hands a copy that came back out, to the copy on the host as its half has it."""
-        self._pair_copies()
-        self.replays = dict(replays)
-        self.rows = array("i")
-        """Of the plan; -1 for what it does not have, for copies and for random states."""
-        self.second = bytearray()
-        """Whether a node computes its row once more, for the backward."""
-        self.late = bytearray()
-        """Whether a node is work of the backward."""
-        self.in_region: set[int] = set()
-        self.latest = 0
+    facts: Facts
+    nodes: list[fx.Node]
+    half: fx.Graph | None
+    handed: Mapping[fx.Node, fx.Node]
+    replays: dict[fx.Node, int]
+    """A call that draws from a kept state, to the row whose first run kept it."""
+    found: Found = field(factory=Found)
+    position: dict[fx.Node, int] = field(factory=dict)
+    rows: array[int] = field(factory=lambda: array("i"))
+    """Of the plan; -1 for what it does not have, for copies and for random states."""
+    second: bytearray = field(factory=bytearray)
+    """Whether a node computes its row once more, for the backward."""
+    late: bytearray = field(factory=bytearray)
+    """Whether a node is work of the backward."""
+    copies: dict[fx.Node, str] = field(factory=dict)
+    hosts: dict[fx.Node, fx.Node] = field(factory=dict)
+    """What hands a copy on the host out, to what started it."""
+    back: dict[fx.Node, fx.Node] = field(factory=dict)
+    """What hands a copy that came back out, to the copy on the host as its half has it."""
+    in_region: set[int] = field(factory=set)
+    latest: int = 0
 
     def read(self) -> Found:
-        found = self.found
-        for node in self.nodes:
+        found, phases, flags = self.found, self.facts.phases, self.facts.flags
+        self.copies = {node: describe(node.target).name for node in self.nodes if is_copy(node)}
+        self._pair_copies()
+        for at, node in enumerate(self.nodes):
+            found.order.append(node.name)
+            self.position[node] = at
             self._identify(node)
         for at, node in enumerate(self.nodes):
             self._follow_edges(at, node)
@@ -116,7 +109,6 @@ class _Reader:
                 self._second_run(node, self.rows[at])
             elif node.op == "call_function" and self.rows[at] >= 0:
                 self._first_run(at, node, self.rows[at])
-        phases, flags = self.facts.phases, self.facts.flags
         for row in sorted(found.crossing):
             is_given = phases[row] == Phase.INPUT
             (found.symbolic if flags[row] & _SYMBOLIC else found.inputs if is_given else found.saved).append(row)
@@ -130,13 +122,12 @@ class _Reader:
         origin = marks.custom(node.meta).get(marks.RECOMPUTED) if self.half is None else None
         if node in self.copies or is_random_state(node):
             row = -1
-        elif is_drawn(node):
+        elif piece_of_draw(node) == 1:
             row = self.rows[self.position[node.args[0]]]
         else:
             row = self.replays.get(node, index.get(node.name if origin is None else origin, -1))
-            if row < 0 and node.op == "call_function":
-                if self.half is None or describe(node.target).flags & _EFFECTS:
-                    self.found.unknown.append(node.name)
+            if row < 0 and node.op == "call_function" and (self.half is None or describe(node.target).flags & _EFFECTS):
+                self.found.unknown.append(node.name)
         self.found.random_states += function(node) == KEEPS_STATE
         if function(node) in REPLAYS and is_random_state(node.args[0]):
             self.replays[node] = self.rows[self.position[node.args[0].args[0]]]
@@ -147,7 +138,7 @@ class _Reader:
         self.late.append(in_half or origin is not None or is_backward or self._comes_back(node))
 
     def _follow_edges(self, at: int, node: fx.Node) -> None:
-        found, rows = self.found, self.rows
+        found, rows, roots = self.found, self.rows, storage_roots(self.facts)
         for source in node.all_input_nodes if node not in self.handed else (self.handed[node],):
             where = self.position[source]
             if where > at:
@@ -157,18 +148,18 @@ class _Reader:
             if self.late[at]:
                 found.crossing[rows[where]] = at
             else:
-                found.held[self.roots[rows[where]]] = at
+                found.held[roots[rows[where]]] = at
 
     def _first_run(self, at: int, node: fx.Node, row: int) -> None:
         flags = self.facts.flags[row]
         if not self.late[at]:
             self.in_region = set()
             if flags & _WRITES:
-                self.found.written[self.roots[row]] = at
+                self.found.written[storage_roots(self.facts)[row]] = at
         # the half that recomputes has an order of its own
         if flags & _ORDERED and self.facts.owners[row] == row and node.graph is not self.half:
             if row < self.latest:
-                self.found.swapped.append((self.facts.names[row], self.facts.names[self.latest]))
+                self.found.swapped[self.facts.names[row]] = self.facts.names[self.latest]
             self.latest = max(self.latest, row)
 
     def _second_run(self, node: fx.Node, row: int) -> None:

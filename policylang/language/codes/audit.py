@@ -65,6 +65,14 @@ CODES: tuple[Code, ...] = (
         severity=Severity.WARNING,
     ),
     Code(
+        "APL410",
+        "run in another order than planned",
+        "A graph orders by its edges what reads what, and by position alone what draws random numbers, writes to "
+        "memory, meets other ranks in a collective, or copies a value to the host. One of these runs before or after "
+        "another that it was planned to follow or precede, or a node runs before one that it reads. Another pass moved "
+        "it, or this is a bug in policylang.",
+    ),
+    Code(
         "APL411",
         "offloaded, not planned",
         "The graph copies a value to the host and reads the copy in the backward, and no line of the policy decided "
