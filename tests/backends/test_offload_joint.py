@@ -14,8 +14,6 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
-from policylang.audit.offload import Place, wrongly_moved
-from policylang.backends.joint.partitioner import Partition
 from policylang.backends.runtime import copy_operators
 from policylang.backends.runtime.copy_operators import copied_over
 from policylang.backends.torch_compile.backend import PolicyBackend
@@ -332,77 +330,11 @@ def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
     assert_same_result(result, without_policy(graph))
 
 
-# --- the audit -----------------------------------------------------------------------------------------------------
-
-
-def offloaded(text: str = SAVE + "offload gelu") -> tuple[Partition, list[Place]]:
-    """A partition whose values cross as they do before they are moved, by name, to be looked at once more."""
-    split = mlp().partition(text)
-    facts = split.plan.facts
-    rows = [facts.index[name] for name in split.audit.offloaded]
-    sent = [node.name for node in output_of(split.forward)]
-    taken = [node.name for node in split.backward.graph.find_nodes(op="placeholder")]
-    names = [f"{facts.names[row]}_host" for row in rows]
-    return split, [Place(row, sent.index(name), taken.index(name)) for row, name in zip(rows, names, strict=True)]
-
-
-def output_of(gm: fx.GraphModule) -> list[fx.Node]:
-    return list(gm.graph.find_nodes(op="output")[0].args[0])
-
-
-def found_by_audit(split: Partition, crossing: list[Place]) -> set[str]:
-    return {each.code for each in wrongly_moved(split.plan, crossing, split.forward.graph, split.backward.graph)}
-
-
-def test_the_audit_reads_both_halves() -> None:
-    assert found_by_audit(*offloaded()) == set()
-
-
-@pytest.mark.parametrize("half", ["forward", "backward"])
-def test_the_audit_sees_a_copy_that_is_not_awaited(half: str) -> None:
-    split, crossing = offloaded()
-    graph = getattr(split, half).graph
-    wait = graph.find_nodes(op="call_function", target=copy_operators.WAIT)[0]
-    wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
-    assert "APL413" in found_by_audit(split, crossing)
-
-
-def test_the_audit_sees_a_wait_that_is_gone() -> None:
-    split, crossing = offloaded()
-    wait = copies(split.backward, copy_operators.WAIT)[0]
-    wait.replace_all_uses_with(wait.args[0])
-    split.backward.graph.erase_node(wait)
-    assert "APL413" in found_by_audit(split, crossing)
-
-
-def test_the_audit_sees_a_copy_read_where_it_lies() -> None:
-    split, crossing = offloaded()
-    wait = copies(split.backward, copy_operators.WAIT)[0]
-    next(iter(wait.users)).replace_input_with(wait, wait.args[1])
-    assert "APL413" in found_by_audit(split, crossing)
-
-
-def test_the_audit_sees_what_was_moved_and_is_kept() -> None:
-    split, crossing = offloaded()
-    (output,) = split.forward.graph.find_nodes(op="output")
-    host = output.args[0][crossing[0].returned]
-    output.args = ((*output.args[0], host.args[1]),)
-    assert found_by_audit(split, crossing) == {"APL412"}
-
-
-def test_the_audit_sees_what_was_not_moved_and_what_nobody_planned() -> None:
-    split, crossing = offloaded()
-    (output,) = split.forward.graph.find_nodes(op="output")
-    returned = list(output.args[0])
-    returned[crossing[0].returned] = returned[crossing[0].returned].args[1]
-    output.args = (tuple(returned),)
-    assert {"APL411", "APL412"} <= found_by_audit(split, crossing)
-    split, crossing = offloaded()
-    assert found_by_audit(split, crossing[1:]) == {"APL411"}
+# --- why copies are awaited ------------------------------------------------------------------------------------------
 
 
 def test_without_the_wait_the_values_are_wrong() -> None:
-    """What the tests above rest on."""
+    """What the tests of the audit rest on."""
 
     def not_awaited(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
         return copy_operators._copies[int(ticket)].target

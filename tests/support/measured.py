@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from policylang.audit.random_draws import is_random_state
+from policylang.audit.reading import is_random_state
 from policylang.backends.joint.partitioner import Partition
 from policylang.torch_compat.reading import hint
 

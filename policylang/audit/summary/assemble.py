@@ -26,7 +26,7 @@ from policylang.planning.plan import Plan, RuleOutcome, Why
 from policylang.planning.storage import storage_roots
 
 if TYPE_CHECKING:
-    from policylang.audit.joint import Audit
+    from policylang.audit.data import Audit
 
 __all__ = ["Report", "partition_report", "plan_report", "report_from_dict"]
 

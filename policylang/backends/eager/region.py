@@ -10,8 +10,8 @@ from typing import Any
 from attrs import define, evolve, field
 from torch import Tensor, nn
 
+from policylang.audit.data import Audit
 from policylang.audit.eager import audit_eager
-from policylang.audit.joint import Audit
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.execution.block_call import Call, observed_call, unfinished_call
@@ -36,6 +36,7 @@ from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import Known, agree_on_collectives, agree_on_plan, comparing, ranks_of
 from policylang.torch_compat.eager import is_compiled
+from policylang.torch_compat.subclasses import take_apart
 
 
 @define(eq=False)
@@ -171,7 +172,8 @@ class Region:
     def _audit(self, kept: Kept, call: Call, before: Before) -> None:
         schedule = kept.schedule
         held = {schedule.rows[at]: _read(entry, schedule.read.get(at)) for at, entry in call.entries.items()}
-        kept.audit = audit_eager(schedule.plan, schedule.needs, held, before.alive())
+        plain = {row: take_apart(tensors)[0] for row, tensors in held.items()}
+        kept.audit = audit_eager(schedule.plan, schedule.needs, plain, take_apart(before.alive())[0])
         wrong = [found for found in kept.audit.differences if is_error(found)]
         if wrong:
             raise PolicyAuditError(wrong)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import field, frozen
 from torch import fx
 
+from policylang.audit.data import Audit
 from policylang.audit.flat import audit_flat
-from policylang.audit.joint import Audit
 from policylang.backends.flat.remat import Rematerialised, rematerialise
 from policylang.backends.runtime.stages import timed
 from policylang.backends.surgery.edits import carry_out

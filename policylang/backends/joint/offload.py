@@ -8,17 +8,38 @@ came in, so the order that AOTAutograd goes by stays. Where copies start and are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from attrs import frozen
 from torch import fx
 
-from policylang.audit.offload import Place
 from policylang.backends.surgery import copy_insertion
 from policylang.graph.facts import Facts
 from policylang.planning.storage import storage_roots
 
 
-def move_across(facts: Facts, crossing: Sequence[Place], forward: fx.Graph, backward: fx.Graph) -> None:
+@frozen
+class Crossing:
+    """Where a value goes from the forward to the backward."""
+
+    row: int
+    returned: int
+    """Its number among the outputs of the forward."""
+    taken: int
+    """Its number among the inputs of the backward."""
+
+
+def crossings(
+    facts: Facts, rows: Iterable[int], forward: fx.Graph, backward: fx.Graph, *, after: int
+) -> list[Crossing]:
+    """Where the values of some rows cross. Outputs of the forward before ``after`` are the caller's."""
+    values = list(enumerate(forward.output_node().args[0]))[after:]
+    sent = {value.name: at for at, value in values if isinstance(value, fx.Node)}
+    taken = {node.name: at for at, node in enumerate(backward.find_nodes(op="placeholder"))}
+    return [Crossing(row, sent[name], taken[name]) for row in rows if (name := facts.names[row]) in sent]
+
+
+def move_across(facts: Facts, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph) -> None:
     """Have the values that cross at these places wait on the host. Changes both graphs; one pass over each."""
     if not crossing:
         return
@@ -26,7 +47,7 @@ def move_across(facts: Facts, crossing: Sequence[Place], forward: fx.Graph, back
     _fetch([(place.taken, hosts[place.row]) for place in crossing], backward)
 
 
-def _send(facts: Facts, crossing: Sequence[Place], graph: fx.Graph) -> dict[int, fx.Node]:
+def _send(facts: Facts, crossing: Sequence[Crossing], graph: fx.Graph) -> dict[int, fx.Node]:
     """Copy the values out in the forward; returns by row the nodes that hand the copies out, which it returns."""
     output = graph.output_node()
     returned = list(output.args[0])

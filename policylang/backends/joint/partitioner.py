@@ -13,12 +13,12 @@ from typing import Any
 from attrs import evolve, field, frozen
 from torch import fx
 
-from policylang.audit.joint import Audit, audit
-from policylang.audit.offload import places, wrongly_moved
+from policylang.audit.data import Audit
+from policylang.audit.joint import audit, audit_copies, read_halves
 from policylang.backends.graph_registry import record
 from policylang.backends.half.path import Half, rewrite_half, without_answered
 from policylang.backends.joint import cse, finalize, refusals
-from policylang.backends.joint.offload import move_across
+from policylang.backends.joint.offload import crossings, move_across
 from policylang.backends.joint.split import finish, split
 from policylang.backends.runtime.garbage import collector_paused
 from policylang.backends.runtime.groups import RankOrder
@@ -190,9 +190,10 @@ def partition_planned(
         tags.record_saved(gm.graph, _saved_marks(settled.facts, needs))
         forward, backward = split(gm, settled, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     with timed(seconds, "audit"):
-        result = audit(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+        split_halves = read_halves(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+        result = audit(settled, needs, split_halves)
     _raise_differences(result.differences)
-    crossing = places(settled.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
+    crossing = crossings(settled.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
     halves: tuple[Half, ...] = ()
     if plan.policy.rewrites:
         with timed(seconds, "rewrite halves"):
@@ -201,7 +202,7 @@ def partition_planned(
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
     with timed(seconds, "move"):
         move_across(settled.facts, crossing, forward.graph, backward.graph)
-        _raise_differences(wrongly_moved(settled, crossing, forward.graph, backward.graph))
+        _raise_differences(audit_copies(settled, needs, split_halves, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if is_compared(plan.before):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from attrs import evolve
 from torch import fx
 
-from policylang.audit.joint import Audit, audit
-from policylang.audit.random_draws import is_random_state
+from policylang.audit.data import Audit
+from policylang.audit.joint import audit, read_halves
+from policylang.audit.reading import is_random_state
 from policylang.backends.joint import finalize
 from policylang.backends.joint import partitioner as module
 from policylang.backends.joint.partitioner import Partition
@@ -19,6 +22,7 @@ from policylang.errors import PolicyAuditError
 from policylang.planning.liveness import backward_needs
 from tests.backends.test_partition_cases import traced
 from tests.support.run_partition import Traced
+from tests.support.sharded import fake_ranks
 
 POLICY = "recompute everything\nsave first cos"
 
@@ -39,7 +43,8 @@ def again(graph: Traced, partition: Partition) -> Audit:
     plan = finalize.fit(partition.plan, gradients)
     needs = backward_needs(plan.facts, plan.decisions)
     forward, backward = partition.forward.graph, partition.backward.graph
-    return audit(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
+    halves = read_halves(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
+    return audit(plan, needs, halves)
 
 
 def node(graph: fx.Graph, name: str) -> fx.Node:
@@ -84,6 +89,7 @@ def test_notices_a_value_that_is_computed_again_instead(graph: Traced, partition
     output.args = (tuple(value for value in output.args[0] if value.name != "cos"),)
     arrives = node(backward, "cos")
     sine = node(backward, "sin")
+    arrives.append(sine)
     with backward.inserting_after(sine):
         recomputed = backward.call_function(torch.ops.aten.cos.default, (sine,))
     arrives.replace_all_uses_with(recomputed)
@@ -169,3 +175,81 @@ def test_a_difference_stops_the_compilation(graph: Traced, monkeypatch: pytest.M
 
 def test_is_plain_data(partition: Partition) -> None:
     assert pickle.loads(pickle.dumps(partition.audit)) == partition.audit
+
+
+def said(graph: Traced, partition: Partition) -> list[tuple[str, str]]:
+    return [(each.code, each.message) for each in again(graph, partition).differences]
+
+
+def test_notices_a_random_operator_that_stands_in_the_backward_as_it_is() -> None:
+    graph = traced(lambda x: torch.rand_like(x).mul(x).sin(), torch.randn(8))
+    partition = graph.partition("recompute everything")
+    backward = partition.backward.graph
+    wrapper = next(each for each in backward.nodes if getattr(each.target, "__name__", "") == "run_with_rng_state")
+    (called, *arguments) = wrapper.args[1:]
+    with backward.inserting_before(wrapper):
+        anew = backward.call_function(called, tuple(arguments), wrapper.kwargs)
+    wrapper.replace_all_uses_with(anew)
+    backward.erase_node(wrapper)
+    anew.name = "rand_like"
+    (found,) = again(graph, partition).differences
+    assert found.code == "APL407"
+    assert found.message.startswith("`rand_like` (aten.rand_like.default) draws new random numbers; the plan says rec")
+
+
+def test_notices_that_two_draws_changed_places() -> None:
+    graph = traced(one_input, torch.randn(8))
+    partition = graph.partition("undecided -> save")
+    forward = partition.forward.graph
+    node(forward, "rand_like").prepend(node(forward, "rand_like_1"))
+    assert said(graph, partition) == [
+        ("APL410", "`rand_like` runs after `rand_like_1`, which is not the order of the plan")
+    ]
+
+
+def test_notices_that_two_replayed_draws_changed_places() -> None:
+    """Their states change with them, so the gradients are right, and every number is another than without a policy."""
+    graph = traced(one_input, torch.randn(8))
+    partition = graph.partition("recompute everything")
+    keepers = [each for each in partition.forward.graph.nodes if "run_and_save" in str(each.target)]
+    keepers[0].prepend(keepers[1])
+    assert said(graph, partition) == [
+        ("APL410", "`rand_like` runs after `rand_like_1`, which is not the order of the plan")
+    ]
+
+
+def test_notices_what_runs_before_its_argument(graph: Traced, partition: Partition) -> None:
+    forward = partition.forward.graph
+    node(forward, "sin").prepend(node(forward, "cos"))
+    assert said(graph, partition) == [
+        ("APL410", "`cos` runs before `sin`, which it reads, which is not the order of the plan")
+    ]
+
+
+@pytest.fixture
+def gathered() -> Iterator[tuple[Traced, Partition]]:
+    with fake_ranks(2):
+        gather = functional.all_gather_tensor_autograd
+        graph = traced(lambda x: gather(x.sin(), 0, dist.group.WORLD).cos(), torch.randn(8))
+        yield graph, graph.partition("undecided -> save")
+
+
+@pytest.mark.parametrize("name", ["all_gather_into_tensor", "once_more"])
+def test_notices_a_collective_that_runs_twice(gathered: tuple[Traced, Partition], name: str) -> None:
+    graph, partition = gathered
+    assert again(graph, partition).agrees
+    backward = partition.backward.graph
+    gather = node(partition.forward.graph, "all_gather_into_tensor")
+    arrives = backward.find_nodes(op="placeholder")
+    first = next(each for each in backward.nodes if each.op == "call_function")
+    with backward.inserting_before(first):
+        more = backward.call_function(gather.target, (arrives[0], *gather.args[1:]))
+    more.name = name
+    (found,) = said(graph, partition)
+    if name == "once_more":
+        said_of_it = "the graph has a node `once_more`, which the graph that was planned does not have"
+        assert found == ("APL405", said_of_it)
+    else:
+        assert found[0] == "APL403"
+        assert found[1].startswith("`all_gather_into_tensor` (_c10d_functional.all_gather_into_tensor.default)")
+        assert "was recomputed; the plan says" in found[1]

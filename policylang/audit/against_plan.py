@@ -1,0 +1,203 @@
+"""Holds what was read against what was planned: one comparison for all paths, which word its results.
+
+What a path has to save and to run again may leave it a choice: a flat graph may read a value that lives on anyway. So
+the plan is given as what may happen and what has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from attrs import field, frozen
+
+from policylang.audit.data import Audit, Found, HostCopy
+from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.source import Span
+from policylang.planning.liveness import Needs, with_cost
+from policylang.planning.plan import Decision, Plan
+from policylang.planning.storage import storage_roots
+
+SAVED_UNPLANNED = "APL401"
+NOT_SAVED = "APL402"
+RECOMPUTED_UNPLANNED = "APL403"
+NOT_RECOMPUTED = "APL404"
+NOT_CONNECTED = "APL405"
+EFFECT_REPEATED = "APL406"
+RANDOM_AGAIN = "APL407"
+OUT_OF_ORDER = "APL410"
+OFFLOADED_UNPLANNED = "APL411"
+NOT_FREED = "APL412"
+RACE = "APL413"
+
+_ALL_PATHS = {
+    NOT_CONNECTED: "the graph has a node {node}, which the graph that was planned does not have",
+    OUT_OF_ORDER: "{node} runs {found}, which is not the order of the plan",
+    RACE: "{node} is part of a copy to the host or back that is not awaited as it has to be",
+}
+
+
+@frozen
+class Expected:
+    """Rows of the plan: what may happen, and what has to."""
+
+    may_save: Collection[int]
+    must_save: Collection[int]
+    may_recompute: Collection[int] = ()
+    must_recompute: Collection[int] = ()
+
+
+@frozen
+class Deviation:
+    """Something that is not as planned."""
+
+    code: str
+    node: str
+    """As a message names it."""
+    found: str = ""
+    expected: str = ""
+    line: Span | None = None
+    """The rule that decided."""
+    module: str = ""
+    is_planned: bool = False
+    """Whether it is a node of the plan."""
+
+
+@frozen
+class Wording:
+    """How a path says it. ``{node}``, ``{found}`` and ``{expected}`` are a deviation's."""
+
+    sentence: str
+    help: str
+    codes: Mapping[str, str] = field(factory=dict)
+    """By code, where a sentence of its own is said."""
+    is_brief: bool = False
+    """Whether module and line go without saying."""
+
+    def diagnostics(self, deviations: Iterable[Deviation]) -> tuple[Diagnostic, ...]:
+        return tuple(map(self._diagnostic, deviations))
+
+    def _diagnostic(self, one: Deviation) -> Diagnostic:
+        text = self.codes.get(one.code) or _ALL_PATHS.get(one.code) or self.sentence
+        node = f"{one.node} in {one.module}" if one.module and not self.is_brief else one.node
+        message = text.format(node=node, found=one.found, expected=one.expected)
+        span = None if self.is_brief else one.line
+        return Diagnostic(one.code, message, span=span, help=self.help if one.is_planned else None)
+
+
+def runs_otherwise(plan: Plan, expected: Expected, saved: Iterable[int], found: Found) -> Iterator[Deviation]:
+    """What is saved, runs again or runs at another place than planned. ``saved``: what crosses by being kept, copies
+    on the host included."""
+    now, again = frozenset(saved), frozenset(found.recomputed)
+    for code, rows, happened in (
+        (SAVED_UNPLANNED, now.difference(expected.may_save), "was saved"),
+        (NOT_SAVED, frozenset(expected.must_save) - now - found.crossing.keys(), "was not saved"),
+        (RECOMPUTED_UNPLANNED, again.difference(expected.may_recompute), "was recomputed"),
+        (
+            RECOMPUTED_UNPLANNED,
+            frozenset(found.twice),
+            "was recomputed more than once for the same part of the backward",
+        ),
+        (NOT_RECOMPUTED, frozenset(expected.must_recompute) - again, "was not recomputed"),
+        (RANDOM_AGAIN, frozenset(found.redrawn), "draws new random numbers"),
+        (EFFECT_REPEATED, frozenset(found.rewritten), "writes a second time"),
+    ):
+        yield from (deviation(code, plan, row, happened) for row in sorted(rows))
+    yield from (Deviation(NOT_CONNECTED, f"`{name}`") for name in found.unknown)
+    yield from (Deviation(OUT_OF_ORDER, f"`{name}`", f"after `{other}`") for name, other in found.swapped.items())
+
+
+def reads_otherwise(found: Found) -> Iterator[Deviation]:
+    """What runs before something that it reads."""
+    return (Deviation(OUT_OF_ORDER, f"`{name}`", f"before `{read}`, which it reads") for name, read in found.early)
+
+
+def moves_otherwise(
+    plan: Plan, found: Found, moved: Mapping[int, HostCopy | None], unplanned: Iterable[str]
+) -> Iterator[Deviation]:
+    """What of the copies is not as planned. ``moved``: the rows that are to wait on the host, with their copies;
+    ``unplanned``: the names of nodes that take part in any other."""
+    yield from (Deviation(RACE, f"`{name}`") for name in found.races)
+    yield from (Deviation(OFFLOADED_UNPLANNED, f"`{name}`") for name in unplanned)
+    roots = storage_roots(plan.facts)
+    alive = {roots[row] for row in found.saved}
+    for row, copy in moved.items():
+        root = roots[row]
+        if copy is None:
+            yield deviation(NOT_FREED, plan, row, "was not moved to the host")
+        elif copy.awaited > found.begins:
+            alive.add(root)
+        if root in alive or found.held.get(root, -1) > found.begins:
+            yield deviation(NOT_FREED, plan, row, "was offloaded and is held on the device all the same")
+    for copy in found.copies:
+        written = found.written.get(roots[copy.row], -1) if copy.row >= 0 else -1
+        if written > copy.started:
+            late = f"before `{found.order[written]}`, which writes to what it copies"
+            yield Deviation(OUT_OF_ORDER, f"`{found.order[copy.started]}`", late)
+
+
+def deviation(code: str, plan: Plan, row: int, happened: str) -> Deviation:
+    """A node of the plan that did not become what was planned."""
+    facts, decision = plan.facts, plan.decisions[row]
+    rule = plan.policy.rules[decision.rule] if decision is not None and decision.rule is not None else None
+    return Deviation(
+        code,
+        f"`{facts.names[row]}` ({facts.targets[row]})",
+        happened,
+        _planned(plan, decision),
+        rule.span if rule is not None else None,
+        facts.modules[row],
+        is_planned=True,
+    )
+
+
+def _planned(plan: Plan, decision: Decision | None) -> str:
+    if decision is None:
+        return "nothing of it: it is no forward value"
+    verb = "left to the partitioner" if decision.action is None else decision.action.name.lower().replace("_", " ")
+    if decision.rule is not None:
+        rule = plan.policy.rules[decision.rule]
+        return f"{verb} (`{rule.text}`, {rule.source})"
+    return f"{verb} ({decision.reason or decision.why.value})"
+
+
+def summary(
+    plan: Plan,
+    found: Found,
+    differences: tuple[Diagnostic, ...],
+    *,
+    saved: Sequence[int],
+    symbolic: Sequence[int],
+    offloaded: Sequence[int] = (),
+    saved_by_auto: Callable[[int], bool] = lambda _row: False,
+    recomputed_by_auto: Callable[[int], bool] = lambda _row: False,
+) -> Audit:
+    """What was read, with what it costs."""
+    facts = plan.facts
+    again = sorted(found.recomputed)
+    needs = Needs(saved=tuple(saved), offloaded=tuple(offloaded), recomputed=tuple(again))
+    cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
+    auto_saved = tuple(row for row in saved if saved_by_auto(row))
+    return Audit(
+        saved=names(facts, saved),
+        saved_bytes=cost.saved_bytes,
+        recomputed=names(facts, dict.fromkeys(again)),
+        recomputed_bytes=cost.recomputed_bytes,
+        recomputed_flops=cost.recomputed_flops,
+        forward_flops=cost.forward_flops,
+        auto_saved=names(facts, auto_saved),
+        auto_saved_bytes=with_cost(Needs(saved=auto_saved), facts, (), 0).saved_bytes,
+        auto_recomputed=names(facts, (row for row in dict.fromkeys(again) if recomputed_by_auto(row))),
+        inputs=names(facts, found.inputs),
+        symbolic=names(facts, symbolic),
+        random_states=found.random_states,
+        saved_bytes_by_block=cost.saved_bytes_by_block,
+        recomputed_flops_by_block=cost.recomputed_flops_by_block,
+        offloaded=names(facts, offloaded),
+        offloaded_bytes=cost.offloaded_bytes,
+        differences=differences,
+    )
+
+
+def names(facts: Facts, rows: Iterable[int]) -> tuple[str, ...]:
+    return tuple(facts.names[row] for row in rows)
