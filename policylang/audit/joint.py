@@ -27,9 +27,10 @@ from policylang.audit.against_plan import (
     summary,
 )
 from policylang.audit.data import Audit, Found
-from policylang.audit.reading import REPLAYS, function, is_copy, is_random_state, piece_of_draw, read
+from policylang.audit.reading import function, is_copy, is_random_state, piece_of_draw, read
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
+from policylang.operators.names import RUNS_WITH_RANDOM_STATE
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan, Why
 
@@ -150,10 +151,14 @@ def _replays(
     by_name = {node.name for node in backward.nodes if node.op == "call_function"}
     random = [row for row in needs.recomputed if flags[row] & Flag.RANDOM and names[row] not in by_name]
     first = dict(enumerate(state.args[0] for state in filter(is_random_state, kept)))
-    first.update((_number(node), node) for node in forward.nodes if function(node) in REPLAYS)
+    first.update((_number(node), node) for node in forward.nodes if function(node) in RUNS_WITH_RANDOM_STATE)
     found: dict[fx.Node, int] = {}
     for again in backward.nodes:
-        if function(again) not in REPLAYS or not (number := _number(again)) < len(random) or number not in first:
+        if (
+            function(again) not in RUNS_WITH_RANDOM_STATE
+            or not (number := _number(again)) < len(random)
+            or number not in first
+        ):
             continue
         if all(_is(facts, random[number], wrapper) for wrapper in (first[number], again)):
             found[first[number]] = found[again] = random[number]
@@ -170,7 +175,7 @@ def _number(wrapper: fx.Node) -> int:
 def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
     """Whether a wrapper is this row's: the operator, and every neighbour that has kept its name."""
     index = facts.index
-    called = wrapper.args[1 if function(wrapper) == REPLAYS[0] else 0]
+    called = wrapper.args[1 if function(wrapper) == RUNS_WITH_RANDOM_STATE[0] else 0]
     read = {index[source.name] for source in wrapper.all_input_nodes if source.name in index}
     results = [user for user in wrapper.users if piece_of_draw(user) == 1] or [wrapper]
     readers = [index[user.name] for result in results for user in result.users if user.name in index]
