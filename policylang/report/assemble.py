@@ -1,9 +1,9 @@
-"""Reports of what is at hand: a plan and its audit, a graph, a compiled model, a backend."""
+"""Reports made of a plan and of what its audit found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -14,7 +14,6 @@ from policylang.planning.edits.data import Rewrites
 from policylang.planning.plan import Decision as Planned
 from policylang.planning.plan import Plan, RuleOutcome, Why
 from policylang.planning.storage import storage_roots
-from policylang.report.combine import combined
 from policylang.report.data import (
     AuditReport,
     Decision,
@@ -29,16 +28,9 @@ from policylang.report.edits import rewrite_reports
 if TYPE_CHECKING:
     from policylang.audit.joint import Audit
 
-__all__ = ["Report", "partition_report", "plan_report", "report_from_dict", "report_on"]
+__all__ = ["Report", "partition_report", "plan_report", "report_from_dict"]
 
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
-
-
-def report_on(subject: Any) -> Report:
-    """See :func:`policylang.report`."""
-    from policylang.api.report import reports_for
-
-    return combined(reports_for(subject))
 
 
 def plan_report(plan: Plan) -> Report:

@@ -21,8 +21,8 @@ from policylang.api.load import load
 from policylang.backends.caching import fingerprint
 from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
-from policylang.backends.joint.partitioner import JointPartitioner
-from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints, model_wide_errors
+from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.compiled_graphs import CompiledGraph, described, of_model
 from policylang.backends.torch_compile.options import Inner
@@ -31,6 +31,7 @@ from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError,
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
+from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.planning.digest import policy_text
 from policylang.ranks.comparison import Known

@@ -10,7 +10,7 @@ import torch
 from attrs import define, field
 from torch import fx
 
-from policylang.backends.joint.findings import Findings
+from policylang.backends.findings import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.report.data import Report
 

@@ -20,20 +20,19 @@ from torch import fx
 from policylang.api.load import load
 from policylang.backends.caching import fingerprint
 from policylang.backends.caching.cached_partitioner import ReportingPartitioner, partitions
-from policylang.backends.joint import findings
-from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.backends.findings import Findings, findings_of
+from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph
 from policylang.backends.torch_compile import options as backend_options
 from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.language.syntax import Policy
 from policylang.ranks.accounts import Account
 from policylang.ranks.comparison import comparing
-from policylang.report.data import Report
 from policylang.torch_compat import aot
 
 _Base: Any = aot.partitioner_base()
 _THIS_PROCESS = uuid.uuid4().hex
-_reports: WeakKeyDictionary[PolicyPartitioner, list[Report]] = WeakKeyDictionary()
+_split: WeakKeyDictionary[PolicyPartitioner, list[Findings]] = WeakKeyDictionary()
 _known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKeyDictionary()
 """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
@@ -79,7 +78,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
             if not aot.dynamo_graphs():
                 raise
             raise aot.through_dynamo(error, sys._getframe()) from None
-        _reports.setdefault(self, []).extend(findings.of_partition(each).report for each in done)
+        _split.setdefault(self, []).extend(findings_of(each.carried_out) for each in done)
         return halves
 
     def uuid(self) -> str:
@@ -104,6 +103,6 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         return self
 
 
-def reports_of(subject: PolicyPartitioner) -> Sequence[Report]:
-    """One report a graph that it split in this process, in order."""
-    return tuple(_reports.get(subject, ()))
+def split_by(subject: PolicyPartitioner) -> Sequence[Findings]:
+    """What was decided on each graph that it split in this process, in order."""
+    return tuple(_split.get(subject, ()))
