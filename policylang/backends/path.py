@@ -26,7 +26,8 @@ from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.block_graph import Place
-from policylang.planning.capabilities import PATHS, Capabilities, PathEntry, path_entry
+from policylang.planning import capabilities
+from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks.comparison import agree_on_plan, ranks_of
@@ -37,8 +38,8 @@ class BackendPath:
 
     name: ClassVar[str]
     front: ClassVar[str] = ""
-    """The module that knows what users hold of this path beside graphs. It has ``reported(subject)``, and is named
-    because it imports what imports the path."""
+    """``module:function``: what was decided for a thing that users hold of this path, graphs aside; None where it is
+    none. It is named, and not imported, because it imports what imports the path."""
     compares_ranks: ClassVar[bool] = True
 
     @property
@@ -117,21 +118,25 @@ class BackendPath:
         if isinstance(subject, fx.GraphModule):
             done = graph_registry.carried_out(subject)
             return (findings_of(done),) if done is not None and done.path == self.name else None
-        found: Sequence[Findings] | None = import_module(self.front).reported(subject) if self.front else None
+        found: Sequence[Findings] | None = _imported(self.front)(subject) if self.front else None
         return found
 
 
 @cache
 def path_named(name: str) -> BackendPath:
     """The path of a name, imported now."""
-    module, _, kind = path_entry(name).implementation.partition(":")
-    made: BackendPath = getattr(import_module(module), kind)()
+    made: BackendPath = _imported(path_entry(name).implementation)()
     return made
+
+
+def _imported(dotted: str) -> Any:
+    module, _, name = dotted.partition(":")
+    return getattr(import_module(module), name)
 
 
 def findings_on(subject: Any) -> Sequence[Findings] | None:
     """What the first path that knows a subject says of it; None where none does."""
-    found = (path_named(entry.name).report(subject) for entry in PATHS)
+    found = (path_named(entry.name).report(subject) for entry in capabilities.PATHS)
     return next((each for each in found if each is not None), None)
 
 
