@@ -34,7 +34,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import policylang
 from benchmarks.common import growth_exponent, table, write_results
-from policylang.backends.flat.path import apply_flat, plan_flat
+from policylang.backends.flat.path import FlatPath
 from policylang.graph.facts import Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
@@ -116,7 +116,7 @@ def flat_llama(layers: int, length: int = 16, batch: int = 2, **sizes: int) -> F
         if phase == Phase.BACKWARD:
             node.meta["autograd_backward"] = True
     decisions = {}
-    for row, decision in enumerate(plan_flat(facts, policylang.parse(POLICY)).decisions):
+    for row, decision in enumerate(FlatPath().plan(facts, policylang.parse(POLICY)).decisions):
         if decision is not None and decision.action is not None:
             again = decision.action.recomputes
             decisions[facts.names[row]] = CheckpointPolicy.MUST_RECOMPUTE if again else CheckpointPolicy.MUST_SAVE
@@ -127,7 +127,7 @@ def flat_llama(layers: int, length: int = 16, batch: int = 2, **sizes: int) -> F
 
 
 def with_policylang(gm: fx.GraphModule, graph: FlatGraph, policy: Policy) -> fx.GraphModule:
-    apply_flat(gm, policy)
+    FlatPath().apply(gm, policy)
     return gm
 
 

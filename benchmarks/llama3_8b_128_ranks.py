@@ -31,7 +31,8 @@ import policylang
 from benchmarks.common import seconds, table, write_results
 from benchmarks.flat_graph import FlatGraph, peak_of_graph
 from examples.sharded_llama import LLAMA3_8B, Llama, LlamaConfig, make_mesh, shard
-from policylang.backends.flat.path import FlatOutcome, apply_flat
+from policylang.backends.flat.path import FlatPath
+from policylang.backends.graph_registry import CarriedOut
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
@@ -132,13 +133,13 @@ def _inputs(facts: Facts) -> int:
     return sum(size for op, size in zip(facts.ops, facts.bytes, strict=True) if op == "placeholder")
 
 
-def refusals(outcome: FlatOutcome) -> dict[str, int]:
+def refusals(outcome: CarriedOut) -> dict[str, int]:
     """How many chains were left as they are, by reason."""
     found = Counter(refused.reason for refused in outcome.plan.rewrites.refused)
     return dict(sorted(found.items()))
 
 
-def times(step: Step, policy: Policy, outcome: FlatOutcome) -> dict[str, float]:
+def times(step: Step, policy: Policy, outcome: CarriedOut) -> dict[str, float]:
     """Each stage's share of the time of tracing. Rewrites, and among them proofs, are part of the plan."""
     facts = collect(step.gm)
     with proofs_timed() as proofs:
@@ -171,7 +172,7 @@ def measure(config: LlamaConfig, layout: str, device: str, dp: int = DP, tp: int
     costs, left = [], {}
     for name, text in POLICIES.items():
         gm, policy = step.fresh(), policylang.parse(text)
-        outcome = apply_flat(gm, policy)
+        outcome = FlatPath().apply(gm, policy)
         rows.append({"policy": name, "fused": len(outcome.plan.rewrites.done), **measured(gm)})
         costs.append({"policy": name, **times(step, policy, outcome)})
         left[name] = refusals(outcome)

@@ -30,8 +30,8 @@ _PUBLIC = {
     "PolicyWarning": "policylang.errors",
     "load_snapshot": "policylang.api.snapshot",
     "snapshot": "policylang.api.snapshot",
-    "TracedStep": "policylang.tracing",
-    "trace_step": "policylang.tracing",
+    "TracedStep": "policylang.api.traced_step",
+    "trace_step": "policylang.api.traced_step",
 }
 """Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
 

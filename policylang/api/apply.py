@@ -6,28 +6,24 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve
 from torch import fx
 
 from policylang.api.load import load
 from policylang.backends import graph_registry
 from policylang.backends.eager.problems import refuse_another
-from policylang.backends.flat.path import apply_flat
-from policylang.backends.half.path import note_on_rules, plan_half
 from policylang.backends.joint import refusals
-from policylang.backends.joint.partitioner import partition_planned, plan_facts, plan_joint
-from policylang.backends.runtime.groups import RankOrder
-from policylang.backends.surgery import tags
-from policylang.backends.surgery.edits import carry_out
+from policylang.backends.joint.path import JointPartitioner, returns_gradients
+from policylang.backends.path import path_named
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
+from policylang.graph.reading.phases import has_backward
 from policylang.language.syntax import Policy
+from policylang.planning.capabilities import path_taking
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import comparing
 
 PolicyLike = Policy | str | os.PathLike[str]
-NO_BACKWARD = "APL340"
 
 
 def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True) -> fx.GraphModule:
@@ -49,26 +45,11 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     """
     with comparing("apply", agree, mesh=mesh):
         _check_graph(gm, "a policy is applied to a graph module")
-        return _apply(gm, _loaded(policy), mesh)
-
-
-def _apply(gm: fx.GraphModule, wanted: Policy, mesh: Any) -> fx.GraphModule:
-    _check_checkpoints(gm, wanted)
-    facts = collect(gm, mesh=mesh)
-    if facts.kind is GraphKind.FLAT:
-        _carry_out_flat(gm, wanted, facts)
-    elif facts.kind is GraphKind.JOINT:
-        plan = plan_facts(facts, wanted)
-        carry_out(gm, plan)
-        tags.write(gm.graph, plan)
-        graph_registry.remember_plan(gm, plan)
-    elif wanted.rewrites:
-        plan = plan_half(facts, wanted)
-        carry_out(gm, plan)
-        graph_registry.remember_plan(gm, evolve(plan, diagnostics=plan.diagnostics + note_on_rules(wanted, facts.kind)))
-    else:
-        raise PolicyGraphError([refusals.no_path(facts.kind)])
-    return gm
+        wanted = _loaded(policy)
+        _check_checkpoints(gm, wanted)
+        facts = collect(gm, mesh=mesh)
+        path_named(path_taking(facts.kind).name).apply(gm, wanted, facts)
+        return gm
 
 
 def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = None) -> None:
@@ -78,11 +59,7 @@ def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = 
     """
     with comparing("apply", mesh=mesh):
         _check_checkpoints(gm, policy)
-        _carry_out_flat(gm, policy, facts)
-
-
-def _carry_out_flat(gm: fx.GraphModule, wanted: Policy, facts: Facts) -> None:
-    graph_registry.record_flat(gm, apply_flat(gm, wanted, facts))
+        path_named("flat").apply(gm, policy, facts)
 
 
 def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
@@ -111,27 +88,22 @@ def partition(
     where the graphs that came out are not what was planned.
     """
     _check_graph(gm, "a partition is of a graph module")
-    plan = graph_registry.plan_of(gm)
-    if policy is None and plan is None:
+    applied = graph_registry.plan_of(gm)
+    given = policy if policy is not None or applied is None else applied.policy
+    if given is None:
         raise PolicyGraphError([refusals.no_policy()])
-    static = static_lifetime_input_indices
     with comparing("partition", agree):
-        groups: tuple[RankOrder, ...] = ()
-        if policy is not None or plan is None or not _still_fits(gm, plan):
-            wanted = _loaded(policy) if policy is not None else plan.policy  # type: ignore[union-attr]
-            plan = _planned_joint(gm, wanted, static, num_fwd_outputs)
-            groups = carry_out(gm, plan)
-        result = partition_planned(gm, plan, num_fwd_outputs=num_fwd_outputs, static_inputs=static or (), groups=groups)
-    return result.forward, result.backward
-
-
-def _planned_joint(gm: fx.GraphModule, policy: Policy, static: Sequence[int] | None, num_fwd_outputs: int) -> Plan:
-    try:
-        return plan_joint(gm, policy, static, num_fwd_outputs=num_fwd_outputs)
-    except PolicyGraphError as error:
-        if [found.code for found in error.diagnostics] != [NO_BACKWARD]:
-            raise
-        raise PolicyGraphError([refusals.not_a_joint_graph()]) from None
+        prepared = applied if policy is None and applied is not None and _still_fits(gm, applied) else None
+        wanted = _loaded(given)
+        if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
+            raise PolicyGraphError([refusals.not_a_joint_graph()])
+        made = JointPartitioner(wanted).partition(
+            gm,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+            prepared=prepared,
+        )
+    return made.forward, made.backward
 
 
 def _check_graph(gm: object, wanted: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
@@ -18,14 +18,11 @@ from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.resolution.loader import load_policy
 
 if TYPE_CHECKING:
-    from policylang.api.check_graphs import PathName
-    from policylang.graph.facts import Facts
+    from policylang.api.planned_graphs import GraphLike, PathName
     from policylang.planning.plan import Plan
 
 SUFFIX = ".apl"
 _CANNOT_BE_READ = {"APL103", "APL104", "APL355"}
-
-GraphLike = Union[str, os.PathLike[str], "Facts"]
 
 
 @frozen
@@ -81,7 +78,10 @@ def check(
     given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
     if not given:
         return CheckResult(files, tuple(_once(found for each in loaded for found in each.diagnostics)))
-    from policylang.api.check_graphs import on_graph, read_graphs  # planning, which a check of the text can do without
+    from policylang.api.planned_graphs import (  # planning, which a check of the text can do without
+        on_graph,
+        read_graphs,
+    )
 
     graphs, problems = read_graphs(given)
     found = list(problems)

@@ -45,8 +45,8 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     """The facts of each graph that a thing stands for, in order of compilation; raises as :func:`snapshot` does."""
     from torch import fx
 
+    from policylang.api.traced_step import TracedStep
     from policylang.backends.torch_compile.backend import graphs_of
-    from policylang.tracing import TracedStep
 
     if isinstance(subject, TracedStep):
         subject = subject.gm
@@ -75,15 +75,14 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
 
 def _of_module(gm: Any) -> Facts:
     """As it was planned on, if it was; a half of a partition as it is."""
-    from policylang.backends.graph_registry import outcome_of, plan_of
+    from policylang.backends.graph_registry import carried_out
     from policylang.graph.reading.collect import collect
 
-    outcome = outcome_of(gm)
-    plan = outcome[0] if outcome is not None else plan_of(gm)
-    if plan is not None and plan.before.kind is GraphKind.FLAT:
-        return plan.before
+    done = carried_out(gm)
+    if done is not None and done.plan.before.kind is GraphKind.FLAT:
+        return done.plan.before
     facts = collect(gm)
-    return plan.before if plan is not None and facts.kind is plan.before.kind else facts
+    return done.plan.before if done is not None and facts.kind is done.plan.before.kind else facts
 
 
 def _nothing(message: str, help: str) -> PolicyGraphError:

@@ -1,35 +1,60 @@
-"""What became of a graph, kept beside its modules for as long as they live, and never in what is pickled."""
+"""What was carried out on a graph, kept beside its modules for as long as they live, and never in what is pickled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from attrs import field, frozen
 from torch import fx
 
+from policylang.audit.data import Audit
 from policylang.language.syntax import Policy
 from policylang.planning.edits.data import Rewrites
 from policylang.planning.plan import Plan
 
-if TYPE_CHECKING:
-    from policylang.backends.flat.path import FlatOutcome
-    from policylang.backends.joint.partitioner import Partition
 
-_plans: WeakKeyDictionary[fx.GraphModule, Plan] = WeakKeyDictionary()
-_partitions: WeakKeyDictionary[fx.GraphModule, Any] = WeakKeyDictionary()
-_halves: WeakKeyDictionary[fx.GraphModule, Mapping[str, Rewrites]] = WeakKeyDictionary()
+@frozen(eq=False)
+class CarriedOut:
+    """A plan that was carried out on a graph."""
+
+    path: str
+    """The name of the path."""
+    plan: Plan
+    audit: Audit | None = None
+    """None where the graph is only prepared, so that what it saves cannot be read off it yet."""
+    seconds: Mapping[str, float] = field(factory=dict)
+    """By stage, in the order they ran."""
+    halves: Mapping[str, Rewrites] = field(factory=dict)
+    """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
+
+
+_applied: WeakKeyDictionary[fx.GraphModule, CarriedOut] = WeakKeyDictionary()
+_audited: WeakKeyDictionary[fx.GraphModule, CarriedOut] = WeakKeyDictionary()
 _checkpoints: WeakKeyDictionary[fx.GraphModule, Sequence[Policy]] = WeakKeyDictionary()
 
 
-def remember_plan(gm: fx.GraphModule, plan: Plan) -> None:
-    """Keep the plan that was written on a graph."""
-    _plans[gm] = plan
+def remember(done: CarriedOut, *modules: fx.GraphModule) -> None:
+    """Keep what was done, to be asked for by the graph, or by either half of its partition."""
+    kept = _applied if done.audit is None else _audited
+    for module in modules:
+        kept[module] = done
+
+
+def carried_out(gm: fx.GraphModule) -> CarriedOut | None:
+    """What was last carried out on a graph: audited, or else prepared."""
+    return outcome_of(gm) or _applied.get(gm)
+
+
+def outcome_of(gm: fx.GraphModule) -> CarriedOut | None:
+    """What was carried out on a graph, or on the joint graph that it is a half of, and audited."""
+    return _audited.get(gm)
 
 
 def plan_of(gm: fx.GraphModule) -> Plan | None:
-    """The plan that was last applied to a graph."""
-    return _plans.get(gm)
+    """The plan that a graph was last prepared for."""
+    found = _applied.get(gm)
+    return None if found is None else found.plan
 
 
 def remember_checkpoints(gm: fx.GraphModule, policies: Sequence[Policy]) -> None:
@@ -40,26 +65,3 @@ def remember_checkpoints(gm: fx.GraphModule, policies: Sequence[Policy]) -> None
 def checkpoints_of(gm: fx.GraphModule) -> Sequence[Policy]:
     """The policies that checkpoints of ours follow in the model that a graph was traced from."""
     return _checkpoints.get(gm, ())
-
-
-def record(gm: fx.GraphModule, partition: Partition) -> None:
-    """Keep how a graph was split, to be asked for by the joint graph or by either half."""
-    outcome = (partition.plan, partition.audit, partition.seconds)
-    for module in (gm, partition.forward, partition.backward):
-        _partitions[module] = outcome
-        _halves[module] = partition.rewritten_halves
-
-
-def record_flat(gm: fx.GraphModule, outcome: FlatOutcome) -> None:
-    """Keep what became of a flat graph."""
-    _partitions[gm] = (outcome.plan, outcome.audit, outcome.seconds)
-
-
-def halves_of(gm: fx.GraphModule) -> Mapping[str, Rewrites]:
-    """What was rewritten in the ``forward`` and in the ``backward`` of the partition that a module took part in."""
-    return _halves.get(gm, {})
-
-
-def outcome_of(gm: fx.GraphModule) -> tuple[Plan, Any, dict[str, float]] | None:
-    """Plan, audit and seconds by stage of the partition that a module took part in."""
-    return _partitions.get(gm)

@@ -21,14 +21,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from policylang.commands.shared.exit import Exit
+from policylang.planning.capabilities import COMPARED
 
 if TYPE_CHECKING:
     from policylang.language.syntax import Policy
-    from policylang.testing.agree.data import Agreement
+    from policylang.testing.path_comparison.data import Agreement
 
 NAME = "agree"
 SUMMARY = "run a model under a policy on every path, and compare"
-_PATHS = ("eager", "joint", "flat")
 _LLAMA = "llama"
 
 
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--model", default=_LLAMA, metavar="MODEL", help="`llama` (default), or package.module:function"
     )
     parser.add_argument(
-        "--path", action="append", choices=_PATHS, help="only this path; may be given several times (default: all)"
+        "--path", action="append", choices=COMPARED, help="only this path; may be given several times (default: all)"
     )
     parser.add_argument("--output-format", choices=("text", "json"), default="text")
 
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> Exit:
 def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement | Exit:
     """Raises ``UsersCodeError`` for what the function or the plain model raises."""
     from policylang.commands.shared.users_code import users_code
-    from policylang.testing.agree.comparison import compare_paths
-    from policylang.testing.agree.running import Setup, batch_of
+    from policylang.testing.path_comparison.comparison import compare_paths
+    from policylang.testing.path_comparison.running import Setup, batch_of
 
     function = _function(options.model)
     if isinstance(function, Exit):

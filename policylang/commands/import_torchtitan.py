@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> Exit:
         return refuse(made.diagnostics)
     found = list(made.diagnostics)
     if options.graph is not None:
-        from policylang.api.check_graphs import on_graph, read_graphs
+        from policylang.api.planned_graphs import on_graph, read_graphs
         from policylang.language.resolution.loader import parse_policy
 
         graphs, problems = read_graphs([options.graph])

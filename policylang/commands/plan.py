@@ -73,10 +73,10 @@ def _refused(diagnostics: Sequence[object], output_format: str, *, unreadable: b
 
 
 def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
-    from policylang.planning.capabilities import FLAT, JOINT, capabilities_for
+    from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.marginal_cost import worth_of_rules
 
-    capabilities = {"joint": JOINT, "flat": FLAT}.get(path or "", capabilities_for(found.plan.facts.kind))
+    capabilities = capabilities_for(found.plan.facts.kind, path)
     shown = sys.stderr.isatty()
 
     def progress(done: int, of: int) -> None:

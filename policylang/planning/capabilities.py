@@ -1,10 +1,38 @@
-"""The paths that carry plans out, by what they can do: the one place that says it, so that a plan made without torch
-is the plan that will be made with it."""
+"""The register of paths: every way in which a plan is carried out, what it can do, and the class that does it.
+
+Needs no torch, so that a plan made without it is the plan that will be made with it. A new path is a folder of
+``backends`` and one entry here; ``apply``, ``report``, ``agree``, ``check``, ``plan`` and the compile cache's key read
+the entries.
+"""
 
 from __future__ import annotations
 
+from attrs import frozen
+
 from policylang.graph.facts import GraphKind
-from policylang.planning.plan import Capabilities
+
+
+@frozen
+class Capabilities:
+    """What the path that will carry the plan out can do; a policy that asks for more is refused."""
+
+    name: str
+    """As a diagnostic names it: ``the joint-graph partitioner``."""
+    replays_random: bool = False
+    offloads: bool = False
+    rewrites: bool = False
+    """Whether it carries out rewrites of collectives."""
+    unsorted_groups: bool = True
+    """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
+    undecided_auto: bool = False
+    """Whether ``undecided -> auto`` can be left to PyTorch's min-cut there."""
+    keeps_undecided: bool = False
+    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` keep a value as it was traced: saved.
+    The plan then says ``as traced``, and so does its report."""
+    recomputes_undecided: bool = False
+    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` leave a value to the checkpoint around
+    it, which recomputes. The plan then says ``as checkpointed``, and so does its report."""
+
 
 JOINT = Capabilities(
     name="the joint-graph partitioner", replays_random=True, offloads=True, rewrites=True, undecided_auto=True
@@ -30,6 +58,48 @@ EAGER = Capabilities(name="an eager checkpoint", replays_random=True, recomputes
 """A block as it runs, operator by operator. What no rule saves is recomputed, as a checkpoint does."""
 
 
-def capabilities_for(kind: GraphKind) -> Capabilities:
-    """Of the path that a graph of this kind takes. A half of a partition can be planned as its joint graph was."""
-    return FLAT if kind is GraphKind.FLAT else JOINT
+@frozen
+class PathEntry:
+    """A path, as far as it can be told without torch."""
+
+    name: str
+    """As ``--path`` takes it."""
+    capabilities: Capabilities
+    implementation: str
+    """``module:Class``: a :class:`policylang.backends.path.BackendPath`, imported when it is needed."""
+    kinds: tuple[GraphKind, ...] = ()
+    """Of the graphs that it takes. ``policylang.apply`` gives a graph to the first path that takes its kind."""
+    plans: bool = False
+    """Whether ``check`` and ``plan`` plan for it: all that it decides is in the graph."""
+    compared: bool = False
+    """Whether ``agree`` takes a step of a model on it."""
+
+
+PATHS = (
+    PathEntry("eager", EAGER, "policylang.backends.eager.path:EagerPath", compared=True),
+    PathEntry(
+        "joint", JOINT, "policylang.backends.joint.path:JointPath", (GraphKind.JOINT,), plans=True, compared=True
+    ),
+    PathEntry("flat", FLAT, "policylang.backends.flat.path:FlatPath", (GraphKind.FLAT,), plans=True, compared=True),
+    PathEntry("half", HALF, "policylang.backends.half.path:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
+    PathEntry("hook", HOOK, "policylang.backends.hooks.path:HookPath", (GraphKind.JOINT,)),
+)
+PLANNED = tuple(path.name for path in PATHS if path.plans)
+COMPARED = tuple(path.name for path in PATHS if path.compared)
+
+
+def path_entry(name: str) -> PathEntry:
+    """The path of a name."""
+    return next(path for path in PATHS if path.name == name)
+
+
+def path_taking(kind: GraphKind) -> PathEntry:
+    """The path that ``policylang.apply`` gives a graph of this kind to."""
+    return next(path for path in PATHS if kind in path.kinds)
+
+
+def capabilities_for(kind: GraphKind, path: str | None = None) -> Capabilities:
+    """Of the path that is named, else of the one that a graph of this kind takes. A half of a partition can be planned
+    as its joint graph was."""
+    found = path_taking(kind) if path is None else path_entry(path)
+    return found.capabilities if found.plans else JOINT

@@ -17,28 +17,6 @@ Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
 """What becomes of forward values that no rule decides."""
 
 
-@frozen
-class Capabilities:
-    """What the path that will carry the plan out can do; a policy that asks for more is refused."""
-
-    name: str
-    """As a diagnostic names it: ``the joint-graph partitioner``."""
-    replays_random: bool = False
-    offloads: bool = False
-    rewrites: bool = False
-    """Whether it carries out rewrites of collectives."""
-    unsorted_groups: bool = True
-    """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
-    undecided_auto: bool = False
-    """Whether ``undecided -> auto`` can be left to PyTorch's min-cut there."""
-    keeps_undecided: bool = False
-    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` keep a value as it was traced: saved.
-    The plan then says ``as traced``, and so does its report."""
-    recomputes_undecided: bool = False
-    """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` leave a value to the checkpoint around
-    it, which recomputes. The plan then says ``as checkpointed``, and so does its report."""
-
-
 class Why(Enum):
     """What decided a node."""
 

@@ -11,6 +11,7 @@ from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
 from policylang.planning.block_graph import Place, beyond_one_block
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
 from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
@@ -25,7 +26,7 @@ from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.planner import plan_rewrites
 from policylang.planning.expectations.check import check_expectations
 from policylang.planning.liveness import backward_needs, with_cost
-from policylang.planning.plan import Capabilities, Decision, Fate, Plan, RuleOutcome, Why
+from policylang.planning.plan import Decision, Fate, Plan, RuleOutcome, Why
 from policylang.planning.schedule.sequential_recompute import replayed_needs, with_returned
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.selection.unanswerable import unanswerable

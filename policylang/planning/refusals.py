@@ -20,7 +20,8 @@ from policylang.language.syntax import (
     Selector,
     Undecided,
 )
-from policylang.planning.plan import Capabilities, Decision, RuleOutcome
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.plan import Decision, RuleOutcome
 from policylang.planning.selection.empty_matches import nearest_paths, part_counts
 from policylang.planning.selection.selectors import Selections
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from policylang.api.check_graphs import findings
+from policylang.api.planned_graphs import findings
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose, is_error

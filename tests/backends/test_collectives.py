@@ -12,7 +12,7 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
-from policylang.backends.half.path import plan_half
+from policylang.backends.half.path import HalfPath
 from policylang.backends.surgery.edits import carry_out
 from policylang.graph import marks
 from policylang.graph.reading.collect import collect
@@ -33,7 +33,7 @@ def gm() -> Iterator[fx.GraphModule]:
 
 
 def planned(gm: fx.GraphModule) -> Plan:
-    return plan_half(collect(gm), POLICY)
+    return HalfPath().plan(collect(gm), POLICY)
 
 
 def names(gm: fx.GraphModule) -> list[str]:

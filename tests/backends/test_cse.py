@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from policylang.api.load import parse
 from policylang.backends.joint import cse
-from policylang.backends.joint.partitioner import plan_joint
+from policylang.backends.joint.path import plan_joint
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from tests.backends.test_partition_cases import names, traced

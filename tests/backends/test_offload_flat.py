@@ -12,8 +12,9 @@ from torch import Tensor, fx
 
 import policylang
 from policylang.audit.flat import audit_flat
-from policylang.audit.summary.assemble import report_from_dict
-from policylang.backends.flat.path import FlatOutcome, apply_flat
+from policylang.audit.summary.data import report_from_dict
+from policylang.backends.flat.path import FlatPath
+from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.runtime import copy_operators
 from policylang.backends.runtime.copy_operators import copied_over
 from policylang.planning.liveness import saved_and_recomputed
@@ -33,9 +34,9 @@ def mlp() -> Flat:
     return flat_graph(models.mlp())
 
 
-def applied(flat: Flat, text: str) -> tuple[Flat, FlatOutcome]:
+def applied(flat: Flat, text: str) -> tuple[Flat, CarriedOut]:
     after = flat.fresh()
-    outcome = apply_flat(after.gm, policylang.parse(text))
+    outcome = FlatPath().apply(after.gm, policylang.parse(text))
     after.gm.graph.lint()
     return after, outcome
 
@@ -167,7 +168,7 @@ def test_what_would_free_nothing_or_come_back_changed_stays_with_a_reason() -> N
     assert len(report.offloaded) == 0
     (warning,) = report.warnings
     assert "offloads nothing: it leaves 4 forward values on the device" in warning
-    plan = apply_flat(flat.fresh().gm, policy).plan
+    plan = FlatPath().apply(flat.fresh().gm, policy).plan
     details = next(found.details for found in plan.diagnostics if found.code == "APL316")
     for reason in ("which the graph is given", "the caller holds it", "may write to it", "of the forward, reads it"):
         assert any(reason in line for line in details), details
@@ -240,7 +241,7 @@ def test_the_audit_sees_a_wrong_copy(mlp: Flat, change: str) -> None:
 def test_a_graph_takes_one_policy(mlp: Flat) -> None:
     after, _ = applied(mlp, "undecided -> save; offload gelu")
     with pytest.raises(policylang.PolicyGraphError, match="moves `gelu"):
-        apply_flat(after.gm, policylang.parse("undecided -> save; offload addmm"))
+        FlatPath().apply(after.gm, policylang.parse("undecided -> save; offload addmm"))
 
 
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])

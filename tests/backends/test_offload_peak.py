@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from policylang.api.load import parse
-from policylang.backends.flat.path import apply_flat
-from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.backends.flat.path import FlatPath
+from policylang.backends.joint.path import JointPartitioner
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.storage import IN_FLIGHT
@@ -82,7 +82,7 @@ def partitioned(text: str, make: Callable[[], Example] = wide) -> Seen:
 
 def in_place(text: str) -> Seen:
     gm = copy_graph(flat())
-    outcome = apply_flat(gm, parse(text))
+    outcome = FlatPath().apply(gm, parse(text))
     audit = outcome.audit
     return Seen(measured_flat(with_memory(gm), str(AWAY)), audit.saved_bytes, audit.offloaded_bytes, outcome.plan)
 

@@ -9,7 +9,8 @@ import pytest
 from torch import fx
 
 import policylang
-from policylang.backends.joint.partitioner import JointPartitioner, Partition
+from policylang.backends.joint.partitioner import Partition
+from policylang.backends.joint.path import JointPartitioner
 from policylang.graph.reading.collect import collect
 from tests.planning.test_recorded_graphs import gather_lines
 from tests.support.shared_graphs import JOINT, shared_graph

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import policylang
+from policylang import TracedStep
 from policylang.audit.summary.data import Report
 from policylang.errors import PolicyMatchError
 from policylang.language.resources import policies_folder
-from policylang.tracing import TracedStep
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph, gradients, trace_flat
 from tests.support.models import ZOO, Example
 from tests.tracing.steps import trace

@@ -22,6 +22,7 @@ from policylang.backends.caching import fingerprint
 from policylang.backends.caching.sources import acting
 from policylang.language.codes import CODES
 from policylang.language.diagnostics import Severity
+from policylang.planning.capabilities import PATHS, PathEntry
 from tests.support.joint import capture_joint
 from tests.support.models import llama, mlp
 
@@ -30,6 +31,11 @@ PACKAGE = REPOSITORY / "policylang"
 KEY = set(acting(PACKAGE))
 ALL = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
 MOVES = "undecided -> recompute\noffload mm or addmm\n"
+
+
+def file_of(path: PathEntry) -> str:
+    module = path.implementation.partition(":")[0].removeprefix("policylang.")
+    return f"{module.replace('.', '/')}.py"
 
 
 @pytest.fixture
@@ -113,37 +119,82 @@ def test_what_runs_while_a_graph_is_compiled_is_in_the_key(
     assert ran - KEY == set()
 
 
-def test_what_a_compile_imports_is_in_the_key(tmp_path: Path) -> None:
-    """In a process that has imported nothing but what its compilation needs."""
-    program = """
+PROGRAM = """
 import json, sys, torch, policylang
-backend = policylang.backend(policylang.parse("undecided -> auto\\noffload mm or addmm"), inner="aot_eager")
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
-torch.compile(model, backend=backend)(torch.ones(2, 4)).sum().backward()
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import config
+
+MOVES = policylang.parse("undecided -> recompute; offload mm or addmm")
+SAVES = policylang.parse("blocks /1; undecided -> recompute; save tanh")
+FUSES = policylang.parse("optional fuse all_gather chains")
+made = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
+batch = torch.ones(2, 4)
+
+def train(model=made, **options):
+    torch.compile(model, **options)(batch).sum().backward()
+
+def keep(gm, inputs):
+    return gm
+
+def split(gm, inputs, **options):
+    behind_a_hook = policylang.pass_(SAVES)
+    with config.patch(joint_custom_post_pass=behind_a_hook):
+        behind_a_hook(gm.graph)
+    policylang.apply(gm, SAVES)
+    return policylang.partition(gm, inputs, **options)
+
+def fuse(gm, inputs):
+    return policylang.pass_(FUSES)(gm)
+
+def checkpointed():
+    return policylang.checkpoint_model(made, SAVES)
+
+for action in (
+    lambda: train(backend=policylang.backend(MOVES, inner="aot_eager")),
+    lambda: train(backend=aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=split)),
+    lambda: train(backend=aot_autograd(fw_compiler=fuse, bw_compiler=fuse, partition_fn=policylang.partitioner(SAVES))),
+    lambda: policylang.trace_step(made, lambda model, x: model(x).sum(), batch).apply(MOVES)(batch),
+    lambda: checkpointed()(batch).sum().backward(),
+    lambda: train(checkpointed(), backend=policylang.backend(SAVES, inner="aot_eager")),
+):
+    torch._dynamo.reset()
+    action()
 files = [getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith("policylang")]
 print(json.dumps(files))
 """
+
+
+def test_what_a_compile_imports_is_in_the_key(tmp_path: Path) -> None:
+    """On every path, in a process that has imported nothing but what compiling needs."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     imported = {Path(file).relative_to(PACKAGE).as_posix() for file in json.loads(done.stdout.splitlines()[-1])}
-    assert "audit_halves.py" in imported
+    assert {file_of(path) for path in PATHS} <= imported
     assert imported - KEY == set()
 
 
 @pytest.mark.parametrize(
     "name",
-    ["audit_halves.py", "audit_moved.py", "audit_replay.py", "audit_eager.py", "audit_flat.py", "loading.py"],
+    ["audit/eager.py", "audit/flat.py", "audit/joint.py", "api/apply.py", "api/load.py", "api/traced_step.py"],
 )
 def test_modules_that_act_are_in_the_key(name: str) -> None:
     assert name in KEY
 
 
 def test_what_does_not_act_is_not() -> None:
-    for room in ("commands", "demo", "paths", "testing"):
+    for room in ("commands", "testing", "report/plan", "planning/inspection"):
+        assert [name for name in ALL if name.startswith(f"{room}/")]
         assert not [name for name in KEY if name.startswith(f"{room}/")]
-    assert not KEY & {"cli.py", "__main__.py", "report/html.py", "report/plan_text.py", "snapshots.py"}
+    others = {"__main__.py", "api/check.py", "api/format.py", "api/snapshot.py", "report/agreement.py"}
+    assert others <= ALL
+    assert not KEY & others
+
+
+def test_paths_that_are_imported_later_are_in_the_key() -> None:
+    """By the dotted names of the register, wherever the classes are."""
+    assert {file_of(path) for path in PATHS} <= KEY
 
 
 def test_a_byte_of_what_acts_changes_the_files_and_no_other_does(tmp_path: Path) -> None:
@@ -154,7 +205,7 @@ def test_a_byte_of_what_acts_changes_the_files_and_no_other_does(tmp_path: Path)
     for name in sorted(ALL - KEY):
         (package / name).write_bytes(b"# another text\n")
     assert acting(package) == before
-    (package / "audit_halves.py").write_bytes(before["audit_halves.py"] + b"# a change\n")
+    (package / "audit/joint.py").write_bytes(before["audit/joint.py"] + b"# a change\n")
     assert acting(package) != before
 
 
@@ -176,8 +227,11 @@ def test_a_new_module_is_found(tmp_path: Path) -> None:
         "backends/main.py": "from policylang import one\nfrom policylang.rooms import (\n    two,  # of 2\n    f,\n)\n",
         "one.py": "def f():\n    import policylang.three\n    from policylang.four import f as g\n",
         "rooms/__init__.py": "",
-        "rooms/two.py": "import os, policylang.five as five\n",
-        **dict.fromkeys(("three.py", "four.py", "five.py", "six.py"), ""),
+        "rooms/two.py": "import os, policylang.five as five\nLATER = 'x', \"policylang.rooms.eight:Class\"\n",
+        "api/apply.py": "import policylang.seven\n",
+        "api/traced_step.py": "",
+        "rooms/eight.py": "",
+        **dict.fromkeys(("three.py", "four.py", "five.py", "six.py", "seven.py"), ""),
         "commands.py": "from policylang import six\n",
     }
     for name, text in texts.items():

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import policylang
+from policylang import TracedStep, trace_step
 from policylang.graph import marks
-from policylang.tracing import TracedStep, trace_step
 from tests.support.ranks import run_ranks
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, fake_ranks, sharded_stack
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.utils import parametrize
 
 import policylang
-from policylang.tracing import TracedStep, trace_step
+from policylang import TracedStep, trace_step
 from tests.support.ranks import run_ranks
 from tests.tracing.steps import eager_step, mean_square, net, twin
 

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 import policylang
 from policylang.language.resources import policies_folder
 from policylang.testing import agree
-from policylang.testing.agree import running
-from policylang.testing.agree.data import Agreement, Numbers, Ran
+from policylang.testing.path_comparison import running
+from policylang.testing.path_comparison.data import Agreement, Numbers
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.fused_process import MESH
 from tests.support.models import ZOO
@@ -218,17 +218,13 @@ def _one_bit(gradient: Tensor) -> Tensor:
 def test_a_wrong_gradient_is_seen(change, with_control: bool, said: str, monkeypatch) -> None:
     """Not a formality: one flipped bit that the policy is to blame for is no agreement, and neither is a wrong number
     that it is not to blame for."""
-    tamper, path = _tampered(change), running.PATHS["flat"]
+    tamper, step = _tampered(change), running.STEPS["flat"]
 
-    def run(setup: running.Setup, model: nn.Module, policy: Any) -> Ran:
-        ran = path.run(setup, model, policy)
-        return Ran(tamper(ran.numbers), ran.report, ran.graphs)
+    def take(setup: running.Setup, model: nn.Module, policy: Any) -> tuple[Numbers, Any]:
+        numbers, subject = step.take(setup, model, policy)
+        return (tamper(numbers) if with_control or policy is not None else numbers), subject
 
-    def alone(setup: running.Setup, model: nn.Module) -> Numbers:
-        assert path.alone is not None
-        return tamper(path.alone(setup, model)) if with_control else path.alone(setup, model)
-
-    monkeypatch.setitem(running.PATHS, "flat", running.Path(run, alone))
+    monkeypatch.setitem(running.STEPS, "flat", running.PathStep(take))
     found = agree(*setup("mlp"), policylang.parse("save everything"), paths=["flat"])
     assert said in str(found)
     assert found.agrees is (with_control and change is _one_bit)

@@ -6,7 +6,8 @@ from policylang.graph.facts import Facts
 from policylang.language import syntax as s
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action
-from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.trees import policy_of, span
 

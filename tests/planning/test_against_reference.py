@@ -9,8 +9,8 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.syntax import CrossesCut, Everything, Is, Policy, Where
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import Selections

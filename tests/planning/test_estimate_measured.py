@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from policylang.api.load import parse
-from policylang.backends.flat.path import apply_flat
-from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.backends.flat.path import FlatPath
+from policylang.backends.joint.path import JointPartitioner
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.peak import estimate_peak
 from tests.graph.captured import joint_of
@@ -46,7 +46,7 @@ def test_models_of_the_suite(model: str, policy: str) -> None:
 @pytest.mark.parametrize("model", ["llama", "bart", "resnet", "mlp"])
 def test_flat_graphs(model: str, policy: str) -> None:
     gm = copy_graph(flat_model(model).gm)
-    made = apply_flat(gm, parse(POLICIES[policy])).plan
+    made = FlatPath().apply(gm, parse(POLICIES[policy])).plan
     peak = estimate_peak(made.facts, saved_and_recomputed(made).recomputed)
     assert peak.bytes == pytest.approx(measured_flat(gm), rel=TOLERANCE)
 
@@ -55,7 +55,7 @@ def test_what_nobody_takes_of_a_recomputed_tuple_is_let_go() -> None:
     """BatchNorm gives its result and two statistics: taken one by one as the backward comes to them, the tuple would
     hold the result until the last."""
     gm = copy_graph(flat_model("resnet").gm)
-    made = apply_flat(gm, parse(POLICIES["recompute"])).plan
+    made = FlatPath().apply(gm, parse(POLICIES["recompute"])).plan
     measured_bytes = measured_flat(gm)
     peak = estimate_peak(made.facts, saved_and_recomputed(made).recomputed)
     assert peak.bytes == measured_bytes
@@ -70,7 +70,7 @@ def test_what_nobody_takes_of_a_recomputed_tuple_is_let_go() -> None:
 def test_the_forward_keeps_the_order_that_it_was_traced_in() -> None:
     before = [node.name for node in flat_model("resnet").gm.graph.nodes]
     gm = copy_graph(flat_model("resnet").gm)
-    apply_flat(gm, parse(POLICIES["recompute"]))
+    FlatPath().apply(gm, parse(POLICIES["recompute"]))
     after = [node.name for node in gm.graph.nodes if not node.name.endswith("_recomputed")]
     stays = set(after)
     assert after == [name for name in before if name in stays]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from policylang.language import syntax as s
 from policylang.language.diagnostics import Severity
 from policylang.language.syntax import Action
-from policylang.planning.plan import Capabilities, Why
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.plan import Why
 from tests.planning.sentences import (
     JOINT,
     actions,

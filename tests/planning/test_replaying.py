@@ -8,7 +8,7 @@ from attrs import evolve
 import policylang
 from policylang.graph.facts import LostRecord
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.plan import Capabilities
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of
 

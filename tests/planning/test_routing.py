@@ -6,8 +6,8 @@ import pytest
 
 from policylang.graph.facts import GraphKind
 from policylang.language.resolution.loader import parse_policy
-from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT
-from policylang.planning.plan import Capabilities, Plan, Why
+from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT, Capabilities
+from policylang.planning.plan import Plan, Why
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of
 

@@ -8,12 +8,11 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 import policylang
-from policylang.backends.joint.partitioner import plan_joint
+from policylang.backends.joint.path import plan_joint
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT
+from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT, Capabilities
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
 from tests.support.compiled import fresh_dynamo
 from tests.support.joint import capture_joint

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import policylang
+from policylang import TracedStep
 from policylang.errors import PolicyMatchError
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
-from policylang.tracing import TracedStep
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
 from tests.support.models import ZOO, Example
 from tests.tracing.steps import trace

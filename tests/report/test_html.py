@@ -9,10 +9,9 @@ import pytest
 
 from policylang.graph.facts import GraphKind
 from policylang.language.resolution.loader import parse_policy
-from policylang.planning.capabilities import FLAT, JOINT
+from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.marginal_cost import worth_of_rules
-from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
 from policylang.report.plan.html import plan_page
 from tests.support.browser import KEYS, MISSING, browser

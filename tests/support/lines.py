@@ -16,9 +16,9 @@ from torch._subclasses import FakeTensorMode
 import policylang
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.data import Rewrites
 from policylang.planning.edits.offers import Ranks
-from policylang.planning.plan import Capabilities
 from policylang.planning.planner import plan
 
 aten = torch.ops.aten

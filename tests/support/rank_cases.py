@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import policylang
-from policylang.tracing import TracedStep, trace_step
+from policylang import TracedStep, trace_step
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.rank_faults import Case, Place, gradients

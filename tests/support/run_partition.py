@@ -18,7 +18,8 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from policylang.api.load import parse
-from policylang.backends.joint.partitioner import JointPartitioner, Partition
+from policylang.backends.joint.partitioner import Partition
+from policylang.backends.joint.path import JointPartitioner
 
 Split = str | JointPartitioner | Callable[..., Any]
 """The text of a policy, a ready partitioner of ours, or any other partition function."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from policylang import TracedStep, trace_step
 from policylang.graph import marks
-from policylang.tracing import TracedStep, trace_step
 from tests.support.models import Example
 
 

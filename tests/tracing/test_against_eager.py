@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from policylang.tracing import trace_step
+from policylang import trace_step
 from tests.support.models import ZOO, Example
 from tests.tracing.steps import Net, eager_step, loss_of, mean_square, net, trace, twin
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import policylang
-from policylang.tracing import trace_step
+from policylang import trace_step
 from tests.support.models import ZOO
 from tests.tracing.steps import calls, loss_of, mean_square, net, trace, twin
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import policylang
-from policylang import PolicyMatchError, PolicyWarning
+from policylang import PolicyMatchError, PolicyWarning, TracedStep, trace_step
 from policylang.graph import marks
-from policylang.tracing import TracedStep, trace_step
 from tests.support import models
 from tests.tracing.steps import eager_step, loss_of
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from policylang import TracedStep, trace_step
 from policylang.graph import marks
 from policylang.graph.reading.modules import raw_path
-from policylang.tracing import TracedStep, trace_step
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, calls, mean_square, net, phase, trace
 from tests.tracing.test_against_eager import JacobianNet

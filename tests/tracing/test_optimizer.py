@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from policylang import trace_step
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind, Phase
 from policylang.graph.reading.collect import collect
-from policylang.tracing import trace_step
 from tests.support.models import ZOO
 from tests.tracing.steps import eager_step, loss_of, mean_square, net, twin
 

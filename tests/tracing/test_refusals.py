@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from policylang import trace_step
 from policylang.errors import PolicyGraphError
-from policylang.tracing import trace_step
 from tests.tracing.steps import Net, mean_square, net
 
 

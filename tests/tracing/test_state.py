@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from policylang import trace_step
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
-from policylang.tracing import trace_step
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, calls, eager_step, loss_of, mean_square, net, phase, trace, twin
 

@@ -1,4 +1,4 @@
-"""Reports of what is at hand: a plan and its audit, a graph, a compiled model, a backend."""
+"""Reports made of a plan and of what its audit found."""
 
 from __future__ import annotations
 

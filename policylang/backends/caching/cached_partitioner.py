@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import fx
 
-from policylang.backends.joint.partitioner import JointPartitioner, Partition
+from policylang.backends.joint.partitioner import Partition
+from policylang.backends.joint.path import JointPartitioner
 from policylang.torch_compat import aot
 
 _partitioned: ContextVar[list[Partition] | None] = ContextVar("policylang_partitioned", default=None)

@@ -1,8 +1,8 @@
 """The source files that take part in a compile: what the backends import, and what that imports, wherever it says so.
 
-Found by reading the import lines, so that a new module is among them without being listed anywhere; commands and the
-renderers that only they use are not. A line that looks like an import and is none adds a file too many, which costs a
-compilation, never an answer.
+Found by reading the import lines, and the names ``"policylang.module:Name"`` that are imported when they are needed, so
+that a new module is among them without being listed anywhere; commands and the renderers that only they use are not. A
+line that looks like an import and is none adds a file too many, which costs a compilation, never an answer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 
 _PACKAGE = "policylang"
-_ROOMS = ("backends", "integrations")
+_ROOTS = ("backends", "integrations", "api/apply.py", "api/traced_step.py")
 """Every module in these begins a compile or is called by one."""
 _SUFFIX = ".py"
 _IMPORT = re.compile(rf"^[ \t]*(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M)
 _NAME = re.compile(r"[\w.]+")
+_IMPORTED_LATER = re.compile(rf'"{_PACKAGE}\.([\w.]+):\w+"')
 
 
 def acting(package: Traversable) -> dict[str, bytes]:
     """Path in the package to content, in the order of the paths."""
     found: dict[str, bytes] = {}
-    pending = [path for room in _ROOMS for path in _modules_below(package / room, room)]
+    pending = [path for root in _ROOTS for path in _modules_below(package / root, root)]
     while pending:
         path = pending.pop()
         if path in found:
@@ -35,6 +36,7 @@ def acting(package: Traversable) -> dict[str, bytes]:
 
 def _imported(text: str) -> Iterator[str]:
     """The dotted names that a source imports from the package, without the package's own."""
+    yield from _IMPORTED_LATER.findall(text)
     for source, names, whole in _IMPORT.findall(text):
         if source:
             yield from (f"{source}.{name}".partition(".")[2] for name in _NAME.findall(names))
@@ -58,9 +60,8 @@ def _files_of(module: str, package: Traversable) -> Iterator[str]:
 
 
 def _modules_below(place: Traversable, path: str) -> Iterator[str]:
-    for child in place.iterdir():
-        below = f"{path}/{child.name}"
-        if child.is_dir():
-            yield from _modules_below(child, below)
-        elif child.name.endswith(_SUFFIX):
-            yield below
+    if place.is_dir():
+        for child in place.iterdir():
+            yield from _modules_below(child, f"{path}/{child.name}")
+    elif path.endswith(_SUFFIX):
+        yield path

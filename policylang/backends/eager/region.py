@@ -11,32 +11,31 @@ from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from policylang.audit.data import Audit
-from policylang.audit.eager import audit_eager
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.execution.block_call import Call, observed_call, unfinished_call
-from policylang.backends.eager.execution.instructions import Schedule, schedule_of
+from policylang.backends.eager.execution.instructions import Schedule
 from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.fsdp_hooks import gathered_over, is_first_fsdp
 from policylang.backends.eager.observation.origins import tensors_in
+from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.eager.signature import signature_of
-from policylang.errors import PolicyAuditError, PolicyGraphError, PolicyMatchError
+from policylang.backends.path import raise_differences
+from policylang.errors import PolicyGraphError
 from policylang.graph.blocks import Blocks, blocks_of
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 from policylang.planning.block_graph import Place
-from policylang.planning.capabilities import EAGER
 from policylang.planning.plan import Plan
-from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.ranks.accounts import Run
-from policylang.ranks.comparison import Known, agree_on_collectives, agree_on_plan, comparing, ranks_of
+from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat.eager import is_compiled
-from policylang.torch_compat.subclasses import take_apart
+
+_PATH = EagerPath()
 
 
 @define(eq=False)
@@ -67,7 +66,7 @@ Traces = dict[Hashable, BlockTrace]
 
 
 @define(eq=False)
-class Region:
+class CheckpointRegion:
     """A block. ``names`` are those of all blocks of its model where they are known, and ``number`` is its own."""
 
     policy: Policy
@@ -145,18 +144,10 @@ class Region:
 
     def _schedule(self, trace: BlockTrace, module: nn.Module) -> tuple[Schedule, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
-        facts = trace.facts
-        ranks_of(facts, self.policy, facts.kind.value)
-        plan = make_plan(self.policy, facts, EAGER, self._place(trace, module))
-        errors = [found for found in plan.diagnostics if is_error(found)]
-        nothing = tuple(found for found in errors if found.code == MATCHES_NOTHING)
-        if errors and (len(self.names) < 2 or len(nothing) < len(errors)):
-            raise PolicyMatchError(errors)
-        agree_on_plan(plan, facts)
-        schedule = schedule_of(trace, _of_one_block(plan, self._named(module)))
-        again = frozenset(schedule.needs.recomputed)
-        agree_on_collectives(plan, [Run("forward", facts), Run("backward", facts, again)])
-        return schedule, nothing
+        deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
+        plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), deferred=deferred)
+        nothing = tuple(found for found in plan.diagnostics if is_error(found))
+        return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
 
     def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
         """Blocks that do the same share what is known of it."""
@@ -172,11 +163,8 @@ class Region:
     def _audit(self, kept: Kept, call: Call, before: Before) -> None:
         schedule = kept.schedule
         held = {schedule.rows[at]: _read(entry, schedule.read.get(at)) for at, entry in call.entries.items()}
-        plain = {row: take_apart(tensors)[0] for row, tensors in held.items()}
-        kept.audit = audit_eager(schedule.plan, schedule.needs, plain, take_apart(before.alive())[0])
-        wrong = [found for found in kept.audit.differences if is_error(found)]
-        if wrong:
-            raise PolicyAuditError(wrong)
+        kept.audit = _PATH.audit(schedule.plan, HeldTensors(schedule.needs, held, before.alive()))
+        raise_differences([found for found in kept.audit.differences if is_error(found)])
 
     def _refuse_compiled(self, module: nn.Module) -> None:
         """A block that our compiler left to eager is followed there; any other compiled code has no operators."""

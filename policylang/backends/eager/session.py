@@ -24,7 +24,7 @@ from policylang.backends.eager.observation.first_call import Observer, watched
 from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
 from policylang.backends.eager.observation.modes import moments, unseen_since
 from policylang.backends.eager.observation.origins import tensors_in
-from policylang.backends.eager.region import Region, Running, Traces
+from policylang.backends.eager.region import CheckpointRegion, Running, Traces
 from policylang.backends.eager.standing_aside import written_down
 from policylang.backends.torch_compile.compiled_graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
@@ -55,7 +55,7 @@ class Session:
     strict: bool
     names: tuple[str, ...] = ()
     """Of the model's blocks, in order; empty where only one module is known."""
-    regions: WeakKeyDictionary[nn.Module, Region] = field(factory=WeakKeyDictionary)
+    regions: WeakKeyDictionary[nn.Module, CheckpointRegion] = field(factory=WeakKeyDictionary)
     settled: bool = False
     compiled: bool = False
     """Whether a compiler under the same policy has carried it out in one of the checkpoints."""
@@ -71,12 +71,12 @@ class Session:
         """Without what it has seen: a model that is loaded is observed anew."""
         return Session, (self.policy, self.strict, self.names)
 
-    def add(self, module: nn.Module, root: str, number: int | None = None) -> Region:
+    def add(self, module: nn.Module, root: str, number: int | None = None) -> CheckpointRegion:
         """``number``: which of the model's blocks it is, where that is known."""
         region = self.regions.get(module)
         if region is None:
             names = self.names if number is not None else ()
-            region = Region(self.policy, root, self.strict, names, number, self.traces)
+            region = CheckpointRegion(self.policy, root, self.strict, names, number, self.traces)
             self.regions[module] = region
         return region
 
@@ -174,7 +174,7 @@ class Called:
 
     session: Session
     module: nn.Module
-    region: Region
+    region: CheckpointRegion
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     checkpoints: list[Around] = field(factory=list)
@@ -188,7 +188,7 @@ class Around:
         self.session = session
         self.first = first
         self.began = next(moments)
-        self.region: Region | None = None
+        self.region: CheckpointRegion | None = None
         self.call: Call | None = None
         """Once the block has returned, what its recomputation is to follow; None where nothing asks for one."""
         self.running: Running | None = None

@@ -1,26 +1,29 @@
-"""A policy on one half of a partition: what to save is decided there, so only its rewrites have anything to say."""
+"""The half path: a policy on one half of a partition. What it saves is decided there, so only the edits act."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 from attrs import evolve, frozen
 from torch import fx
 
+from policylang.backends.joint import refusals
+from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.groups import RankOrder
 from policylang.backends.surgery.edits import carry_out
-from policylang.errors import PolicyMatchError
+from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
-from policylang.language.codes import diagnose, is_error
+from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
+from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF
-from policylang.planning.edits.offers import Ranks
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import REWRITES_REFUSED
-from policylang.ranks.comparison import agree_on_plan, ranks_of
+from policylang.ranks.comparison import ranks_of
 
 ONLY_REWRITES = "APL329"
 
@@ -35,6 +38,21 @@ class Half:
     """The process groups that were found or made for it."""
 
 
+class HalfPath(BackendPath):
+    name: ClassVar[str] = "half"
+
+    def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
+        if not policy.rewrites:
+            raise PolicyGraphError([refusals.no_path(facts.kind)])
+
+    def part_of(self, policy: Policy) -> Policy:
+        return _only_rewrites(policy)
+
+    def plan(self, facts: Facts, policy: Policy, *, place: Place | None = None, deferred: Collection[str] = ()) -> Plan:
+        made = super().plan(facts, policy, place=place, deferred=deferred)
+        return evolve(made, diagnostics=made.diagnostics + _note_on_rules(policy, facts.kind))
+
+
 def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> Half:
     """Carry out the ``fuse`` and ``collapse`` lines of a joint graph's plan on one half, in place.
 
@@ -44,39 +62,10 @@ def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str 
     policy = joint.policy
     # the halves follow from the joint graph: there the ranks have agreed, and the lines were held to account
     lenient = evolve(policy, rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites))
-    made = _planned(collect(gm, kind=kind, root=root), lenient, ranks_of(joint.before, policy, kind.value))
-    _raise_errors(made)
+    ranks = ranks_of(joint.before, policy, kind.value)
+    made = make_plan(_only_rewrites(lenient), collect(gm, kind=kind, root=root), HALF, ranks=ranks)
+    raise_errors(made.diagnostics)
     return Half(kind, made, carry_out(gm, made))
-
-
-def plan_half(facts: Facts, policy: Policy) -> Plan:
-    """Plan the rewrites of a policy on one half that a user hands over, and compare the plan between ranks.
-
-    Raises ``PolicyMatchError`` with what is wrong with them.
-    """
-    made = _planned(facts, policy, ranks_of(facts, policy, facts.kind.value))
-    _raise_errors(made)
-    agree_on_plan(made, facts)
-    return made
-
-
-def _planned(facts: Facts, policy: Policy, ranks: Ranks | None) -> Plan:
-    return make_plan(only_rewrites(policy), facts, HALF, ranks=ranks)
-
-
-def _errors(plan: Plan) -> list[Diagnostic]:
-    return [found for found in plan.diagnostics if is_error(found)]
-
-
-def _raise_errors(plan: Plan) -> None:
-    errors = _errors(plan)
-    if errors:
-        raise PolicyMatchError(errors)
-
-
-def only_rewrites(policy: Policy) -> Policy:
-    """The policy without what decides about values."""
-    return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
 
 
 def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
@@ -85,7 +74,12 @@ def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) 
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 
-def note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
+def _only_rewrites(policy: Policy) -> Policy:
+    """The policy without what decides about values."""
+    return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
+
+
+def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
     """What becomes of a policy's other lines where a user applies it to a half."""
     count = len(policy.rules) + len(policy.expectations)
     if not count:

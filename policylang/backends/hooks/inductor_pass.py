@@ -15,22 +15,17 @@ from torch import fx, nn
 
 from policylang.api.apply import apply
 from policylang.api.load import load
-from policylang.backends import graph_registry
 from policylang.backends.caching import fingerprint
+from policylang.backends.hooks.path import HookPath
 from policylang.backends.joint import refusals
-from policylang.backends.surgery import tags
-from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
+from policylang.errors import PolicyError, PolicyGraphError
 from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect
-from policylang.language.codes import diagnose, is_error
+from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy
-from policylang.planning.capabilities import HOOK
-from policylang.planning.plan import Plan
-from policylang.planning.planner import plan as make_plan
+from policylang.language.syntax import Policy
 from policylang.torch_compat import aot, store
 
-NOT_BY_MIN_CUT = "APL330"
 WRONG_HOOK = "APL331"
 
 _Base: Any = aot.graph_pass_base()
@@ -98,41 +93,10 @@ def _tag(gm: fx.GraphModule, policy: Policy, mesh: Any, hooks: tuple[str, ...]) 
     joint_only = all(name.startswith("joint_") for name in hooks)
     if facts.kind is GraphKind.FORWARD and joint_only:
         return  # a model that runs without gradients: it keeps nothing, so nothing is decided
-    if facts.kind is not GraphKind.JOINT:
+    path = HookPath()
+    if not path.recognises(facts):
         raise PolicyGraphError([_wrong_hook(hooks, facts.kind)])
-    plan = make_plan(policy, facts, HOOK)
-    found = (*plan.diagnostics, *refusals.unsaveable(plan), *_beyond_min_cut(plan))
-    errors = [each for each in found if is_error(each)]
-    if errors:
-        raise PolicyMatchError(errors)
-    tags.write(gm.graph, plan)
-    graph_registry.remember_plan(gm, plan)
-
-
-def _beyond_min_cut(plan: Plan) -> list[Diagnostic]:
-    """The lines that min-cut would pass over in silence."""
-    policy = plan.policy
-    found = [
-        diagnose(
-            NOT_BY_MIN_CUT,
-            f"`{rule.text}` would do nothing behind a hook of Inductor's: min-cut knows no `prefer_save`",
-            rule.span,
-            help="write `save`, or compile with `policylang.backend`, which partitions itself",
-        )
-        for rule in policy.rules
-        if rule.action is Action.PREFER_SAVE
-    ]
-    for expectation, outcome in zip(policy.expectations, plan.expectations, strict=True):
-        if outcome.status == "deferred":
-            found.append(
-                diagnose(
-                    NOT_BY_MIN_CUT,
-                    f"`{outcome.text}` cannot be checked behind a hook of Inductor's: min-cut decides after it",
-                    expectation.span,
-                    help="write `undecided -> save` or `undecided -> recompute`, or compile with `policylang.backend`",
-                )
-            )
-    return found
+    path.apply(gm, policy, facts)
 
 
 def _wrong_hook(hooks: tuple[str, ...], kind: GraphKind) -> Diagnostic:

@@ -1,44 +1,40 @@
 """The exact partitioner of joint graphs: saves what the plan saves and the backward needs, and nothing else.
 
-The order matters. The plan is made on the user's graph and everything wrong with it is raised before the graph is
-touched; then equal nodes are merged, tags written, values chosen, and the graph is split by PyTorch's own extraction.
+The order matters. The plan was made on the user's graph, and everything wrong with it raised before the graph was
+touched; now equal nodes are merged, tags written, values chosen, and the graph is split by PyTorch's own extraction.
 What came out is audited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from attrs import evolve, field, frozen
 from torch import fx
 
 from policylang.audit.data import Audit
 from policylang.audit.joint import audit, audit_copies, read_halves
-from policylang.backends.graph_registry import record
+from policylang.backends.graph_registry import CarriedOut, remember
 from policylang.backends.half.path import Half, rewrite_half, without_answered
 from policylang.backends.joint import cse, finalize, refusals
 from policylang.backends.joint.offload import crossings, move_across
 from policylang.backends.joint.split import finish, split
+from policylang.backends.path import raise_differences, raise_errors
 from policylang.backends.runtime.garbage import collector_paused
 from policylang.backends.runtime.groups import RankOrder
 from policylang.backends.runtime.stages import timed
 from policylang.backends.surgery import tags
-from policylang.backends.surgery.edits import carry_out
-from policylang.errors import PolicyAuditError, PolicyMatchError
+from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
-from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.syntax import Policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.edits.data import Rewrites
 from policylang.planning.expectations.deferred import settle_expectations
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
-from policylang.planning.planner import plan as make_plan
 from policylang.ranks.accounts import Run
-from policylang.ranks.comparison import agree_on_collectives, agree_on_plan, is_compared, ranks_of
+from policylang.ranks.comparison import agree_on_collectives, is_compared
 from policylang.torch_compat import aot
 
 
@@ -63,97 +59,10 @@ class Partition:
         """By ``forward`` and ``backward``."""
         return {half.kind.value: half.plan.rewrites for half in self.halves}
 
-
-@frozen
-class JointPartitioner:
-    """A ``partition_fn`` for AOTAutograd that follows a policy. Plain data, since Inductor's cache keys pickle it."""
-
-    policy: Policy
-    deferred: tuple[str, ...] = ()
-    """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
-    root: str = ""
-    """Put before every module path, where a block of the model is compiled on its own."""
-
-    def __call__(
-        self,
-        gm: fx.GraphModule,
-        joint_inputs: Any,
-        *,
-        num_fwd_outputs: int,
-        static_lifetime_input_indices: Sequence[int] | None = None,
-        **options: Any,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split ``gm``. ``options`` (such as Inductor's ``compiler``) do not bear on a plan and are accepted.
-
-        Raises ``PolicyMatchError`` before the graph is touched, ``PolicyAuditError`` after.
-        """
-        partition = self.partition(
-            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
-        )
-        return partition.forward, partition.backward
-
-    def partition(
-        self,
-        gm: fx.GraphModule,
-        *,
-        num_fwd_outputs: int,
-        static_lifetime_input_indices: Sequence[int] | None = None,
-    ) -> Partition:
-        """The same with everything that is known of how it came about."""
-        seconds: dict[str, float] = {}
-        static = static_lifetime_input_indices
-        made = plan_joint(
-            gm,
-            self.policy,
-            static,
-            num_fwd_outputs=num_fwd_outputs,
-            root=self.root,
-            deferred=self.deferred,
-            seconds=seconds,
-        )
-        with timed(seconds, "rewrite"):
-            groups = carry_out(gm, made)
-        return partition_planned(
-            gm,
-            made,
-            num_fwd_outputs=num_fwd_outputs,
-            static_inputs=static or (),
-            root=self.root,
-            seconds=seconds,
-            groups=groups,
-        )
-
-
-def plan_joint(
-    gm: fx.GraphModule,
-    policy: Policy,
-    static_inputs: Sequence[int] | None = None,
-    *,
-    num_fwd_outputs: int,
-    root: str = "",
-    deferred: Sequence[str] = (),
-    seconds: dict[str, float] | None = None,
-) -> Plan:
-    """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
-
-    Raises as :func:`plan_facts` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
-    """
-    seconds = {} if seconds is None else seconds
-    has_backward = any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
-    with timed(seconds, "collect"):
-        kind = GraphKind.JOINT if has_backward else GraphKind.FORWARD
-        facts = collect(gm, kind=kind, static_inputs=static_inputs, root=root)
-    with timed(seconds, "plan"):
-        return plan_facts(facts, policy, deferred=deferred)
-
-
-def plan_facts(facts: Facts, policy: Policy, *, deferred: Sequence[str] = ()) -> Plan:
-    """Plan for this path. Raises ``PolicyMatchError`` with every error whose code is not deferred, and
-    ``PolicyDivergenceError`` where other ranks have another plan."""
-    made = make_plan(policy, facts, JOINT, ranks=ranks_of(facts, policy, facts.kind.value))
-    _raise_errors(_errors((*made.diagnostics, *refusals.unsaveable(made)), deferred))
-    agree_on_plan(made, facts)
-    return made
+    @property
+    def carried_out(self) -> CarriedOut:
+        """What is kept of it without its graphs."""
+        return CarriedOut("joint", self.plan, self.audit, self.seconds, self.rewritten_halves)
 
 
 @collector_paused()
@@ -185,14 +94,14 @@ def partition_planned(
     with timed(seconds, "choose"):
         settled, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
         plan, failures = settle_expectations(evolve(plan, diagnostics=settled.diagnostics), settled, needs)
-        _raise_errors(failures)
+        raise_errors(failures)
     with timed(seconds, "split"):
         tags.record_saved(gm.graph, _saved_marks(settled.facts, needs))
         forward, backward = split(gm, settled, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     with timed(seconds, "audit"):
         split_halves = read_halves(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
         result = audit(settled, needs, split_halves)
-    _raise_differences(result.differences)
+    raise_differences(result.differences)
     crossing = crossings(settled.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
     halves: tuple[Half, ...] = ()
     if plan.policy.rewrites:
@@ -202,7 +111,7 @@ def partition_planned(
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
     with timed(seconds, "move"):
         move_across(settled.facts, crossing, forward.graph, backward.graph)
-        _raise_differences(audit_copies(settled, needs, split_halves, forward.graph, backward.graph))
+        raise_differences(audit_copies(settled, needs, split_halves, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if is_compared(plan.before):
@@ -211,7 +120,7 @@ def partition_planned(
         agree_on_collectives(plan, runs, aot.settings_lines("torch._functorch.config", aot.functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
     partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)))
-    record(gm, partition)
+    remember(partition.carried_out, gm, forward, backward)
     return partition
 
 
@@ -224,7 +133,7 @@ def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs:
         chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
         settled = finalize.moves(finalize.fit(plan, gradients, chosen))
         needs = backward_needs(settled.facts, settled.decisions)
-    _raise_errors(refusals.unsafe_after_all(settled, needs, JOINT))
+    raise_errors(refusals.unsafe_after_all(settled, needs, JOINT))
     return settled, needs
 
 
@@ -252,18 +161,3 @@ def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
         marked[facts.names[owner]] = True if whole else marks.PARTLY
         marked[facts.names[row]] = True
     return marked
-
-
-def _raise_differences(found: Sequence[Diagnostic]) -> None:
-    if found:
-        raise PolicyAuditError(tuple(found))
-
-
-def _errors(diagnostics: Sequence[Diagnostic], deferred: Sequence[str] = ()) -> list[Diagnostic]:
-    return [found for found in diagnostics if found.severity is Severity.ERROR and found.code not in deferred]
-
-
-def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:
-    errors = _errors(diagnostics)
-    if errors:
-        raise PolicyMatchError(errors)

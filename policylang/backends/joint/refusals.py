@@ -7,9 +7,10 @@ from torch import nn
 from policylang.graph.facts import Flag, GraphKind, Phase
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning import refusals as planning_refusals
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.safety import why_unsafe
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.plan import Plan
 
 UNSAVEABLE = "APL321"
 NO_PARTITION = "APL322"

@@ -19,8 +19,8 @@ from torch import fx
 from policylang.backends.caching import fingerprint
 from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
-from policylang.backends.joint.partitioner import JointPartitioner
-from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints, model_wide_errors
+from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.compiled_graphs import CompiledGraph, described, of_model
 from policylang.backends.torch_compile.options import Inner
@@ -29,6 +29,7 @@ from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
+from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.ranks.comparison import Known
 from policylang.torch_compat import aot

@@ -11,7 +11,7 @@ from attrs import define, field
 from torch import fx
 
 from policylang.audit.summary.data import Report
-from policylang.backends.joint.findings import Findings
+from policylang.backends.findings import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
 
 _MOST_PLACES = 3

@@ -16,11 +16,10 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import fx
 
-from policylang.audit.summary.data import Report
 from policylang.backends.caching import fingerprint
 from policylang.backends.caching.cached_partitioner import ReportingPartitioner, partitions
-from policylang.backends.joint import findings
-from policylang.backends.joint.partitioner import JointPartitioner
+from policylang.backends.findings import Findings, findings_of
+from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph
 from policylang.errors import PolicyError
 from policylang.language.syntax import Policy
@@ -30,7 +29,7 @@ from policylang.torch_compat import aot
 
 _Base: Any = aot.partitioner_base()
 _THIS_PROCESS = uuid.uuid4().hex
-_reports: WeakKeyDictionary[PolicyPartitioner, list[Report]] = WeakKeyDictionary()
+_split: WeakKeyDictionary[PolicyPartitioner, list[Findings]] = WeakKeyDictionary()
 _known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKeyDictionary()
 """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
@@ -61,7 +60,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
             if not aot.dynamo_graphs():
                 raise
             raise aot.through_dynamo(error, sys._getframe()) from None
-        _reports.setdefault(self, []).extend(findings.of_partition(each).report for each in done)
+        _split.setdefault(self, []).extend(findings_of(each.carried_out) for each in done)
         return halves
 
     def uuid(self) -> str:
@@ -86,6 +85,6 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         return self
 
 
-def reports_of(subject: PolicyPartitioner) -> Sequence[Report]:
-    """One report a graph that it split in this process, in order."""
-    return tuple(_reports.get(subject, ()))
+def split_by(subject: PolicyPartitioner) -> Sequence[Findings]:
+    """What was decided on each graph that it split in this process, in order."""
+    return tuple(_split.get(subject, ()))

@@ -15,8 +15,9 @@ from torch import fx
 
 from policylang.backends.caching import fingerprint, sidecar
 from policylang.backends.caching.cached_partitioner import CachedPartitioner, ReportingPartitioner, partitions
-from policylang.backends.joint.findings import Findings, from_json, of_partition, to_json
-from policylang.backends.joint.partitioner import JointPartitioner, Partition
+from policylang.backends.findings import Findings, findings_of, from_json, to_json
+from policylang.backends.joint.partitioner import Partition
+from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
 from policylang.errors import PolicyDivergenceError
@@ -45,7 +46,9 @@ def _nobody_has() -> None:
 
 
 @frozen
-class Outcome:
+class CompiledCode:
+    """What one graph of Dynamo's was compiled to."""
+
     run: Callable[..., Any]
     """The compiled graph."""
     findings: tuple[Findings, ...]
@@ -69,11 +72,11 @@ def with_aot_eager(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     how: Comparing,
-) -> Outcome:
+) -> CompiledCode:
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
     with comparing(how.topic, how.agree, known=how.known) as comparison, partitions() as done:
         run = aot.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
-        return Outcome(run, _findings(done), why_gone=comparison.why_gone())
+        return CompiledCode(run, _findings(done), why_gone=comparison.why_gone())
 
 
 def with_inductor(
@@ -83,7 +86,7 @@ def with_inductor(
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
     how: Comparing,
-) -> Outcome:
+) -> CompiledCode:
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
     A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
@@ -112,7 +115,7 @@ def _with_inductor(
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
     comparison: Comparison,
-) -> Outcome:
+) -> CompiledCode:
     key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
     remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
     patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
@@ -121,13 +124,13 @@ def _with_inductor(
     with partitions() as done:
         run = aot.compile_with_inductor(gm, inputs, patched)
     if not wanted:
-        return Outcome(run, ())
+        return CompiledCode(run, ())
     if not done and aot.cache_hits() > hits:
         remembered = _remembered(remembered_as, partitioner.policy)
         if remembered is not None and groups.can_ensure(remembered.groups):
             agree_on_accounts(remembered.accounts, partitioner.policy)
             groups.ensure(remembered.groups)
-            return Outcome(run, remembered.findings, from_cache=True)
+            return CompiledCode(run, remembered.findings, from_cache=True)
         log.info("no record of what was decided for a cached graph: compiling it again")
         with partitions() as done:
             run = aot.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
@@ -136,7 +139,7 @@ def _with_inductor(
     partitions_as_json = [to_json(found) for found in findings]
     told = [account.pack() for account in comparison.accounts]
     sidecar.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made), "accounts": told})
-    return Outcome(run, findings)
+    return CompiledCode(run, findings)
 
 
 def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -146,7 +149,7 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
 
 
 def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:
-    return tuple(of_partition(partition) for partition in done)
+    return tuple(findings_of(partition.carried_out) for partition in done)
 
 
 @frozen

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit
+from policylang.planning.capabilities import PLANNED
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -25,7 +26,7 @@ def add_graph(parser: argparse.ArgumentParser, *, required: bool = True) -> None
 def add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path",
-        choices=("joint", "flat"),
+        choices=PLANNED,
         help="plan as torch.compile's backend does (joint) or as a traced step is (flat); by default what the graph is",
     )
 
@@ -50,11 +51,10 @@ def read_graph(name: str) -> Facts:
 
 
 def planned(policy: Policy, facts: Facts, path: str | None) -> Plan:
-    from policylang.planning.capabilities import FLAT, JOINT, capabilities_for
+    from policylang.planning.capabilities import capabilities_for
     from policylang.planning.planner import plan
 
-    capabilities = {"joint": JOINT, "flat": FLAT}.get(path or "", capabilities_for(facts.kind))
-    return plan(policy, facts, capabilities)
+    return plan(policy, facts, capabilities_for(facts.kind, path))
 
 
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:

@@ -20,7 +20,7 @@ from policylang.graph.reading.memory import memory_of
 from policylang.graph.reading.meshes import meshes_of
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.graph.reading.mutation import mutated_reads
-from policylang.graph.reading.phases import Marks, check_kind, check_operators, kind_of, phases_of
+from policylang.graph.reading.phases import Marks, check_kind, check_operators, is_tangent, kind_of, phases_of
 from policylang.graph.reading.saved_markers import Columns, Record, find, from_annotation
 from policylang.graph.reading.seeds import is_seed
 from policylang.graph.reading.values import Values
@@ -204,7 +204,7 @@ class _Collector:
                 desc = meta.get("desc")
                 described += desc is not None
                 undescribed += desc is None
-                if type(desc).__name__ == "TangentAOTInput" or (desc is None and node.name.startswith("tangents")):
+                if is_tangent(node):
                     tangents.append(row)
         return Marks(tags, said, hooked, recorded, seeds, tangents, output_descs, bool(described and undescribed))
 

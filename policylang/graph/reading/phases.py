@@ -47,6 +47,18 @@ class Marks:
         return any(self.hooked) or Phase.BACKWARD in self.said
 
 
+def is_tangent(node: fx.Node) -> bool:
+    """Whether a node is a graph input that the backward begins with."""
+    desc = node.meta.get("desc")
+    named = desc is None and node.name.startswith("tangents")
+    return node.op == "placeholder" and (named or type(desc).__name__ == "TangentAOTInput")
+
+
+def has_backward(graph: fx.Graph) -> bool:
+    """Whether anything says that a graph contains a backward: then it can be read as a joint graph."""
+    return any(is_tangent(node) or node.meta.get("partitioner_tag") in _BACKWARD_TAGS for node in graph.nodes)
+
+
 def kind_of(marks: Marks, targets: Sequence[str]) -> GraphKind:
     """What kind of graph the marks speak of.
 

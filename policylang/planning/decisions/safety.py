@@ -8,7 +8,8 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
-from policylang.planning.plan import Capabilities, Decision, Why
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.plan import Decision, Why
 
 # A plain integer: the enumeration's own operators cost ten times as much.
 _SUSPECT = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT)

@@ -9,8 +9,8 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Fuse, Policy, Rewriting
 from policylang.planning import refusals
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.data import Refused, Rewrites
-from policylang.planning.plan import Capabilities
 
 _MOST_NAMES = 8
 _LOOKED_FOR = {

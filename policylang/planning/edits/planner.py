@@ -9,6 +9,7 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Fuse, Policy, Rewriting
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.collectives.fusing import Fusing
 from policylang.planning.edits.collectives.gathers import Gathers
 from policylang.planning.edits.collectives.round_trips import RoundTrips
@@ -20,7 +21,6 @@ from policylang.planning.edits.offers import Ledger, Ranks
 from policylang.planning.edits.proof.equivalence import Prover
 from policylang.planning.edits.setting import Setting
 from policylang.planning.edits.unread import unread_pieces, with_pieces, without_pieces
-from policylang.planning.plan import Capabilities
 
 _FUSING: Mapping[str, type[Fusing]] = {kind.kind: kind for kind in (Gathers, Scatters)}
 

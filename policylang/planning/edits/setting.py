@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Group
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.data import Proof
 from policylang.planning.edits.naming import Names
 from policylang.planning.edits.offers import Ledger, Offer
 from policylang.planning.edits.proof.equivalence import Claim, Prover
-from policylang.planning.plan import Capabilities
 
 SAME_GRAPH = "other ranks, which were not asked, run the same graph"
 

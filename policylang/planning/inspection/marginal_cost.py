@@ -17,9 +17,10 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import as_counted
 from policylang.planning.liveness import Outcome, backward_needs, with_cost
-from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.simulation.peak import estimate_peak
 

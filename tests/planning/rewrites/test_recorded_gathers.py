@@ -12,9 +12,9 @@ from attrs import evolve
 
 import policylang
 from policylang.graph.facts import Facts, Mesh
-from policylang.planning.capabilities import HALF
+from policylang.planning.capabilities import HALF, Capabilities
 from policylang.planning.edits.setting import SAME_GRAPH
-from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.graph.test_shared_graphs import GATHER, facts_of_recording, rows_of
 from tests.support.shared_graphs import BACKWARD, JOINT, recorded

@@ -10,16 +10,16 @@ from attrs import asdict
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import figure
 from policylang.report.text import table
-from policylang.testing.agree.data import (
+from policylang.testing.path_comparison.data import (
     Agreement,
     Beside,
-    Comparison,
-    Difference,
     Equality,
+    NumbersComparison,
+    PathDecision,
+    PathDifference,
+    PathRefusal,
     PathResult,
-    Place,
-    Refused,
-    Side,
+    ValuePlace,
 )
 
 VERSION = 1
@@ -107,7 +107,7 @@ def _refusals(results: Iterable[PathResult]) -> list[str]:
     return [line for result in results if result.refused is not None for line in _refusal(result.path, result.refused)]
 
 
-def _refusal(path: str, refused: Refused) -> list[str]:
+def _refusal(path: str, refused: PathRefusal) -> list[str]:
     if not refused.diagnostics:
         return [f"{path} cannot run the model: {refused.error}"]
     lines = []
@@ -195,7 +195,7 @@ def _operators(counts: Mapping[str, int]) -> str:
     return f"{values} ({shown}{f' and {rest} more operators' if rest > 0 else ''})"
 
 
-def _differences(differences: Sequence[Difference]) -> list[str]:
+def _differences(differences: Sequence[PathDifference]) -> list[str]:
     lines = []
     for each in differences[:_MOST]:
         lines.append(_name(each.place, each.number))
@@ -204,13 +204,13 @@ def _differences(differences: Sequence[Difference]) -> list[str]:
     return [*lines, *([f"and {_count(rest, 'more value')} decided otherwise"] if rest > 0 else [])]
 
 
-def _name(place: Place, number: int | None) -> str:
+def _name(place: ValuePlace, number: int | None) -> str:
     shape = "×".join(map(str, place.shape)) if place.shape is not None else "several results"
     which = "all of them" if number is None else f"number {number}"
     return f"{place.operator} in {place.module or 'no module'}, {shape}, {which}"
 
 
-def _side(side: Side) -> str:
+def _side(side: PathDecision) -> str:
     by = side.rule or side.reason or "no rule"
     extra = f" ({side.reason})" if side.reason and side.rule else ""
     return f"{side.action}{f' ×{side.count}' if side.count > 1 else ''}  {by}{extra}"
@@ -261,7 +261,7 @@ def _path(result: PathResult) -> dict[str, Any]:
     return plain
 
 
-def _comparison(numbers: Comparison) -> dict[str, Any]:
+def _comparison(numbers: NumbersComparison) -> dict[str, Any]:
     def write(each: Equality) -> dict[str, Any]:
         finite = each.largest if each.largest < float("inf") else None  # JSON has no infinity
         return {"tensors": each.tensors, "differing": list(each.differing), "largest": finite, "close": each.close}
@@ -275,7 +275,7 @@ def _comparison(numbers: Comparison) -> dict[str, Any]:
     }
 
 
-def _difference(found: Difference) -> dict[str, Any]:
+def _difference(found: PathDifference) -> dict[str, Any]:
     sides = {path: [asdict(side) for side in each] for path, each in found.sides.items()}
     return {**asdict(found.place), "number": found.number, "sides": sides}
 

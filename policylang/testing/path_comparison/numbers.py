@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from policylang.testing.agree.data import Comparison, Equality, Numbers
+from policylang.testing.path_comparison.data import Equality, Numbers, NumbersComparison
 
 
-def compare(plain: Numbers, found: Numbers) -> Comparison:
+def compare(plain: Numbers, found: Numbers) -> NumbersComparison:
     """What a path computed, held against the plain model."""
-    return Comparison(
+    return NumbersComparison(
         _equality({"the loss": plain.loss}, {"the loss": found.loss}),
         _equality(plain.gradients, found.gradients),
         _equality(plain.buffers, found.buffers),

@@ -24,7 +24,7 @@ class Numbers:
 
 
 @frozen(eq=False)
-class Ran:
+class PathRun:
     """A path that carried the policy out."""
 
     numbers: Numbers
@@ -34,7 +34,7 @@ class Ran:
 
 
 @frozen(eq=False)
-class Refused:
+class PathRefusal:
     """A path that did not: why."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -61,7 +61,7 @@ class Equality:
 
 
 @frozen
-class Comparison:
+class NumbersComparison:
     """The numbers of a path, held against those of the plain model."""
 
     loss: Equality
@@ -83,7 +83,7 @@ class Comparison:
 
 
 @frozen
-class Place:
+class ValuePlace:
     """Where a value stands in a model, whatever its node is called in a graph."""
 
     module: str
@@ -92,7 +92,7 @@ class Place:
 
 
 @frozen
-class Side:
+class PathDecision:
     """What one path does with a value, or with all of one place."""
 
     action: str
@@ -103,13 +103,13 @@ class Side:
 
 
 @frozen
-class Difference:
+class PathDifference:
     """A value that paths decide differently."""
 
-    place: Place
+    place: ValuePlace
     number: int | None
     """Which of the values of its place, counted from 1; None for all of them, where one path has more than another."""
-    sides: dict[str, tuple[Side, ...]]
+    sides: dict[str, tuple[PathDecision, ...]]
     """By path. A path whose graph does not have the value is absent."""
 
 
@@ -132,7 +132,7 @@ class Beside:
 
 
 @frozen
-class Account:
+class ValuesAccount:
     """The values of the paths that carried the policy out, one by one."""
 
     alike: int = 0
@@ -141,7 +141,7 @@ class Account:
     """Values that no rule speaks of and that the paths treat differently."""
     alone: dict[str, dict[str, int]] = field(factory=dict)
     """By path: values that no other path's graph has, counted by operator."""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[PathDifference, ...] = ()
     common_bytes: int = 0
     """Of the memory that every path saves."""
     saved: dict[str, Beside] = field(factory=dict)
@@ -157,9 +157,9 @@ class PathResult:
     """One row of the table."""
 
     path: str
-    ran: Ran | None = None
-    refused: Refused | None = None
-    numbers: Comparison | None = None
+    ran: PathRun | None = None
+    refused: PathRefusal | None = None
+    numbers: NumbersComparison | None = None
 
     @property
     def agrees(self) -> bool:
@@ -172,7 +172,7 @@ class PathResult:
 
 @frozen(eq=False)
 class Agreement:
-    """What :func:`policylang.testing.agree` returns; ``str()`` of it is the table."""
+    """What :func:`policylang.testing.path_comparison` returns; ``str()`` of it is the table."""
 
     policy: str
     loss: float
@@ -180,7 +180,7 @@ class Agreement:
     gradients: int
     """How many it has."""
     results: tuple[PathResult, ...]
-    account: Account
+    account: ValuesAccount
     torch_version: str
 
     @property
@@ -197,10 +197,10 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        from policylang.testing.agree.text import agreement_dict
+        from policylang.testing.path_comparison.text import agreement_dict
 
         return agreement_dict(self)
 
 
-def side_of(decision: Decision) -> Side:
-    return Side(decision.action, decision.rule, decision.reason)
+def side_of(decision: Decision) -> PathDecision:
+    return PathDecision(decision.action, decision.rule, decision.reason)

@@ -1,33 +1,30 @@
-"""Checking a policy on graphs: what planning it finds, and what a check says beside that."""
+"""Policies planned on snapshots of graphs: the plans, and what a check finds wrong between the two."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attrs import evolve
 
-from policylang.backends.torch_compile import model_wide_errors
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.files.snapshot import load
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.planning.capabilities import FLAT, JOINT, capabilities_for
+from policylang.planning import model_wide_errors
+from policylang.planning.capabilities import capabilities_for
 from policylang.planning.decisions.conflicts import conflicts
-from policylang.planning.plan import Capabilities, Plan
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-
-if TYPE_CHECKING:
-    from policylang.api.check import GraphLike
 
 DEFERRED = "APL315"
 
+GraphLike = str | os.PathLike[str] | Facts
 PathName = Literal["joint", "flat"]
-PATHS: dict[PathName, Capabilities] = {"joint": JOINT, "flat": FLAT}
-"""By the word for each way of carrying a policy out: under ``torch.compile``, or on a traced step."""
+"""As in :data:`policylang.planning.capabilities.PLANNED`, written out for type checkers."""
 
 
 def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
@@ -49,9 +46,7 @@ def on_graph(
     policy: Policy, graphs: Mapping[str, Facts], path: PathName | None, *, one_model: bool
 ) -> tuple[tuple[Plan, ...], tuple[Diagnostic, ...]]:
     """The plan of a policy on each graph, and all that is wrong between them."""
-    plans = tuple(
-        plan(policy, facts, capabilities_for(facts.kind) if path is None else PATHS[path]) for facts in graphs.values()
-    )
+    plans = tuple(plan(policy, facts, capabilities_for(facts.kind, path)) for facts in graphs.values())
     return plans, tuple(_diagnostics(policy, list(graphs), plans, one_model))
 
 

@@ -1,4 +1,4 @@
-"""What a policy came to on one partitioned graph, as plain data that a record beside Inductor's caches can hold."""
+"""What a policy came to on one graph, as plain data that the sidecar of Inductor's caches can hold."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.audit.summary.assemble import partition_report
+from policylang.audit.summary.assemble import partition_report, plan_report
 from policylang.audit.summary.data import Report, RewriteReport, report_from_dict
-from policylang.backends.joint.partitioner import Partition
-from policylang.backends.torch_compile import model_wide_errors
-from policylang.backends.torch_compile.model_wide_errors import Complaint
+from policylang.backends.graph_registry import CarriedOut
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
+from policylang.planning import model_wide_errors
+from policylang.planning.model_wide_errors import Complaint
 
 
 @frozen
@@ -28,12 +28,13 @@ class Findings:
     """The same of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
 
-def of_partition(partition: Partition) -> Findings:
-    plan = partition.plan
-    complaints = model_wide_errors.complaints(plan.policy, plan.diagnostics)
+def findings_of(done: CarriedOut) -> Findings:
+    """What is kept of a plan that was carried out."""
+    plan, audit = done.plan, done.audit
+    report = plan_report(plan) if audit is None else partition_report(plan, audit, done.halves)
     # a copy: what planning has worked out on the facts meanwhile is not kept with them
-    report = partition_report(plan, partition.audit, partition.rewritten_halves)
     given = evolve(plan.before)
+    complaints = model_wide_errors.complaints(plan.policy, plan.diagnostics)
     return Findings(complaints, report, given, given if plan.facts is plan.before else evolve(plan.facts))
 
 

@@ -15,16 +15,24 @@ from attrs import define, field
 from policylang.audit.summary.data import Report
 from policylang.graph.facts import Facts
 from policylang.planning.storage import storage_roots
-from policylang.testing.agree.data import Account, Beside, Difference, Place, Ran, Side, side_of
+from policylang.testing.path_comparison.data import (
+    Beside,
+    PathDecision,
+    PathDifference,
+    PathRun,
+    ValuePlace,
+    ValuesAccount,
+    side_of,
+)
 
-Key = tuple[Place, int]
+Key = tuple[ValuePlace, int]
 
 
 @define(eq=False)
 class _Values:
     """What one path does, by place. Values of one operator with several results are one value."""
 
-    sides: dict[Place, list[Side]] = field(factory=dict)
+    sides: dict[ValuePlace, list[PathDecision]] = field(factory=dict)
     kept: dict[Key, int] = field(factory=dict)
     """The memory that is kept, by the value that allocated it, in bytes."""
     deciding: dict[Key, Key] = field(factory=dict)
@@ -32,13 +40,13 @@ class _Values:
     again: dict[Key, int] = field(factory=dict)
     """What is recomputed, in FLOPs."""
 
-    def side(self, key: Key) -> Side | None:
+    def side(self, key: Key) -> PathDecision | None:
         place, number = key
         found = self.sides.get(place, ())
         return found[number] if 0 <= number < len(found) else None
 
 
-def compare(paths: Mapping[str, Ran]) -> Account:
+def compare(paths: Mapping[str, PathRun]) -> ValuesAccount:
     """Of the paths that carried the policy out, in their order."""
     values = {path: _read(ran.graphs) for path, ran in paths.items()}
     places = dict.fromkeys(place for each in values.values() for place in each.sides)
@@ -54,11 +62,11 @@ class _Tally:
     alike: int = 0
     undecided: int = 0
     alone: dict[str, Counter[str]] = field(factory=dict)
-    differences: list[Difference] = field(factory=list)
+    differences: list[PathDifference] = field(factory=list)
     differing: set[Key] = field(factory=set)
     """For look-ups alone: its order reaches nothing."""
 
-    def add(self, place: Place, found: Mapping[str, Sequence[Side]]) -> None:
+    def add(self, place: ValuePlace, found: Mapping[str, Sequence[PathDecision]]) -> None:
         """The values of one place, by path."""
         lengths = sorted(map(len, found.values()))
         shared = lengths[-2] if len(lengths) > 1 else 0
@@ -72,7 +80,7 @@ class _Tally:
         for number in range(shared):
             self._one(place, number, {path: sides[number] for path, sides in found.items() if number < len(sides)})
 
-    def _one(self, place: Place, number: int, sides: Mapping[str, Side]) -> None:
+    def _one(self, place: ValuePlace, number: int, sides: Mapping[str, PathDecision]) -> None:
         if len({side.action for side in sides.values()}) == 1:
             self.alike += 1
         elif all(side.rule is None for side in sides.values()):
@@ -81,22 +89,22 @@ class _Tally:
             self._differ(place, number + 1, {path: (side,) for path, side in sides.items()}, (number,))
 
     def _differ(
-        self, place: Place, number: int | None, sides: dict[str, tuple[Side, ...]], numbers: Iterable[int]
+        self, place: ValuePlace, number: int | None, sides: dict[str, tuple[PathDecision, ...]], numbers: Iterable[int]
     ) -> None:
-        self.differences.append(Difference(place, number, sides))
+        self.differences.append(PathDifference(place, number, sides))
         self.differing.update((place, each) for each in numbers)
 
 
-def _one_action(found: Mapping[str, Sequence[Side]]) -> bool:
+def _one_action(found: Mapping[str, Sequence[PathDecision]]) -> bool:
     """Whether it is all the same which of the values of one path is which of another: rules decide all of them alike,
     or none speaks of any."""
     every = [side for sides in found.values() for side in sides]
     return len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
 
 
-def _folded(sides: Iterable[Side]) -> tuple[Side, ...]:
+def _folded(sides: Iterable[PathDecision]) -> tuple[PathDecision, ...]:
     counts = Counter(sides)
-    return tuple(Side(side.action, side.rule, side.reason, count) for side, count in counts.items())
+    return tuple(PathDecision(side.action, side.rule, side.reason, count) for side, count in counts.items())
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -115,7 +123,7 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
         decision = report.decisions.get(facts.names[row])
         if facts.owners[row] != row or decision is None:
             continue
-        place = Place(facts.modules[row], facts.targets[row], facts.shapes[row])
+        place = ValuePlace(facts.modules[row], facts.targets[row], facts.shapes[row])
         sides = values.sides.setdefault(place, [])
         keys[row] = place, len(sides)
         sides.append(side_of(decision))
@@ -128,7 +136,7 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
             continue
         taken.add(root)
         # PyTorch's partitioner also keeps what only the backward computes: no rule ranges over that, no path shares it
-        own = Place(facts.modules[root], facts.targets[root], facts.shapes[root]), -1 - root
+        own = ValuePlace(facts.modules[root], facts.targets[root], facts.shapes[root]), -1 - root
         memory = keys.get(facts.owners[root], own)
         values.kept[memory] = values.kept.get(memory, 0) + facts.bytes[root]
         values.deciding.setdefault(memory, keys.get(facts.owners[row], memory))
@@ -142,10 +150,10 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
 # --- what it comes to ----------------------------------------------------------------------------------------------
 
 
-def _settled(tally: _Tally, values: Mapping[str, _Values]) -> Account:
+def _settled(tally: _Tally, values: Mapping[str, _Values]) -> ValuesAccount:
     every = list(values.values())
     kept, again = _common([each.kept for each in every]), _common([each.again for each in every])
-    return Account(
+    return ValuesAccount(
         alike=tally.alike,
         undecided=tally.undecided,
         alone={path: dict(counts) for path, counts in tally.alone.items()},

@@ -12,9 +12,19 @@ from torch import nn
 
 from policylang.api.load import load
 from policylang.language.syntax import Policy
-from policylang.testing.agree import numbers, values
-from policylang.testing.agree.data import Agreement, Comparison, Numbers, PathResult, Ran
-from policylang.testing.agree.running import PATHS, LossFn, Setup, attempt, batch_of, run_alone, run_plain, undisturbed
+from policylang.planning.capabilities import COMPARED
+from policylang.testing.path_comparison import numbers, values
+from policylang.testing.path_comparison.data import Agreement, Numbers, NumbersComparison, PathResult, PathRun
+from policylang.testing.path_comparison.running import (
+    STEPS,
+    LossFn,
+    Setup,
+    batch_of,
+    run,
+    run_alone,
+    run_plain,
+    undisturbed,
+)
 
 
 def agree(
@@ -49,10 +59,10 @@ def compare_paths(
     setup: Setup, policy: Policy, paths: Sequence[str] | None, progress: Callable[[str], None]
 ) -> Agreement:
     """:func:`agree` on a model that can be made again; under its guard runs what is the caller's own."""
-    wanted = tuple(PATHS) if paths is None else tuple(dict.fromkeys(paths))
-    unknown = [path for path in wanted if path not in PATHS]
+    wanted = COMPARED if paths is None else tuple(dict.fromkeys(paths))
+    unknown = [path for path in wanted if path not in COMPARED]
     if unknown:
-        raise ValueError(f"there is no path `{unknown[0]}`: there are {', '.join(PATHS)}")
+        raise ValueError(f"there is no path `{unknown[0]}`: there are {', '.join(COMPARED)}")
     with undisturbed():
         progress("the plain model")
         plain = run_plain(setup)
@@ -70,17 +80,18 @@ def compare_paths(
 
 def _result(path: str, setup: Setup, policy: Policy, plain: Numbers, progress: Callable[[str], None]) -> PathResult:
     progress(f"the {path} path")
-    outcome = attempt(path, setup, policy)
-    if not isinstance(outcome, Ran):
+    outcome = run(setup, path, policy)
+    if not isinstance(outcome, PathRun):
         return PathResult(path, refused=outcome)
     return PathResult(path, ran=outcome, numbers=_compared(path, setup, plain, outcome.numbers, progress))
 
 
-def _compared(path: str, setup: Setup, plain: Numbers, found: Numbers, progress: Callable[[str], None]) -> Comparison:
+def _compared(
+    path: str, setup: Setup, plain: Numbers, found: Numbers, progress: Callable[[str], None]
+) -> NumbersComparison:
     """A path may add gradients up in another order than autograd: then the policy must not change a bit of that."""
     comparison = numbers.compare(plain, found)
-    alone = PATHS[path].alone
-    if comparison.bitwise or alone is None:
+    if comparison.bitwise or STEPS[path].is_plain:
         return comparison
     progress(f"the {path} path without the policy")
-    return evolve(comparison, as_without_policy=numbers.bitwise_equal(run_alone(setup, alone), found))
+    return evolve(comparison, as_without_policy=numbers.bitwise_equal(run_alone(setup, path), found))

@@ -8,7 +8,7 @@ kept, value by value, ``comparison`` puts it together and ``text`` renders it. W
 from __future__ import annotations
 
 from policylang.language.shown import as_text
-from policylang.testing.agree.data import Agreement
-from policylang.testing.agree.text import agreement_text
+from policylang.testing.path_comparison.data import Agreement
+from policylang.testing.path_comparison.text import agreement_text
 
 as_text.register(Agreement, agreement_text)

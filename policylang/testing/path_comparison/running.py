@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from attrs import field, frozen
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+import policylang
+from policylang.backends.path import path_named
 from policylang.errors import PolicyError
 from policylang.language.codes import is_error
 from policylang.language.syntax import Policy
-from policylang.testing.agree.data import Numbers, Ran, Refused
+from policylang.testing.path_comparison.data import Numbers, PathRefusal, PathRun
 
 LossFn = Callable[..., Tensor]
 
@@ -69,88 +71,27 @@ def run_plain(setup: Setup) -> Numbers:
         return _backward(model, setup.loss_fn(model, *setup.batch))
 
 
-def run_alone(setup: Setup, alone: Callable[[Setup, nn.Module], Numbers]) -> Numbers:
+def run_alone(setup: Setup, path: str) -> Numbers:
     """A path without the policy."""
-    model = setup.fresh()
-    with setup.guard():
-        return alone(setup, model)
+    model, step = setup.fresh(), STEPS[path]
+    with setup.guard(), step.around():
+        return step.take(setup, model, None)[0]
 
 
-def run_eager(setup: Setup, model: nn.Module, policy: Policy) -> Ran:
-    """With a checkpoint around each block, operator by operator."""
-    import policylang
-    from policylang.backends.eager.checkpoint import sessions_of
-
-    policylang.checkpoint_model(model, policy)
-    numbers = _backward(model, setup.loss_fn(model, *setup.batch))
-    regions = [region for session in sessions_of(model) for region in session.regions.values()]
-    plans = [kept.schedule.plan for region in regions for kept in region.kept.values()]
-    report = policylang.report(model)
-    reports = report.graphs or (report,)
-    return Ran(numbers, report, tuple((plan.facts, each) for plan, each in zip(plans, reports, strict=True)))
-
-
-def run_joint(setup: Setup, model: nn.Module, policy: Policy) -> Ran:
-    """Under ``torch.compile``, without Inductor: what is compared are decisions, not kernels."""
-    import policylang
-
-    backend = policylang.backend(policy, inner="aot_eager", agree=False)
-    with _compiler_to_itself():
-        numbers = _compiled(setup, model, backend)
-        findings = [found for graph in backend.graphs for found in graph.findings]
-        graphs = tuple((found.rewritten, found.report) for found in findings if found.rewritten is not None)
-        return Ran(numbers, policylang.report(backend), graphs)
-
-
-def run_joint_alone(setup: Setup, model: nn.Module) -> Numbers:
-    """The same without a policy: everything that autograd saves is saved."""
-    with _compiler_to_itself():
-        return _compiled(setup, model, "aot_eager_default_partitioner")
-
-
-def run_flat(setup: Setup, model: nn.Module, policy: Policy) -> Ran:
-    """As one graph of the whole step."""
-    import policylang
-    from policylang.backends.graph_registry import outcome_of
-
-    step = policylang.trace_step(model, setup.loss_fn, *setup.batch).apply(policy, agree=False)
-    numbers = _traced(setup, model, step)
-    outcome = outcome_of(step.gm)
-    assert outcome is not None  # the policy was applied
-    return Ran(numbers, step.report, ((outcome[0].facts, step.report),))
-
-
-def run_flat_alone(setup: Setup, model: nn.Module) -> Numbers:
-    """The same without a policy."""
-    import policylang
-
-    return _traced(setup, model, policylang.trace_step(model, setup.loss_fn, *setup.batch))
-
-
-@frozen
-class Path:
-    run: Callable[[Setup, nn.Module, Policy], Ran]
-    alone: Callable[[Setup, nn.Module], Numbers] | None
-    """The path without a policy; None where that is the plain model."""
-
-
-PATHS = {
-    "eager": Path(run_eager, None),
-    "joint": Path(run_joint, run_joint_alone),
-    "flat": Path(run_flat, run_flat_alone),
-}
-
-
-def attempt(path: str, setup: Setup, policy: Policy) -> Ran | Refused:
-    """Run a path, or say why it cannot."""
-    model = setup.fresh()
+def run(setup: Setup, path: str, policy: Policy) -> PathRun | PathRefusal:
+    """Take a step on a path, or say why it cannot be."""
+    model, step = setup.fresh(), STEPS[path]
     try:
-        return PATHS[path].run(setup, model, policy)
+        with step.around():
+            numbers, subject = step.take(setup, model, policy)
+            found = path_named(path).report(subject) or ()
+            graphs = tuple((each.rewritten, each.report) for each in found if each.rewritten is not None)
+            return PathRun(numbers, policylang.report(subject), graphs)
     except PolicyError as error:
-        return Refused(tuple(found for found in error.diagnostics if is_error(found)))
+        return PathRefusal(tuple(found for found in error.diagnostics if is_error(found)))
     except (Exception, SystemExit) as error:  # whatever a compiler or a tracer raises about the model is the answer
         lines = str(error).strip().splitlines()
-        return Refused(error=f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+        return PathRefusal(error=f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 
 
 @contextmanager
@@ -175,14 +116,30 @@ def _compiler_to_itself() -> Iterator[None]:
         torch.compiler.reset()
 
 
-def _compiled(setup: Setup, model: nn.Module, backend: Any) -> Numbers:
-    return _backward(model, setup.loss_fn(torch.compile(model, backend=backend), *setup.batch))
+def _eager(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbers, nn.Module]:
+    """With a checkpoint around each block, operator by operator."""
+    if policy is not None:
+        policylang.checkpoint_model(model, policy)
+    return _backward(model, setup.loss_fn(model, *setup.batch)), model
 
 
-def _traced(setup: Setup, model: nn.Module, step: Any) -> Numbers:
+def _joint(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbers, Any]:
+    """Under ``torch.compile``, without Inductor: what is compared are decisions, not kernels. Without a policy all
+    that autograd saves is saved."""
+    backend: Any = "aot_eager_default_partitioner"
+    if policy is not None:
+        backend = policylang.backend(policy, inner="aot_eager", agree=False)
+    return _backward(model, setup.loss_fn(torch.compile(model, backend=backend), *setup.batch)), backend
+
+
+def _flat(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbers, fx.GraphModule]:
+    """As one graph of the whole step."""
+    step = policylang.trace_step(model, setup.loss_fn, *setup.batch)
+    if policy is not None:
+        step.apply(policy, agree=False)
     torch.manual_seed(setup.seed)
     loss, gradients = step(*setup.batch)
-    return Numbers(loss.detach(), gradients, _buffers(model))
+    return Numbers(loss.detach(), gradients, _buffers(model)), step.gm
 
 
 def _backward(model: nn.Module, loss: Tensor) -> Numbers:
@@ -197,3 +154,22 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _tensors(model: nn.Module) -> Sequence[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+@frozen
+class PathStep:
+    """How a step is taken on a path."""
+
+    take: Callable[[Setup, nn.Module, Policy | None], tuple[Numbers, Any]]
+    """The numbers, and what the path reports on."""
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    is_plain: bool = False
+    """Whether the path without a policy is the plain model."""
+
+
+STEPS = {
+    "eager": PathStep(_eager, is_plain=True),
+    "joint": PathStep(_joint, _compiler_to_itself),
+    "flat": PathStep(_flat),
+}
+"""Of each path that is registered as compared."""

@@ -1,0 +1,57 @@
+"""The eager path: a policy in a checkpoint, which follows its plan operator by operator as the block runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from attrs import frozen
+from torch import Tensor
+
+from policylang.audit.data import Audit
+from policylang.audit.eager import audit_eager
+from policylang.backends.eager.execution.instructions import Schedule, schedule_of
+from policylang.backends.eager.observation.block_trace import BlockTrace
+from policylang.backends.path import BackendPath, raise_errors
+from policylang.backends.runtime.stages import timed
+from policylang.language.codes import is_error
+from policylang.language.diagnostics import Diagnostic
+from policylang.planning.liveness import Needs
+from policylang.planning.plan import Plan
+from policylang.ranks.accounts import Run
+from policylang.ranks.comparison import agree_on_collectives
+from policylang.torch_compat.subclasses import take_apart
+
+
+@frozen(eq=False)
+class HeldTensors:
+    """What a block holds once its first call has returned."""
+
+    needs: Needs
+    by_row: Mapping[int, Sequence[Tensor]]
+    outside: Iterable[Tensor]
+    """Tensors that were alive before the call."""
+
+
+class EagerPath(BackendPath):
+    """A block of a model is traced the first time it is called in some way; its trace is what is planned."""
+
+    name: ClassVar[str] = "eager"
+    front: ClassVar[str] = "policylang.backends.eager.reported:reported"
+
+    def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
+        """All or nothing: what other blocks may answer is raised with what none can."""
+        if any(is_error(each) and each.code not in deferred for each in found):
+            raise_errors(found)
+
+    def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> Schedule:
+        """What the block is to do at each operator. Nothing runs: the checkpoint follows it, call by call."""
+        with timed(seconds, "schedule"):
+            schedule = schedule_of(trace, plan)
+        again = frozenset(schedule.needs.recomputed)
+        agree_on_collectives(plan, [Run("forward", trace.facts), Run("backward", trace.facts, again)])
+        return schedule
+
+    def audit(self, plan: Plan, held: HeldTensors) -> Audit:
+        plain = {row: take_apart(tensors)[0] for row, tensors in held.by_row.items()}
+        return audit_eager(plan, held.needs, plain, take_apart(list(held.outside))[0])

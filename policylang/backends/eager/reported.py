@@ -1,0 +1,38 @@
+"""What was decided in the checkpoints that a model, a block or a context function stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from policylang.backends.eager.checkpoint import sessions_of
+from policylang.backends.eager.session import Session
+from policylang.backends.findings import Findings, findings_of
+from policylang.backends.graph_registry import CarriedOut
+from policylang.backends.torch_compile.backend import graphs_of
+
+
+def reported(subject: Any) -> Sequence[Findings] | None:
+    """One a block and way in which it was called, in the order of the blocks; then one a graph that was compiled in
+    checkpoints or around them. None where there is no checkpoint of ours."""
+    sessions = sessions_of(subject)
+    if not sessions:
+        return None
+    regions = [region for session in sessions for region in session.regions.values()]
+    kept = [each for region in regions for each in region.kept.values()]
+    in_checkpoints = [findings_of(CarriedOut("eager", each.schedule.plan, each.audit)) for each in kept]
+    return [*in_checkpoints, *_of_compiled_code(subject, sessions)]
+
+
+def _of_compiled_code(subject: Any, sessions: Sequence[Session]) -> list[Findings]:
+    """Those of the whole subject, where it is a model of which only parts are checkpoints."""
+    compiled = [session for session in sessions if session.compiled]
+    if not compiled:
+        return []
+    modules = [subject] if isinstance(subject, nn.Module) else [block for each in compiled for block in each.regions]
+    graphs = dict.fromkeys(graph for module in modules for graph in graphs_of(module) or ())
+    if not graphs:  # FSDP hands graphs parameters of its own making
+        graphs = dict.fromkeys(graph for session in compiled for graph in session.graphs)
+    return [found for graph in graphs for found in graph.findings]

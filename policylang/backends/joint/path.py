@@ -1,0 +1,112 @@
+"""The joint path: a policy on a joint graph, which is tagged, and then split as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+from attrs import frozen
+from torch import fx
+
+from policylang.backends.joint import finalize, refusals
+from policylang.backends.joint.partitioner import Partition, partition_planned
+from policylang.backends.path import BackendPath
+from policylang.backends.runtime.groups import RankOrder
+from policylang.backends.runtime.stages import timed
+from policylang.backends.surgery import tags
+from policylang.backends.surgery.edits import carry_out
+from policylang.graph.facts import GraphKind
+from policylang.graph.reading.collect import collect
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.planning.plan import Plan
+
+
+class JointPath(BackendPath):
+    """``apply`` prepares a graph. What it saves is audited once :func:`partition_planned` has split it."""
+
+    name: ClassVar[str] = "joint"
+    front: ClassVar[str] = "policylang.backends.torch_compile.reported:reported"
+
+    def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
+        return refusals.unsaveable(plan)
+
+    def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        super().carry_out(gm, plan, seconds)
+        with timed(seconds, "tag"):
+            tags.write(gm.graph, plan)
+
+
+def plan_joint(
+    gm: fx.GraphModule,
+    policy: Policy,
+    static_inputs: Sequence[int] | None = None,
+    *,
+    num_fwd_outputs: int,
+    root: str = "",
+    deferred: Collection[str] = (),
+    seconds: dict[str, float] | None = None,
+) -> Plan:
+    """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
+
+    Raises as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
+    """
+    seconds = {} if seconds is None else seconds
+    kind = GraphKind.JOINT if returns_gradients(gm, num_fwd_outputs) else GraphKind.FORWARD
+    with timed(seconds, "collect"):
+        facts = collect(gm, kind=kind, static_inputs=static_inputs, root=root)
+    with timed(seconds, "plan"):
+        return JointPath().plan(facts, policy, deferred=deferred)
+
+
+def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
+    return any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
+
+
+@frozen
+class JointPartitioner:
+    """A ``partition_fn`` for AOTAutograd that follows a policy. Plain data, since Inductor's cache keys pickle it."""
+
+    policy: Policy
+    deferred: tuple[str, ...] = ()
+    """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
+    root: str = ""
+    """Put before every module path, where a block of the model is compiled on its own."""
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **options: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split ``gm``. ``options`` (such as Inductor's ``compiler``) do not bear on a plan and are accepted.
+
+        Raises ``PolicyMatchError`` before the graph is touched, ``PolicyAuditError`` after.
+        """
+        partition = self.partition(
+            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+        )
+        return partition.forward, partition.backward
+
+    def partition(
+        self,
+        gm: fx.GraphModule,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        prepared: Plan | None = None,
+    ) -> Partition:
+        """The same with everything that is known of how it came about. ``prepared``: the plan of a graph on which its
+        edits are carried out."""
+        seconds: dict[str, float] = {}
+        options: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs, "root": self.root, "seconds": seconds}
+        static = static_lifetime_input_indices
+        groups: tuple[RankOrder, ...] = ()
+        if prepared is None:
+            prepared = plan_joint(gm, self.policy, static, deferred=self.deferred, **options)
+            with timed(seconds, "rewrite"):
+                groups = carry_out(gm, prepared)
+        return partition_planned(gm, prepared, static_inputs=static or (), groups=groups, **options)

@@ -1,0 +1,151 @@
+"""A path: one way of carrying plans out, from the graph that it takes to the report of what came out.
+
+A plan is made, compared between ranks, carried out, audited and remembered. That order stands here; a class for each
+path says what it does otherwise. The classes are registered in :mod:`policylang.planning.capabilities`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar
+
+from torch import fx
+
+from policylang.audit.data import Audit
+from policylang.backends import graph_registry
+from policylang.backends.findings import Findings, findings_of
+from policylang.backends.graph_registry import CarriedOut
+from policylang.backends.runtime.stages import timed
+from policylang.backends.surgery import edits
+from policylang.errors import PolicyAuditError, PolicyMatchError
+from policylang.graph.facts import Facts
+from policylang.graph.reading.collect import collect
+from policylang.language.codes import is_error
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Policy
+from policylang.planning import capabilities
+from policylang.planning.block_graph import Place
+from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan as make_plan
+from policylang.ranks.comparison import agree_on_plan, ranks_of
+
+
+class BackendPath:
+    """What all paths share. A path without anything of its own applies the plan's edits and audits nothing."""
+
+    name: ClassVar[str]
+    front: ClassVar[str] = ""
+    """``module:function``: what was decided for a thing that users hold of this path, graphs aside; None where it is
+    none. It is named, and not imported, because it imports what imports the path."""
+    compares_ranks: ClassVar[bool] = True
+
+    @property
+    def entry(self) -> PathEntry:
+        return path_entry(self.name)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.entry.capabilities
+
+    def recognises(self, facts: Facts) -> bool:
+        """Whether a graph is one that this path takes."""
+        return facts.kind in self.entry.kinds
+
+    def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
+        """Raise ``PolicyGraphError`` for a graph of the right kind on which the policy cannot be carried out."""
+
+    def plan(self, facts: Facts, policy: Policy, *, place: Place | None = None, deferred: Collection[str] = ()) -> Plan:
+        """Plan a graph without touching it.
+
+        Raises ``PolicyMatchError`` with every error whose code is not deferred, and ``PolicyDivergenceError`` where
+        other ranks have another plan.
+        """
+        ranks = ranks_of(facts, policy, facts.kind.value) if self.compares_ranks else None
+        made = make_plan(self.part_of(policy), facts, self.capabilities, place, ranks=ranks)
+        self.refuse((*made.diagnostics, *self.refusals(made)), deferred)
+        if self.compares_ranks:
+            agree_on_plan(made, facts)
+        return made
+
+    def part_of(self, policy: Policy) -> Policy:
+        """The lines that the path carries out."""
+        return policy
+
+    def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
+        """What the path cannot do, of what a plan found nothing wrong with."""
+        return ()
+
+    def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
+        """Raise ``PolicyMatchError`` with the errors whose codes are not deferred."""
+        raise_errors([each for each in found if each.code not in deferred])
+
+    def carry_out(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
+        """Do what a plan says to the graph it was made for, in place, and note how long each stage takes."""
+        with timed(seconds, "rewrite"):
+            return edits.carry_out(given, plan)
+
+    def audit(self, plan: Plan, came_out: Any) -> Audit | None:
+        """Hold what came out against the plan; None where it cannot be told from the graph."""
+        return None
+
+    def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> CarriedOut:
+        """Carry a policy out on a graph that is at hand, in place.
+
+        Raises as :meth:`check` and :meth:`plan` do, with the graph as it was, and ``PolicyAuditError`` where what came
+        out is not what was planned.
+        """
+        seconds: dict[str, float] = {}
+        with timed(seconds, "collect"):
+            facts = collect(gm, kind=self.entry.kinds[0]) if facts is None else facts
+        self.check(gm, policy, facts)
+        with timed(seconds, "plan"):
+            plan = self.plan(facts, policy)
+        self.carry_out(gm, plan, seconds)
+        with timed(seconds, "audit"):
+            audit = self.audit(plan, gm.graph)
+        if audit is not None:
+            raise_differences(audit.differences)
+        done = CarriedOut(self.name, plan, audit, seconds)
+        graph_registry.remember(done, gm)
+        return done
+
+    def report(self, subject: Any) -> Sequence[Findings] | None:
+        """What was decided for a graph, a model or whatever else users hold, graph by graph, with its reports; None
+        where it is not of this path."""
+        if isinstance(subject, fx.GraphModule):
+            done = graph_registry.carried_out(subject)
+            return (findings_of(done),) if done is not None and done.path == self.name else None
+        found: Sequence[Findings] | None = _imported(self.front)(subject) if self.front else None
+        return found
+
+
+@cache
+def path_named(name: str) -> BackendPath:
+    """The path of a name, imported now."""
+    made: BackendPath = _imported(path_entry(name).implementation)()
+    return made
+
+
+def _imported(dotted: str) -> Any:
+    module, _, name = dotted.partition(":")
+    return getattr(import_module(module), name)
+
+
+def findings_on(subject: Any) -> Sequence[Findings] | None:
+    """What the first path that knows a subject says of it; None where none does."""
+    found = (path_named(entry.name).report(subject) for entry in capabilities.PATHS)
+    return next((each for each in found if each is not None), None)
+
+
+def raise_errors(found: Sequence[Diagnostic]) -> None:
+    errors = [each for each in found if is_error(each)]
+    if errors:
+        raise PolicyMatchError(errors)
+
+
+def raise_differences(found: Sequence[Diagnostic]) -> None:
+    if found:
+        raise PolicyAuditError(tuple(found))
