@@ -25,8 +25,8 @@ from policylang.graph.reading.collect import collect
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.planning.block_graph import Place
 from policylang.planning import capabilities
+from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
