@@ -18,7 +18,7 @@ _PUBLIC = {
     "parse": "policylang.api.load",
     "partition": "policylang.api.apply",
     "partitioner": "policylang.api.compile",
-    "pass_": "policylang.backends.hooks.inductor_pass",
+    "pass_": "policylang.api.compile",
     "recompilable": "policylang.backends.joint.recompilable_forward",
     "PolicyAuditError": "policylang.errors",
     "PolicyDivergenceError": "policylang.errors",

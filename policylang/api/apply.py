@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, loaded
 from policylang.backends import graph_registry
-from policylang.backends.eager.problems import refuse_another
+from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.joint import refusals
 from policylang.backends.joint.path import JointPartitioner, returns_gradients
-from policylang.backends.path import path_named
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts
-from policylang.graph.reading.collect import collect
 from policylang.graph.reading.phases import has_backward
-from policylang.language.syntax import Policy
-from policylang.planning.capabilities import path_taking
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import comparing
-
-PolicyLike = Policy | str | os.PathLike[str]
 
 
 def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True) -> fx.GraphModule:
@@ -43,28 +35,7 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     or to which one was applied already if it is flat. The graph is then as it was. ``PolicyAuditError`` where a graph
     does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
     """
-    with comparing("apply", agree, mesh=mesh):
-        _check_graph(gm, "a policy is applied to a graph module")
-        wanted = _loaded(policy)
-        _check_checkpoints(gm, wanted)
-        facts = collect(gm, mesh=mesh)
-        path_named(path_taking(facts.kind).name).apply(gm, wanted, facts)
-        return gm
-
-
-def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = None) -> None:
-    """What ``apply`` does on a flat graph, where the caller knows more of the graph than its nodes say: as ``facts``.
-
-    Raises as ``apply`` does.
-    """
-    with comparing("apply", mesh=mesh):
-        _check_checkpoints(gm, policy)
-        path_named("flat").apply(gm, policy, facts)
-
-
-def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
-    for followed in graph_registry.checkpoints_of(gm):
-        refuse_another(followed, wanted, "the graph")
+    return apply_policy(gm, loaded(policy), mesh, agree=agree)
 
 
 def partition(
@@ -87,14 +58,14 @@ def partition(
     policy and graph do not fit, ``PolicyDivergenceError`` where ranks have different plans, and ``PolicyAuditError``
     where the graphs that came out are not what was planned.
     """
-    _check_graph(gm, "a partition is of a graph module")
+    checked_module(gm, "a partition is of a graph module")
     applied = graph_registry.plan_of(gm)
     given = policy if policy is not None or applied is None else applied.policy
     if given is None:
         raise PolicyGraphError([refusals.no_policy()])
     with comparing("partition", agree):
         prepared = applied if policy is None and applied is not None and _still_fits(gm, applied) else None
-        wanted = _loaded(given)
+        wanted = loaded(given)
         if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
             raise PolicyGraphError([refusals.not_a_joint_graph()])
         made = JointPartitioner(wanted).partition(
@@ -106,17 +77,8 @@ def partition(
     return made.forward, made.backward
 
 
-def _check_graph(gm: object, wanted: str) -> None:
-    if not isinstance(gm, fx.GraphModule):
-        raise PolicyGraphError([refusals.not_a_graph(gm, wanted)])
-
-
 def _still_fits(gm: fx.GraphModule, plan: Plan) -> bool:
     """Whether the graph has the nodes that were planned; another pass may have changed it since."""
     names = plan.facts.names
     nodes = gm.graph.nodes
     return len(nodes) == len(names) and all(node.name == name for node, name in zip(nodes, names, strict=True))
-
-
-def _loaded(policy: PolicyLike) -> Policy:
-    return policy if isinstance(policy, Policy) else load(policy)

@@ -1,4 +1,4 @@
-"""``policylang.backend`` and ``policylang.partitioner``: a policy for ``torch.compile`` and AOTAutograd."""
+"""``policylang.backend``, ``policylang.partitioner`` and ``policylang.pass_``: a policy for ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import fx
 
 from policylang.api.load import PolicyLike, loaded
 from policylang.backends.eager.compilers import MARK
+from policylang.backends.hooks.inductor_pass import PolicyPass
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit
 from policylang.backends.torch_compile.custom_partitioner import PolicyPartitioner
@@ -52,6 +53,17 @@ def partitioner(policy: PolicyLike, root: str = "", agree: bool = True) -> Polic
     if problems:
         raise PolicyMeaningError(problems)
     return PolicyPartitioner(loaded(policy), root, agree)
+
+
+def pass_(policy: PolicyLike, *, mesh: Any = None, agree: bool = True) -> PolicyPass:
+    """A policy as a pass: called with a graph module, it returns it; called with a graph, it returns None.
+
+    It is a ``CustomGraphPass`` of Inductor's, with a ``uuid`` over the policy's text, the version of the language and
+    the code that acts on it. ``mesh`` and ``agree`` as in ``policylang.apply``; behind a hook ranks are not compared.
+
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing.
+    """
+    return PolicyPass(loaded(policy), mesh, agree)
 
 
 def policylang_backend(

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import fx
 
-from policylang.api.apply import apply_to_step
 from policylang.api.load import load
 from policylang.backends.caching.fingerprint import policy_key
+from policylang.backends.dispatch import apply_to_step
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect

@@ -7,15 +7,13 @@ that makes of them; and where Inductor takes a graph from its caches, the pass i
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from torch import fx, nn
 
-from policylang.api.apply import apply
-from policylang.api.load import load
 from policylang.backends.caching import fingerprint
+from policylang.backends.dispatch import apply_policy
 from policylang.backends.hooks.path import HookPath
 from policylang.backends.joint import refusals
 from policylang.errors import PolicyError, PolicyGraphError
@@ -29,17 +27,6 @@ from policylang.torch_compat import aot, store
 WRONG_HOOK = "APL331"
 
 _Base: Any = aot.graph_pass_base()
-
-
-def pass_(policy: Policy | str | os.PathLike[str], *, mesh: Any = None, agree: bool = True) -> PolicyPass:
-    """A policy as a pass: called with a graph module, it returns it; called with a graph, it returns None.
-
-    It is a ``CustomGraphPass`` of Inductor's, with a ``uuid`` over the policy's text, the version of the language and
-    the code that acts on it. ``mesh`` and ``agree`` as in ``policylang.apply``; behind a hook ranks are not compared.
-
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing.
-    """
-    return PolicyPass(policy if isinstance(policy, Policy) else load(policy), mesh, agree)
 
 
 class PolicyPass(_Base):  # type: ignore[misc]
@@ -63,14 +50,14 @@ class PolicyPass(_Base):  # type: ignore[misc]
         cannot be done there.
         """
         if isinstance(graph, fx.GraphModule):
-            return apply(graph, self.policy, self.mesh, agree=self.agree)
+            return apply_policy(graph, self.policy, self.mesh, agree=self.agree)
         if not isinstance(graph, fx.Graph):
             raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
         owner = graph.owning_module
         gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
         hooks = aot.hooks_that_hold(self)
         if not hooks:
-            apply(gm, self.policy, self.mesh, agree=self.agree)
+            apply_policy(gm, self.policy, self.mesh, agree=self.agree)
             return None
         try:
             _tag(gm, self.policy, self.mesh, hooks)
