@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from policylang.audit.summary.data import Decision, Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
+
+VERSION = 1
+"""Of the plain data."""
 
 
 @frozen(eq=False)
@@ -169,10 +172,16 @@ class PathResult:
         audit = self.ran.report.audit
         return self.numbers.agrees and (audit is None or audit.agrees)
 
+    @property
+    def offloaded_bytes(self) -> int:
+        """What the path moves to the host."""
+        moved = None if self.ran is None else self.ran.report.offloaded
+        return 0 if moved is None else moved.bytes
+
 
 @frozen(eq=False)
 class Agreement:
-    """What :func:`policylang.testing.path_comparison` returns; ``str()`` of it is the table."""
+    """What :func:`policylang.testing.agree` returns; ``str()`` of it is the table."""
 
     policy: str
     loss: float
@@ -197,10 +206,80 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        from policylang.testing.path_comparison.text import agreement_dict
-
-        return agreement_dict(self)
+        return _agreement(self)
 
 
 def side_of(decision: Decision) -> PathDecision:
     return PathDecision(decision.action, decision.rule, decision.reason)
+
+
+def _agreement(found: Agreement) -> dict[str, Any]:
+    """Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
+    account = found.account
+    return {
+        "version": VERSION,
+        "policy": found.policy,
+        "torch": found.torch_version,
+        "agrees": found.agrees,
+        "loss": found.loss,
+        "gradients": found.gradients,
+        "paths": [_path(result) for result in found.results],
+        "values": {
+            "alike": account.alike,
+            "undecided": account.undecided,
+            "alone": account.alone,
+            "differences": [_difference(each) for each in account.differences],
+        },
+        "saved": {
+            "common_bytes": account.common_bytes,
+            "beside": {path: asdict(each) for path, each in account.saved.items()},
+        },
+        "recomputed": {
+            "common_flops": account.common_flops,
+            "beside": {path: asdict(each) for path, each in account.recomputed.items()},
+        },
+    }
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def _path(result: PathResult) -> dict[str, Any]:
+    plain: dict[str, Any] = {"path": result.path, "agrees": result.agrees, "refused": None}
+    if result.refused is not None:
+        errors = [
+            {"code": each.code, "message": each.message, "help": each.help} for each in result.refused.diagnostics
+        ]
+        plain["refused"] = {"diagnostics": errors, "error": result.refused.error}
+    if result.ran is not None and result.numbers is not None:
+        report = result.ran.report
+        assert report.saved is not None  # a path that ran has been partitioned
+        assert report.recomputed is not None
+        plain |= {
+            "saved_bytes": report.saved.bytes,
+            "saved_values": len(report.saved),
+            "offloaded_bytes": result.offloaded_bytes,
+            "recomputed_values": len(report.recomputed),
+            "recomputed_flops": report.recomputed.flops,
+            "numbers": _comparison(result.numbers),
+        }
+    return plain
+
+
+def _comparison(numbers: NumbersComparison) -> dict[str, Any]:
+    def write(each: Equality) -> dict[str, Any]:
+        finite = each.largest if each.largest < float("inf") else None  # JSON has no infinity
+        return {"tensors": each.tensors, "differing": list(each.differing), "largest": finite, "close": each.close}
+
+    return {
+        "bitwise": numbers.bitwise,
+        "as_without_policy": numbers.as_without_policy,
+        "loss": write(numbers.loss),
+        "gradients": write(numbers.gradients),
+        "buffers": write(numbers.buffers),
+    }
+
+
+def _difference(found: PathDifference) -> dict[str, Any]:
+    sides = {path: [asdict(side) for side in each] for path, each in found.sides.items()}
+    return {**asdict(found.place), "number": found.number, "sides": sides}

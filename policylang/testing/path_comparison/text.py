@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
-
-from attrs import asdict
+from typing import Literal
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import figure
@@ -14,7 +12,6 @@ from policylang.testing.path_comparison.data import (
     Agreement,
     Beside,
     Equality,
-    NumbersComparison,
     PathDecision,
     PathDifference,
     PathRefusal,
@@ -22,7 +19,6 @@ from policylang.testing.path_comparison.data import (
     ValuePlace,
 )
 
-VERSION = 1
 _MOST = 8
 _HEAD = ("path", "saved", "offloaded", "recomputed", "", "loss", "gradients", "buffers")
 
@@ -32,7 +28,7 @@ def agreement_text(found: Agreement) -> str:
     rows = [_HEAD, *(_row(result) for result in found.results)]
     if all(result.numbers is None or result.numbers.buffers.bitwise for result in found.results):
         rows = [row[:-1] for row in rows]
-    moves = any(_offloaded(result) for result in found.results)
+    moves = any(result.offloaded_bytes for result in found.results)
     if not moves:
         rows = [(*row[:2], *row[3:]) for row in rows]
     parts = [
@@ -47,54 +43,17 @@ def agreement_text(found: Agreement) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def agreement_dict(found: Agreement) -> dict[str, Any]:
-    """Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
-    account = found.account
-    return {
-        "version": VERSION,
-        "policy": found.policy,
-        "torch": found.torch_version,
-        "agrees": found.agrees,
-        "loss": found.loss,
-        "gradients": found.gradients,
-        "paths": [_path(result) for result in found.results],
-        "values": {
-            "alike": account.alike,
-            "undecided": account.undecided,
-            "alone": account.alone,
-            "differences": [_difference(each) for each in account.differences],
-        },
-        "saved": {
-            "common_bytes": account.common_bytes,
-            "beside": {path: asdict(each) for path, each in account.saved.items()},
-        },
-        "recomputed": {
-            "common_flops": account.common_flops,
-            "beside": {path: asdict(each) for path, each in account.recomputed.items()},
-        },
-    }
-
-
-# --- the table -----------------------------------------------------------------------------------------------------
-
-
 def _row(result: PathResult) -> tuple[str, ...]:
     if result.ran is None or result.numbers is None:
         return (result.path, "refused", *[""] * (len(_HEAD) - 2))
     report, numbers = result.ran.report, result.numbers
     saved = figure(report.saved.bytes, "bytes") if report.saved is not None else ""
-    moved = figure(_offloaded(result), "bytes")
+    moved = figure(result.offloaded_bytes, "bytes")
     again = report.recomputed
     count = _count(len(again), "value") if again is not None else ""
     flops = figure(again.flops, "flops") if again is not None else ""
     cells = (_equality(each) for each in (numbers.loss, numbers.gradients, numbers.buffers))
     return (result.path, saved, moved, count, flops, *cells)
-
-
-def _offloaded(result: PathResult) -> int:
-    """Bytes that a path moves to the host."""
-    moved = None if result.ran is None else result.ran.report.offloaded
-    return 0 if moved is None else moved.bytes
 
 
 def _equality(found: Equality) -> str:
@@ -237,47 +196,6 @@ def _verdict(found: Agreement) -> str:
 
 
 # --- as data -------------------------------------------------------------------------------------------------------
-
-
-def _path(result: PathResult) -> dict[str, Any]:
-    plain: dict[str, Any] = {"path": result.path, "agrees": result.agrees, "refused": None}
-    if result.refused is not None:
-        errors = [
-            {"code": each.code, "message": each.message, "help": each.help} for each in result.refused.diagnostics
-        ]
-        plain["refused"] = {"diagnostics": errors, "error": result.refused.error}
-    if result.ran is not None and result.numbers is not None:
-        report = result.ran.report
-        assert report.saved is not None  # a path that ran has been partitioned
-        assert report.recomputed is not None
-        plain |= {
-            "saved_bytes": report.saved.bytes,
-            "saved_values": len(report.saved),
-            "offloaded_bytes": _offloaded(result),
-            "recomputed_values": len(report.recomputed),
-            "recomputed_flops": report.recomputed.flops,
-            "numbers": _comparison(result.numbers),
-        }
-    return plain
-
-
-def _comparison(numbers: NumbersComparison) -> dict[str, Any]:
-    def write(each: Equality) -> dict[str, Any]:
-        finite = each.largest if each.largest < float("inf") else None  # JSON has no infinity
-        return {"tensors": each.tensors, "differing": list(each.differing), "largest": finite, "close": each.close}
-
-    return {
-        "bitwise": numbers.bitwise,
-        "as_without_policy": numbers.as_without_policy,
-        "loss": write(numbers.loss),
-        "gradients": write(numbers.gradients),
-        "buffers": write(numbers.buffers),
-    }
-
-
-def _difference(found: PathDifference) -> dict[str, Any]:
-    sides = {path: [asdict(side) for side in each] for path, each in found.sides.items()}
-    return {**asdict(found.place), "number": found.number, "sides": sides}
 
 
 def _joined(names: Sequence[str]) -> str:
