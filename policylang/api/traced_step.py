@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
+from policylang.api.apply import apply
+from policylang.api.report import report_on
 from policylang.backends import graph_registry
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from policylang.language.syntax import Policy
-    from policylang.report.assemble import Report
+    from policylang.report.data import Report
 
 
 def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimizer | None = None) -> TracedStep:
@@ -122,18 +124,13 @@ class TracedStep:
         ``mesh`` names the dimensions of collectives, and with ``agree`` the ranks that share the graph compare their
         plans first, as in ``policylang.apply``.
         """
-        import policylang
-
-        self.gm = policylang.apply(self.gm, policy, mesh, agree=agree)
+        self.gm = apply(self.gm, policy, mesh, agree=agree)
         return self
 
     @property
     def report(self) -> Report:
         """What was decided, by which line, and what came of it."""
-        import policylang
-
-        report: Report = policylang.report(self.gm)
-        return report
+        return report_on(self.gm)
 
     def __str__(self) -> str:
         nodes = len(self.gm.graph.nodes)

@@ -13,7 +13,23 @@ import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from policylang.commands import Exit, commands
+from policylang.commands import (
+    Exit,
+    agree,
+    check,
+    demo,
+    diff,
+    explain,
+    fmt,
+    import_,
+    import_torchtitan,
+    plan,
+    snapshot,
+    test,
+)
+
+COMMANDS = (check, plan, explain, diff, fmt, test, snapshot, import_, import_torchtitan, demo, agree)
+"""In the order in which ``--help`` lists them."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in commands():
+    for command in COMMANDS:
         sub = subparsers.add_parser(command.NAME, help=command.SUMMARY, description=command.__doc__)
         sub.formatter_class = argparse.RawDescriptionHelpFormatter
         command.arguments(sub)
