@@ -50,7 +50,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
     check_hooks(state)
     updates = OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates)
-    graph_registry.remember_checkpoints(captured.gm, captured.followed)
+    graph_registry.remember_checkpoints(captured.gm, _followed(captured))
     signatures = BatchSignature.of(batch), ModelSignature.of(model, state), OptimizerSignature.of(updates)
     return TracedStep(model, optimizer, *signatures, captured)
 
@@ -110,7 +110,7 @@ class TracedStep:
     def _warn_of_checkpoints(self) -> None:
         if graph_registry.outcome_of(self.gm) is not None:
             return
-        followed, nodes = self._captured.followed, self.gm.graph.nodes
+        followed, nodes = _followed(self._captured), self.gm.graph.nodes
         if followed:
             message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
             warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
@@ -142,6 +142,15 @@ class TracedStep:
         if captured.unrepeated:
             lines.append(f"  does not repeat the change of {_some(captured.unrepeated)}")
         return "\n".join(lines)
+
+
+def _followed(captured: Captured) -> list[Policy]:
+    """The policies of the model's checkpoints, each once."""
+    found: list[Policy] = []
+    for session in captured.sessions:
+        if session.policy not in found:
+            found.append(session.policy)
+    return found
 
 
 @contextmanager

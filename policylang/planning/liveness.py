@@ -49,7 +49,7 @@ class Needs:
 
 
 @frozen(eq=False)
-class Outcome(Needs):
+class CostedNeeds(Needs):
     """The needs of the backward with their cost. Bytes and FLOPs are of the settled part."""
 
     saved_bytes: int = 0
@@ -66,7 +66,7 @@ class Outcome(Needs):
     """That leave the device between their last forward and their first backward use."""
 
 
-def saved_and_recomputed(plan: Plan) -> Outcome:
+def saved_and_recomputed(plan: Plan) -> CostedNeeds:
     """What a save-all partition that follows the plan saves and recomputes, and what that costs."""
     return with_cost(backward_needs(plan.facts, plan.decisions), plan.facts, plan.block_of, len(plan.block_names))
 
@@ -149,11 +149,11 @@ def is_gradient(facts: Facts, row: int) -> bool:
     return facts.phases[row] == Phase.FORWARD and is_both
 
 
-def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> Outcome:
+def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> CostedNeeds:
     """Add up bytes and FLOPs, in all and by block."""
     saved, saved_by_block = _saved_bytes(needs.saved, facts, block_of, blocks)
     again = needs.recomputed
-    return Outcome(
+    return CostedNeeds(
         saved=needs.saved,
         inputs=needs.inputs,
         symbolic=needs.symbolic,

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
-from policylang.language.syntax import Policy
 from policylang.torch_compat.subclasses import SubclassLayout, take_apart
 from policylang.torch_compat.tracing import (
     compiling,
@@ -51,8 +50,8 @@ class Captured:
     """What the graph writes, once, at its end."""
     unrepeated: tuple[str, ...]
     """Attributes of modules that the forward changed while it was traced, and that the graph does not change."""
-    followed: tuple[Policy, ...]
-    """The policies of the model's own checkpoints, which the graph does not carry out."""
+    sessions: tuple[Any, ...]
+    """Of the model's checkpoints that say themselves what they keep, which the graph does not carry out."""
 
 
 def capture(
@@ -68,10 +67,10 @@ def capture(
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
-    policies: list[Policy] = []
+    sessions: list[Any] = []
     step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
     try:
-        gm = _trace(step.run, plain, regions, policies)
+        gm = _trace(step.run, plain, regions, sessions)
     except PolicyError:
         raise
     except Exception as error:
@@ -82,11 +81,11 @@ def capture(
     mutated = dict.fromkeys(inputs[position].name for position in step.mutated)
     unrepeated = (*step.substitution.changed, *(name for _, name in step.outgrown))
     outputs, gradients = tuple(step.outputs), tuple(step.gradients)
-    return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(policies))
+    return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(sessions))
 
 
 def _trace(
-    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, policies: list[Policy]
+    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, sessions: list[Any]
 ) -> fx.GraphModule:
     mode = fake_mode_of(plain) or fake_tensor_mode()
     with ExitStack() as stack:
@@ -100,7 +99,7 @@ def _trace(
             torch.autograd.set_multithreading_enabled(False),
             torch.compiler.set_stance("force_eager"),
             backward_regions(regions),
-            checkpoint_regions(policies),
+            checkpoint_regions(sessions),
             compiling(),
             functionalized(),
         ):

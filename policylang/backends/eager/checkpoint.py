@@ -16,21 +16,21 @@ from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
-from policylang.backends.eager.session import Around, Called, Session, session_behind
+from policylang.backends.eager.session import BlockCall, CheckpointContext, Session, session_behind
 from policylang.backends.eager.standing_aside import stands_aside
 from policylang.backends.eager.watch import Watch
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
 from policylang.language.syntax import Policy
 
-Contexts = Callable[[], tuple[Around, Around]]
+Contexts = Callable[[], tuple[CheckpointContext, CheckpointContext]]
 """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
 
 
 def _contexts_of(session: Session) -> Contexts:
     """A plain function, the only thing that ``torch.compile`` takes: it knows then whose checkpoint it has."""
 
-    def contexts() -> tuple[Around, Around]:
+    def contexts() -> tuple[CheckpointContext, CheckpointContext]:
         return session.contexts()
 
     setattr(contexts, marks.SESSION, session)
@@ -149,7 +149,7 @@ class Checkpointed:
         around = self.session.around()
         if around is not None:
             region = self.session.add(self.module, self.root, self.number)
-            around.begin(Called(self.session, self.module, region, args, kwargs))
+            around.begin(BlockCall(self.session, self.module, region, args, kwargs))
         output = self.forward(*args, **kwargs)
         if around is not None:
             around.end(self.module, output)

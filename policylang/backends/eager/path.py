@@ -10,7 +10,7 @@ from torch import Tensor
 
 from policylang.audit.data import Audit
 from policylang.audit.eager import audit_eager
-from policylang.backends.eager.execution.instructions import Schedule, schedule_of
+from policylang.backends.eager.execution.instructions import BlockSchedule, schedule_of
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.stages import timed
@@ -44,7 +44,7 @@ class EagerPath(BackendPath):
         if any(is_error(each) and each.code not in deferred for each in found):
             raise_errors(found)
 
-    def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> Schedule:
+    def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> BlockSchedule:
         """What the block is to do at each operator. Nothing runs: the checkpoint follows it, call by call."""
         with timed(seconds, "schedule"):
             schedule = schedule_of(trace, plan)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from policylang.audit.data import Audit
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
-from policylang.backends.eager.execution.block_call import Call, observed_call, unfinished_call
-from policylang.backends.eager.execution.instructions import Schedule
+from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
+from policylang.backends.eager.execution.instructions import BlockSchedule
 from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.observation.first_call import Observation
@@ -39,22 +39,22 @@ _PATH = EagerPath()
 
 
 @define(eq=False)
-class Kept:
+class CachedPlan:
     """What is remembered of a block called in one way."""
 
-    schedule: Schedule
+    schedule: BlockSchedule
     volatile: Volatile
     audit: Audit | None = None
 
 
 @define(eq=False)
-class Running:
+class RunningBlock:
     """A call of a block that has not returned: one that follows a plan, or one that is observed."""
 
     key: Hashable
     module: nn.Module
-    kept: Kept | None = None
-    call: Call | None = None
+    kept: CachedPlan | None = None
+    call: FollowedCall | None = None
     observation: Observation | None = None
     before: Before | None = None
     gathered_over: tuple[tuple[int, ...], ...] = ()
@@ -75,7 +75,7 @@ class CheckpointRegion:
     names: tuple[str, ...] = ()
     number: int | None = None
     traces: Traces = field(factory=dict)
-    kept: dict[Hashable, Kept] = field(factory=dict)
+    kept: dict[Hashable, CachedPlan] = field(factory=dict)
     nothing: dict[Hashable, tuple[Diagnostic, ...]] = field(factory=dict)
     """By the way it is called, the errors that say "matches nothing": another block may have what a rule names."""
     agreed: Known = field(factory=list)
@@ -83,11 +83,11 @@ class CheckpointRegion:
     idle: bool = False
     """Whether it has been called without anything for its backward to read."""
 
-    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Running:
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunningBlock:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
         modules = list(module.modules())
         key = signature_of(modules, args, kwargs)
-        running = Running(key, module, self.kept.get(key))
+        running = RunningBlock(key, module, self.kept.get(key))
         if running.kept is None:
             self._refuse_compiled(module)
             self._refuse_first_fsdp(module)
@@ -99,7 +99,7 @@ class CheckpointRegion:
             running.call = self._call(running, running.kept.schedule, found)
         return running
 
-    def end(self, running: Running, returned: Iterable[Tensor]) -> Call | None:
+    def end(self, running: RunningBlock, returned: Iterable[Tensor]) -> FollowedCall | None:
         """After the forward: what its backward is to follow; None where nothing is read by any.
 
         Raises ``PolicyMatchError`` where policy and block do not fit, and ``PolicyAuditError`` where the first call of
@@ -115,7 +115,7 @@ class CheckpointRegion:
             del self.kept[running.key]  # observed again: from now on the block does without what it makes once
         return call
 
-    def so_far(self, running: Running) -> Call:
+    def so_far(self, running: RunningBlock) -> FollowedCall:
         """Of a call that has not returned and runs again from within."""
         if running.call is not None:
             return running.call
@@ -124,7 +124,7 @@ class CheckpointRegion:
         found = running.before.surroundings(running.before.volatile())
         return unfinished_call(self._named(running.module), running.observation, found)
 
-    def _plan(self, running: Running, observation: Observation, returned: list[Tensor]) -> None:
+    def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> None:
         if not observation.read_by_backward:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
                 problems.warn(problems.hooked(self._named(running.module)))
@@ -138,11 +138,11 @@ class CheckpointRegion:
         before = running.before
         assert before is not None
         volatile = before.volatile()
-        running.kept = self.kept[running.key] = Kept(schedule, volatile)
+        running.kept = self.kept[running.key] = CachedPlan(schedule, volatile)
         running.call = observed_call(self._call(running, schedule, before.surroundings(volatile)), observation)
         self._audit(running.kept, running.call, before)
 
-    def _schedule(self, trace: BlockTrace, module: nn.Module) -> tuple[Schedule, tuple[Diagnostic, ...]]:
+    def _schedule(self, trace: BlockTrace, module: nn.Module) -> tuple[BlockSchedule, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
         plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), deferred=deferred)
@@ -157,10 +157,10 @@ class CheckpointRegion:
             found = self.traces[key] = trace_of(observation, returned)
         return found.under(self.root)
 
-    def _call(self, running: Running, schedule: Schedule, found: Surroundings) -> Call:
-        return Call(self._named(running.module), schedule, partial(self._drifted, running.key), found)
+    def _call(self, running: RunningBlock, schedule: BlockSchedule, found: Surroundings) -> FollowedCall:
+        return FollowedCall(self._named(running.module), schedule, partial(self._drifted, running.key), found)
 
-    def _audit(self, kept: Kept, call: Call, before: Before) -> None:
+    def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         schedule = kept.schedule
         held = {schedule.rows[at]: _read(entry, schedule.read.get(at)) for at, entry in call.entries.items()}
         kept.audit = _PATH.audit(schedule.plan, HeldTensors(schedule.needs, held, before.alive()))

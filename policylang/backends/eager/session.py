@@ -18,13 +18,13 @@ from torch import nn
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
-from policylang.backends.eager.execution.block_call import Call
-from policylang.backends.eager.execution.replay import Again, Forward
+from policylang.backends.eager.execution.followed_call import FollowedCall
+from policylang.backends.eager.execution.replay import ForwardMode, RecomputeMode
 from policylang.backends.eager.observation.first_call import Observer, watched
 from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
 from policylang.backends.eager.observation.modes import moments, unseen_since
 from policylang.backends.eager.observation.origins import tensors_in
-from policylang.backends.eager.region import CheckpointRegion, Running, Traces
+from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces
 from policylang.backends.eager.standing_aside import written_down
 from policylang.backends.torch_compile.compiled_graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
@@ -84,7 +84,7 @@ class Session:
         """Of a copy of the model, still without its blocks."""
         return Session(self.policy, self.strict, self.names)
 
-    def contexts(self) -> tuple[Around, Around]:
+    def contexts(self) -> tuple[CheckpointContext, CheckpointContext]:
         """What a checkpoint enters around the forward and around the recomputation of one call.
 
         Raises ``PolicyGraphError`` where another compiler than ours asks for them: ours takes checkpoints out of what
@@ -92,8 +92,8 @@ class Session:
         """
         if being_compiled() and not checkpoints_are_tagged() and not written_down():
             raise problems.compiled(problems.AROUND_IT)
-        first = Around(self, None)
-        return first, Around(self, first)
+        first = CheckpointContext(self, None)
+        return first, CheckpointContext(self, first)
 
     def follow(self, policy: Policy) -> None:
         """A compiler carries out a policy in one of the checkpoints. Raises ``PolicyMatchError`` unless it is ours."""
@@ -141,15 +141,15 @@ class Session:
         if wrong:
             raise PolicyMatchError(wrong)
 
-    def around(self) -> Around | None:
+    def around(self) -> CheckpointContext | None:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
         found = innermost()
         return found if found is not None and found.session is self and graph_being_traced() is None else None
 
 
-def innermost() -> Around | None:
+def innermost() -> CheckpointContext | None:
     """The innermost context that is entered in this thread."""
-    found: list[Around] = stack("around")
+    found: list[CheckpointContext] = stack("around")
     return found[-1] if found else None
 
 
@@ -169,7 +169,7 @@ def stack(name: str) -> list[Any]:
 
 
 @frozen(eq=False)
-class Called:
+class BlockCall:
     """A block that is called, and has not returned."""
 
     session: Session
@@ -177,23 +177,23 @@ class Called:
     region: CheckpointRegion
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    checkpoints: list[Around] = field(factory=list)
+    checkpoints: list[CheckpointContext] = field(factory=list)
     """The contexts of those that lie in this call: they have yet to learn what the block returns."""
 
 
-class Around:
+class CheckpointContext:
     """The context of a forward, or (with ``first``, that of its forward) of a recomputation."""
 
-    def __init__(self, session: Session, first: Around | None) -> None:
+    def __init__(self, session: Session, first: CheckpointContext | None) -> None:
         self.session = session
         self.first = first
         self.began = next(moments)
         self.region: CheckpointRegion | None = None
-        self.call: Call | None = None
+        self.call: FollowedCall | None = None
         """Once the block has returned, what its recomputation is to follow; None where nothing asks for one."""
-        self.running: Running | None = None
+        self.running: RunningBlock | None = None
         """Until the block has returned."""
-        self.mode: Observer | Forward | Again | None = None
+        self.mode: Observer | ForwardMode | RecomputeMode | None = None
         self.lies_within = False
         """Whether the checkpoint lies in the block's own call, around its forward."""
         self.block: nn.Module | None = None
@@ -206,7 +206,7 @@ class Around:
         self._gave_way = False
         self._aside = False
 
-    def __enter__(self) -> Around:
+    def __enter__(self) -> CheckpointContext:
         if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
             raise problems.compiled(problems.AROUND_IT)
         stack("around").append(self)
@@ -250,13 +250,13 @@ class Around:
             if self.first.lies_within:
                 self._begin_again(self.first)
             return
-        called: list[Called] = stack("called")
+        called: list[BlockCall] = stack("called")
         if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
             self.lies_within = True
             self.begin(called[-1])
             called[-1].checkpoints.append(self)
 
-    def begin(self, block: Called) -> None:
+    def begin(self, block: BlockCall) -> None:
         """A block is about to run: follow its plan from here on. One inside another is part of it."""
         if self.mode is not None or self._plainly:
             self._depth += block.module is self.block
@@ -272,19 +272,19 @@ class Around:
         else:
             self._begin_again(self.first)
 
-    def _begin_first(self, block: Called) -> None:
+    def _begin_first(self, block: BlockCall) -> None:
         self.region = block.region
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         clear_cast_weights()
         self._contexts.enter_context(gathers_aside(block.module))
         if self.running.call is not None:
-            self.mode = Forward(self.running.call)
+            self.mode = ForwardMode(self.running.call)
             self._contexts.enter_context(self.mode)
         else:
             assert self.running.observation is not None
             self.mode = self._contexts.enter_context(watched(self.running.observation))
 
-    def _begin_again(self, first: Around) -> None:
+    def _begin_again(self, first: CheckpointContext) -> None:
         """The block runs a second time; or while it is still running, where it differentiates a part of itself."""
         self.block = first.block
         call, mode = first.call, first.mode
@@ -303,7 +303,7 @@ class Around:
         if first.block is not None:
             self._contexts.enter_context(gathers_aside(first.block))
         self._contexts.enter_context(call.surroundings.again())
-        self.mode = self._contexts.enter_context(Again(call, within=within))
+        self.mode = self._contexts.enter_context(RecomputeMode(call, within=within))
 
     def _refuse_other_compilers(self, module: nn.Module) -> None:
         if not carries_policies(module):
@@ -332,5 +332,5 @@ class Around:
     def _leave(self, finished: bool) -> None:
         mode, self.mode = self.mode, None
         self._contexts.close()
-        if isinstance(mode, Forward) and finished:
+        if isinstance(mode, ForwardMode) and finished:
             mode.end()

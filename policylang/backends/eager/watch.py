@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from policylang.backends.eager.session import Called, Session, stack
+from policylang.backends.eager.session import BlockCall, Session, stack
 
 
 @frozen(eq=False)
@@ -35,7 +35,7 @@ class Watch:
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
             return
-        called = Called(self.session, module, self.session.add(module, self.root, self.number), args, kwargs)
+        called = BlockCall(self.session, module, self.session.add(module, self.root, self.number), args, kwargs)
         around = self.session.around()
         if around is not None:
             around.begin(called)
@@ -49,7 +49,7 @@ class Watch:
         if around is not None:
             around.end(module, output)
             return
-        called: list[Called] = stack("called")
+        called: list[BlockCall] = stack("called")
         if called and called[-1].module is module and called[-1].session is self.session:
             for each in called[-1].checkpoints:
                 each.returned(output)
@@ -58,6 +58,6 @@ class Watch:
         """Also where the block raised."""
         if torch.compiler.is_compiling():
             return
-        called: list[Called] = stack("called")
+        called: list[BlockCall] = stack("called")
         if called and called[-1].module is module and called[-1].session is self.session:
             called.pop()

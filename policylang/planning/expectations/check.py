@@ -9,7 +9,7 @@ from policylang.language.syntax import Expectation, ExpectCount, ExpectTotal, Sc
 from policylang.planning.block_graph import is_about_whole
 from policylang.planning.expectations.fates import Fates, check_fate
 from policylang.planning.expectations.totals import Finding, check_total, numbers
-from policylang.planning.liveness import Outcome
+from policylang.planning.liveness import CostedNeeds
 from policylang.planning.plan import Decision, ExpectationOutcome
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
 from policylang.planning.selection.empty_matches import part_counts
@@ -24,7 +24,7 @@ def check_expectations(
     expectations: Sequence[Expectation],
     selections: Selections,
     decisions: Sequence[Decision | None],
-    outcome: Outcome,
+    outcome: CostedNeeds,
     fates: Fates | None = None,
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
     """What each expectation came to, and an error for each that failed, both in order.
@@ -49,7 +49,7 @@ def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnosti
     return expectation_failed(expectation, text, finding.found, finding.details)
 
 
-def _check(expectation: Expectation, selections: Selections, fates: Fates, outcome: Outcome) -> Finding:
+def _check(expectation: Expectation, selections: Selections, fates: Fates, outcome: CostedNeeds) -> Finding:
     if selections.blocks.alone is not None and is_about_whole(expectation):
         return Finding("deferred", "it is about a whole graph, of which this is one block")
     if isinstance(expectation, ExpectTotal):

@@ -11,7 +11,7 @@ from attrs import frozen
 from policylang.graph.blocks import Blocks
 from policylang.language.figures import beside
 from policylang.language.syntax import Comparison, ExpectTotal
-from policylang.planning.liveness import Outcome
+from policylang.planning.liveness import CostedNeeds
 
 Status = Literal["held", "failed", "deferred"]
 
@@ -34,7 +34,7 @@ class Finding:
     details: tuple[str, ...] = ()
 
 
-def check_total(expectation: ExpectTotal, outcome: Outcome, blocks: Blocks, peak: Callable[[], int]) -> Finding:
+def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: Blocks, peak: Callable[[], int]) -> Finding:
     """Compare a total with its limit. ``peak`` is asked only for ``expect peak``, since it costs a simulation.
 
     While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
@@ -75,7 +75,7 @@ def _dimension(expectation: ExpectTotal) -> Literal["bytes", "flops", "fraction"
     return "fraction" if expectation.limit.dimension == "fraction" else "flops"
 
 
-def _total(expectation: ExpectTotal, outcome: Outcome) -> float:
+def _total(expectation: ExpectTotal, outcome: CostedNeeds) -> float:
     if expectation.figure == "saved":
         return outcome.saved_bytes
     if expectation.figure == "recomputed":
@@ -85,7 +85,7 @@ def _total(expectation: ExpectTotal, outcome: Outcome) -> float:
     return _share(outcome.recomputed_flops, outcome.forward_flops)
 
 
-def _by_block(expectation: ExpectTotal, outcome: Outcome) -> list[float]:
+def _by_block(expectation: ExpectTotal, outcome: CostedNeeds) -> list[float]:
     if expectation.figure == "saved":
         return list(outcome.saved_bytes_by_block)
     if expectation.figure == "recomputed":

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
-from policylang.planning.liveness import Needs, Outcome, backward_needs, own_bytes, with_cost
+from policylang.planning.liveness import CostedNeeds, Needs, backward_needs, own_bytes, with_cost
 from policylang.planning.plan import Decision, Plan, Why
 from policylang.planning.storage import storage_roots
 from policylang.simulation.memory import Timeline, simulate
@@ -122,12 +122,12 @@ def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
     return [_KEPT if decision is not None and decision.action is None else decision for decision in decisions]
 
 
-def _outcome(plan: Plan, decisions: Sequence[Decision | None]) -> Outcome:
+def _outcome(plan: Plan, decisions: Sequence[Decision | None]) -> CostedNeeds:
     needs = backward_needs(plan.facts, decisions)
     return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
 
 
-def _scenario(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> Scenario:
+def _scenario(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> Scenario:
     timeline = simulate(plan.facts, outcome.recomputed, outcome.offloaded)
     open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
     # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
@@ -161,7 +161,7 @@ def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
 # --- blocks --------------------------------------------------------------------------------------------------------
 
 
-def _groups(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
+def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
     entries: list[list[Entry]] = [[] for _ in range(len(plan.block_names) + 1)]
     roots = storage_roots(plan.facts)
     sizes = _sizes(plan.facts, outcome, roots)
@@ -182,7 +182,7 @@ def _groups(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> tuple
     return tuple(groups)
 
 
-def _sizes(facts: Facts, outcome: Outcome, roots: Sequence[int]) -> dict[int, int]:
+def _sizes(facts: Facts, outcome: CostedNeeds, roots: Sequence[int]) -> dict[int, int]:
     sizes = {row: own_bytes(facts, row) for row in outcome.recomputed}
     sizes.update((row, facts.bytes[row]) for row in outcome.offloaded)
     taken: set[int] = set()

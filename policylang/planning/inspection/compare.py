@@ -48,7 +48,7 @@ class Change:
 
 
 @frozen
-class Comparison:
+class PlanComparison:
     old: Figures
     new: Figures
     decisions: int
@@ -73,7 +73,7 @@ class _Decided:
     block: str
 
 
-def compare(old: Plan, new: Plan) -> Comparison:
+def compare(old: Plan, new: Plan) -> PlanComparison:
     """Nodes are the same where their names are: a plan that rewrites collectives has other nodes than one that does
     not. What decides takes no part: a rule that moved and decides as before is no change."""
     before, after = _decided(old), _decided(new)
@@ -91,7 +91,7 @@ def compare(old: Plan, new: Plan) -> Comparison:
         counts = blocks.setdefault(key, {})
         counts[block] = counts.get(block, 0) + 1
     changes = tuple(Change(*key, tuple(found), tuple(blocks[key].items())) for key, found in groups.items())
-    return Comparison(figures(old), figures(new), len(names), changes)
+    return PlanComparison(figures(old), figures(new), len(names), changes)
 
 
 def figures(plan: Plan) -> Figures:

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import as_counted
-from policylang.planning.liveness import Outcome, backward_needs, with_cost
+from policylang.planning.liveness import CostedNeeds, backward_needs, with_cost
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.simulation.peak import estimate_peak
@@ -108,7 +108,7 @@ def _sign(amount: int) -> int:
     return (amount > 0) - (amount < 0)
 
 
-def _come_to(plan: Plan) -> tuple[Outcome, int]:
+def _come_to(plan: Plan) -> tuple[CostedNeeds, int]:
     needs = backward_needs(plan.facts, as_counted(plan.decisions))
     outcome = with_cost(needs, plan.facts, (), 0)
     return outcome, estimate_peak(plan.facts, outcome.recomputed, outcome.offloaded).bytes

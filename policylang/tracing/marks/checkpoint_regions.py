@@ -17,25 +17,25 @@ from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph import marks
-from policylang.language.syntax import Policy
 from policylang.torch_compat.tracing import checkpoint_replaced
 
 _TAGS = ("recompute", "ac_graph_id")
 
 
-def checkpoint_regions(policies: list[Policy] | None = None) -> AbstractContextManager[None]:
+def checkpoint_regions(sessions: list[Any] | None = None) -> AbstractContextManager[None]:
     """Under it, checkpoint regions are tagged and not carried out. Regions are numbered from 0.
 
-    With a list of ``policies``, those that follow one are not tagged either: it goes into the list, once.
+    With a list of ``sessions``, those that say themselves what they keep, by their session, are not tagged either:
+    it goes into the list, once.
     """
-    regions = _Regions(policies)
+    regions = _Regions(sessions)
     return checkpoint_replaced(regions.non_reentrant, regions.reentrant)
 
 
 class _Regions:
-    def __init__(self, policies: list[Policy] | None) -> None:
+    def __init__(self, sessions: list[Any] | None) -> None:
         self.count = 0
-        self.policies = policies
+        self.sessions = sessions
 
     def non_reentrant(
         self,
@@ -46,9 +46,9 @@ class _Regions:
         **_kwargs: Any,
     ) -> Iterator[None]:
         session = getattr(context_fn, marks.SESSION, None)
-        if session is not None and self.policies is not None:
-            if session.policy not in self.policies:
-                self.policies.append(session.policy)
+        if session is not None and self.sessions is not None:
+            if session not in self.sessions:
+                self.sessions.append(session)
             yield
             return
         forward_context, _recompute_context = context_fn()

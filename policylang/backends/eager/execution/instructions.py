@@ -35,7 +35,7 @@ _RANDOM = int(Flag.RANDOM)
 
 
 @frozen(eq=False)
-class Steps:
+class BlockSteps:
     """By operator; ``operators`` and ``kinds`` have one entry more, the end."""
 
     operators: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Steps:
 
 
 @frozen(eq=False, kw_only=True)
-class Schedule(Steps):
+class BlockSchedule(BlockSteps):
     """What a plan comes to."""
 
     plan: Plan
@@ -75,17 +75,17 @@ class Schedule(Steps):
     rows: tuple[int, ...]
 
 
-def steps_so_far(observation: Observation) -> Steps:
+def steps_so_far(observation: Observation) -> BlockSteps:
     """Of a call that has no plan yet: whatever it has made is held, and what it has written is written."""
     kinds = [
         PASS if writes(operator) else KEEP if at in observation.entries else RUN
         for at, operator in enumerate(observation.operators)
     ]
     reach = len(observation.operators)
-    return Steps((*observation.operators, None), (*kinds, RUN), reach)
+    return BlockSteps((*observation.operators, None), (*kinds, RUN), reach)
 
 
-def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
+def schedule_of(trace: BlockTrace, plan: Plan) -> BlockSchedule:
     """What the plan comes to, operator by operator."""
     facts = plan.facts
     needs = replayed_needs(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
@@ -104,7 +104,7 @@ def schedule_of(trace: BlockTrace, plan: Plan) -> Schedule:
     from_outside = {
         at: found for at, found in trace.from_outside.items() if at < trace.reach and kinds[at] in (RUN, DRAW)
     }
-    return Schedule(
+    return BlockSchedule(
         operators=(*trace.operators, None),
         kinds=(*(_second(kind, operator) for kind, (operator, _) in zip(kinds, steps, strict=True)), RUN),
         reach=trace.reach,

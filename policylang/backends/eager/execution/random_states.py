@@ -17,14 +17,14 @@ from policylang.torch_compat.eager import default_generator
 
 
 @frozen(eq=False)
-class Drawn:
+class GeneratorState:
     """A generator and the state it was in."""
 
     generator: torch.Generator
     state: torch.Tensor
 
     @classmethod
-    def now(cls, generator: torch.Generator) -> Drawn:
+    def now(cls, generator: torch.Generator) -> GeneratorState:
         return cls(generator, generator.get_state())
 
     @contextmanager

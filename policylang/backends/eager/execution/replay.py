@@ -2,7 +2,8 @@
 
 Torch's own selective checkpoint asks a function about each operator. Here the answers are known before the block runs,
 because the plan has seen it whole; what is left is to follow them, and to notice at once where the block does something
-else. Of each call of the block there is one :class:`Call`: forward and recomputation count apart, so they cannot drift.
+else. Of each call of the block there is one :class:`FollowedCall`: forward and recomputation count apart, and cannot
+drift.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.execution.block_call import FREED, Call, without_unread
+from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
-from policylang.backends.eager.execution.random_states import Drawn, generator_of
+from policylang.backends.eager.execution.random_states import GeneratorState, generator_of
 from policylang.backends.eager.observation.modes import Mode
 from policylang.backends.eager.observation.origins import memory_of, tensors_in
 from policylang.backends.eager.observation.stream import VIEW, draws, is_no_step, is_same_view, written_by
@@ -34,10 +35,10 @@ from policylang.torch_compat.reading import schema_of
 from policylang.torch_compat.subclasses import take_apart
 
 
-class Forward(Mode):
+class ForwardMode(Mode):
     """A run that follows the plan: holds what it saves."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: FollowedCall) -> None:
         super().__init__()
         self._call = call
         self._operators = call.schedule.operators
@@ -83,7 +84,7 @@ class Forward(Mode):
     def _draw(self, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         generator = generator_of(args, kwargs)
         if generator is not None:
-            self._call.states[at] = Drawn.now(generator)
+            self._call.states[at] = GeneratorState.now(generator)
         return func(*args, **kwargs)
 
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -114,13 +115,13 @@ class Forward(Mode):
         return at
 
 
-class Again(Mode):
+class RecomputeMode(Mode):
     """The recomputation: gives what is held, runs the rest.
 
     ``within`` says that the block itself is still running: it differentiates a part of itself.
     """
 
-    def __init__(self, call: Call, within: bool = False) -> None:
+    def __init__(self, call: FollowedCall, within: bool = False) -> None:
         super().__init__()
         self._call = call
         self._at = 0

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from torch import fx
 
 from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
-from policylang.backends.eager.observation.origins import OUTSIDE, External, Origin
+from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin
 from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
@@ -124,7 +124,7 @@ def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> H
     )
 
 
-def _origins_of(returned: Sequence[torch.Tensor], observation: Observation) -> list[Origin | None]:
+def _origins_of(returned: Sequence[torch.Tensor], observation: Observation) -> list[TensorOrigin | None]:
     return [observation.origins.known(part) for part in take_apart(returned)[0]]
 
 
@@ -149,13 +149,13 @@ class _Graph:
     graph: fx.Graph = field(factory=fx.Graph)
     nodes: list[list[fx.Node]] = field(factory=list)
     """By operation, what was written for it, its results included."""
-    results: dict[Origin, fx.Node] = field(factory=dict)
+    results: dict[TensorOrigin, fx.Node] = field(factory=dict)
     mode: Any = field(factory=fake_tensor_mode)
     fakes: dict[TensorFacts, Any] = field(factory=dict)
 
-    def write(self, outputs: Sequence[Origin]) -> None:
+    def write(self, outputs: Sequence[TensorOrigin]) -> None:
         for number, external in enumerate(self.observation.origins.externals):
-            self.results[Origin(OUTSIDE, number)] = self._input(external, number)
+            self.results[TensorOrigin(OUTSIDE, number)] = self._input(external, number)
         for number, operation in enumerate(self.observation.operations):
             self.nodes.append(self._operation(number, operation))
         readers = [self._reader(origin) for origin in reversed(self.observation.read_by_backward)]
@@ -176,12 +176,12 @@ class _Graph:
         node.meta["val"] = self._value(operation.results)
         written = [node]
         if isinstance(operation.results, TensorFacts):
-            self.results[Origin(number, 0)] = node
+            self.results[TensorOrigin(number, 0)] = node
         elif operation.results is not None:
             count = 0
             for result, at in self._results(node, operation, written):
                 if at is not None:
-                    self.results[Origin(number, count)] = result
+                    self.results[TensorOrigin(number, count)] = result
                     count += 1
         return written
 
@@ -211,7 +211,7 @@ class _Graph:
         node.meta["nn_module_stack"] = {operation.path: (operation.path, operation.kind)}
         return node
 
-    def _reader(self, origin: Origin) -> fx.Node:
+    def _reader(self, origin: TensorOrigin) -> fx.Node:
         read = self.results[origin]
         node = self.graph.call_function(_READER, (read,))
         node.meta["custom"] = {PHASE: BACKWARD}
@@ -220,7 +220,7 @@ class _Graph:
         return node
 
     def _filled(self, value: Any) -> Any:
-        if isinstance(value, Origin):
+        if isinstance(value, TensorOrigin):
             return self.results[value]
         if isinstance(value, tuple | list):
             return type(value)([self._filled(part) for part in value])

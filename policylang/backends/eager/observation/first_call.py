@@ -19,10 +19,17 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from policylang.backends.eager.execution.random_states import Drawn, generator_of
+from policylang.backends.eager.execution.random_states import GeneratorState, generator_of
 from policylang.backends.eager.observation.fsdp_hooks import gathers
 from policylang.backends.eager.observation.modes import Mode
-from policylang.backends.eager.observation.origins import Memory, Origin, Origins, described, memory_of, tensors_in
+from policylang.backends.eager.observation.origins import (
+    Memory,
+    Origins,
+    TensorOrigin,
+    described,
+    memory_of,
+    tensors_in,
+)
 from policylang.backends.eager.observation.stream import VIEW, draws, is_ignored, is_same_view, writes, written_by
 from policylang.torch_compat.eager import (
     DispatchMode,
@@ -52,7 +59,7 @@ class TensorFacts:
 
 @frozen(eq=False)
 class Operation:
-    """One call of an operator on plain tensors. Tensors among its arguments are an :class:`Origin`."""
+    """One call of an operator on plain tensors. Tensors among its arguments are an :class:`TensorOrigin`."""
 
     operator: Any
     args: tuple[Any, ...]
@@ -75,7 +82,7 @@ class Observation:
     spans: list[tuple[int, int]] = field(factory=list)
     """By operator, its operations: the first, and the first of the next."""
     operations: list[Operation] = field(factory=list)
-    read_by_backward: dict[Origin, None] = field(factory=dict)
+    read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
     """What autograd has saved, in order."""
     reach: int = 0
     """How many operators had run when the last value was saved: a checkpoint runs so many again."""
@@ -90,7 +97,7 @@ class Observation:
     versions: dict[int, list[Memory]] = field(factory=dict)
     writes: dict[int, list[Tensor]] = field(factory=dict)
     """By operator: what it says that it writes to."""
-    states: dict[int, Drawn] = field(factory=dict)
+    states: dict[int, GeneratorState] = field(factory=dict)
     hooks: Any = None
     """What autograd is to give to what it saves, as long as the block puts nothing else in its place."""
     hooked: bool = False
@@ -108,7 +115,7 @@ class Observation:
         read = self._origins(tuple(args)), self._origins(kwargs)
         out = run()
         for number, tensor in enumerate(tensors_in(out)):
-            self.origins.put(tensor, Origin(call, number))
+            self.origins.put(tensor, TensorOrigin(call, number))
         self.operations.append(Operation(func, *read, _described(out), *self.path[-1]))
         return out
 
@@ -156,7 +163,7 @@ class Observation:
     def _remember_state(self, at: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         generator = generator_of(args, kwargs)
         if generator is not None:
-            self.states[at] = Drawn.now(generator)
+            self.states[at] = GeneratorState.now(generator)
 
     def _origins(self, value: Any) -> Any:
         if isinstance(value, Tensor):

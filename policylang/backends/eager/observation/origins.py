@@ -17,7 +17,7 @@ OUTSIDE = -1
 
 
 @frozen
-class Origin:
+class TensorOrigin:
     """The number of a call and of its result; :data:`OUTSIDE` and the number of a tensor from outside."""
 
     call: int
@@ -48,26 +48,26 @@ class Origins:
     """By ``id``, what is known of tensors from outside; they live as long as the call."""
     externals: list[External] = field(factory=list)
     _by_tensor: Any = field(factory=WeakTensorKeyDictionary)
-    _by_place: dict[Geometry, Origin] = field(factory=dict)
+    _by_place: dict[Geometry, TensorOrigin] = field(factory=dict)
 
-    def of(self, tensor: Tensor) -> Origin:
+    def of(self, tensor: Tensor) -> TensorOrigin:
         """A tensor that nobody has seen is from outside."""
         found = self.known(tensor)
         if found is None:
             kind, name = self.given.get(id(tensor), (InputKind.OTHER, ""))
-            found = Origin(OUTSIDE, len(self.externals))
+            found = TensorOrigin(OUTSIDE, len(self.externals))
             self.externals.append(External(tensor, kind, name))
             self.put(tensor, found)
         return found
 
-    def known(self, tensor: Tensor) -> Origin | None:
-        found: Origin | None = self._by_tensor.get(tensor)
+    def known(self, tensor: Tensor) -> TensorOrigin | None:
+        found: TensorOrigin | None = self._by_tensor.get(tensor)
         if found is None and id(tensor) not in self.given:
             place = _place(tensor)
             found = None if place is None else self._by_place.get(place)
         return found
 
-    def put(self, tensor: Tensor, origin: Origin) -> None:
+    def put(self, tensor: Tensor, origin: TensorOrigin) -> None:
         self._by_tensor[tensor] = origin
         place = _place(tensor)
         if place is not None:

@@ -10,8 +10,8 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Steps, steps_so_far
-from policylang.backends.eager.execution.random_states import Drawn
+from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, BlockSteps, steps_so_far
+from policylang.backends.eager.execution.random_states import GeneratorState
 from policylang.backends.eager.execution.surroundings import Surroundings
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import Memory, memory_of, tensors_in
@@ -37,18 +37,18 @@ class Noted:
 
 
 @define(eq=False)
-class Call:
+class FollowedCall:
     """One call of a block: what its forward holds for its backward."""
 
     name: str
-    schedule: Steps
+    schedule: BlockSteps
     on_drift: Callable[[Diagnostic], None]
     """Called where the forward leaves the plan. May raise."""
     surroundings: Surroundings
     entries: dict[int, Any] = field(factory=dict)
     """By position: what an operator gave, as tensors without a history."""
     versions: dict[int, list[Memory]] = field(factory=dict)
-    states: dict[int, Drawn] = field(factory=dict)
+    states: dict[int, GeneratorState] = field(factory=dict)
     passed: dict[int, list[Tensor]] = field(factory=dict)
     """By position, of an operator that is not to run again: what it wrote to, from outside the block."""
     let_go: set[int] = field(factory=set)
@@ -86,7 +86,7 @@ class Call:
                 self.let_go.add(at)
 
 
-def observed_call(call: Call, observation: Observation) -> Call:
+def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
     """Of a call that was observed and has a plan now: what the plan does not save is let go."""
     schedule = call.schedule
     kept = [at for at, kind in enumerate(schedule.kinds) if kind == KEEP and at in observation.entries]
@@ -100,9 +100,11 @@ def observed_call(call: Call, observation: Observation) -> Call:
     return call
 
 
-def unfinished_call(name: str, observation: Observation, surroundings: Surroundings) -> Call:
+def unfinished_call(name: str, observation: Observation, surroundings: Surroundings) -> FollowedCall:
     """Of a call that is being observed and runs again from within: all that it has made so far is held."""
-    return Call(name, steps_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions)
+    return FollowedCall(
+        name, steps_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions
+    )
 
 
 def _versions(entry: Any, whole: Any, found: Sequence[Memory]) -> list[Memory]:
