@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from policylang.audit.joint.flat import audit_flat
+from policylang.backends.flat.path.path import FlatPath
 from torch import fx
 
 import policylang
-from policylang.audit.flat import audit_flat
-from policylang.backends.flat.path import apply_flat
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
@@ -52,7 +52,7 @@ def spoiled(text: str, spoil: Spoil) -> list[Diagnostic]:
 
 def applied(text: str) -> tuple[Plan, fx.Graph]:
     gm = chain()
-    return apply_flat(gm, policylang.parse(text)).plan, gm.graph
+    return FlatPath().apply(gm, policylang.parse(text)).plan, gm.graph
 
 
 def at(graph: fx.Graph, name: str) -> fx.Node:
@@ -261,7 +261,7 @@ def test_a_copy_that_starts_before_its_memory_is_written_is_named() -> None:
     loss = hand.f(aten.exp.default, written)
     back = hand.b(aten.mul.Tensor, loss, written)
     gm = hand.done(loss, back)
-    plan = apply_flat(gm, policylang.parse("undecided -> save; optional offload everything")).plan
+    plan = FlatPath().apply(gm, policylang.parse("undecided -> save; optional offload everything")).plan
     assert audit_flat(plan, gm.graph).agrees
     (start,) = gm.graph.find_nodes(op="call_function", target=copy_operators.OFFLOAD)
     at(gm.graph, "add__tensor").prepend(start)

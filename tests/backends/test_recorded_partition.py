@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from torch import fx
 
@@ -15,6 +17,7 @@ from tests.support.shared_graphs import JOINT, shared_graph
 STATIC = list(range(292))
 
 
+@cache
 def partition(undecided: str, *, tagged: bool) -> Partition:
     gm = shared_graph(JOINT)
     for node in gm.graph.nodes if not tagged else ():

@@ -128,7 +128,7 @@ def late(rank: int) -> dict[str, Any]:
     mesh = whole(2)
     policy = policylang.parse(SAVE)
     if rank == 1:
-        time.sleep(3)
+        time.sleep(1.5)
     found = {"late": said(lambda: traced(mesh, dims=(1,)).apply(policy))}
     os.environ[PATIENCE] = "2"
     if rank == 0:

@@ -189,10 +189,10 @@ FOUR = [
 ]
 
 ALONE_ROWS = [
-    Fault("is killed", case.is_killed, (MISSING,), ("rank 1",), gone=True, patience=4.0),
-    Fault("is stopped for a while", case.is_stopped(8), (MISSING,), ("rank 1",), own=(MISSING, STOPPED), patience=4.0),
+    Fault("is killed", case.is_killed, (MISSING,), ("rank 1",), gone=True, patience=3.0),
+    Fault("is stopped for a while", case.is_stopped(6), (MISSING,), ("rank 1",), own=(MISSING, STOPPED), patience=3.0),
     Fault("never comes", case.never_comes, (MISSING,), ("rank 1",), own=("",), gives_up=5.0, patience=None),
-    Fault("is late", case.is_late(12), (), logged=("rank 1",), patience=None),
+    Fault("is late", case.is_late(5, noticed=2), (), logged=("rank 1",), patience=None),
     Fault("holds the interpreter's lock", case.holds_the_lock(6), (), patience=None),
     Fault("reads its policy early", case.policies(SAVE, SAVE), (), before=case.reads_its_policy, patience=None),
 ]

@@ -20,6 +20,7 @@ from policylang.graph.facts import Facts, Flag, GraphKind, Group
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks import board as boards
+from policylang.ranks import gathering
 from policylang.ranks.board import Board
 from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
 from policylang.ranks.gathering import PATIENCE
@@ -30,6 +31,8 @@ SETS = {
     2: ([(0, 1)],),
     4: ([(0, 1, 2, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1), (2, 3), (0, 2), (1, 3)]),
 }
+QUICK = 0.25
+"""Of the seconds between looks, and of a rank's delays: how often each of them looks meanwhile stays as it is."""
 WELL, DIFFERS, STOPS, FAILS = "well", "differs", "stops", "fails"
 UNCOMPARED, FEWER, ELSEWHERE = "uncompared", "fewer groups", "elsewhere"
 
@@ -101,7 +104,7 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
         own.board = Board(rank, store, None)
         pauses = random.Random(f"{seed} {rank}")
         for episode in episodes:
-            time.sleep(pauses.choice((0.0, 0.0, 0.01, 0.3)))
+            time.sleep(QUICK * pauses.choice((0.0, 0.0, 0.01, 0.3)))
             try:
                 through(rank, episode)
             except PolicyDivergenceError as error:
@@ -111,7 +114,10 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
             else:
                 found[rank].append("")
 
-    with mock.patch.object(boards, "board", side_effect=lambda: own.board):
+    with (
+        mock.patch.object(boards, "board", side_effect=lambda: own.board),
+        mock.patch.object(gathering, "_LOOK", QUICK * gathering._LOOK),
+    ):
         threads = [threading.Thread(target=rank_in_a_thread, args=(rank,), daemon=True) for rank in range(world)]
         for thread in threads:
             thread.start()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._inductor.config
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import policylang
 from policylang import TracedStep, trace_step
+from policylang.ranks import gathering
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.rank_faults import Case, Place, gradients
@@ -679,12 +681,15 @@ def no_thread_runs(at: Place, fault: bool) -> None:
     assert not running, f"threads of policylang's run: {running}"
 
 
-def is_late(seconds: float) -> Case:
+def is_late(seconds: float, noticed: float) -> Case:
+    """``noticed``: seconds after which the others say whom they wait for."""
+
     def case(at: Place, fault: bool) -> None:
         model = nets(at)
         if fault:
             time.sleep(seconds)
-        at.trains(compiled(model, SAVE), model, batch())
+        with mock.patch.object(gathering, "NOTICE", noticed):
+            at.trains(compiled(model, SAVE), model, batch())
 
     return case
 

@@ -34,6 +34,8 @@ import torch
 import torch.distributed as dist
 from attrs import define, frozen
 
+from tests.support.heap import settle_new_process
+
 HOST = "127.0.0.1"
 GRACE = 10.0
 """Seconds that the others get to report after the first rank has failed: theirs are mostly consequences."""
@@ -46,7 +48,7 @@ _PRELOADED = [
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
     "policylang.backends.torch_compile.backend",
-    "policylang.audit.summary.assemble",
+    "policylang.audit.joint.summary.assemble",
     "policylang.tracing",
 ]
 _SILENT = "ended without a word"
@@ -217,6 +219,7 @@ def _watch(ranks: list[_Rank], deadline: float, gone: frozenset[int]) -> None:
 
 def _run(task: _Task, connection: Connection) -> None:
     """One rank, from its first line to its last."""
+    settle_new_process()
     os.environ.clear()
     os.environ.update(task.environment)
     sys.path[:] = task.path

@@ -6,10 +6,12 @@ TorchTitan is imported, and no longer.
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -21,6 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.support.flat_graphs import copy_graph
 
 LENGTH, VOCABULARY = 16, 2048
 _TRAINER = "torchtitan.experiments.graph_trainer"
@@ -95,7 +99,17 @@ def tokens_and_labels() -> tuple[Tensor, Tensor]:
 
 
 def llama(layers: int) -> Traced:
-    """One step of that model, traced with the graph trainer's own functions."""
+    """One step of that model, traced with the graph trainer's own functions: once, and each caller gets a copy."""
+    traced = _llama(layers)
+    result = copy.copy(traced.result)
+    result.gm = copy_graph(traced.gm)
+    for node in result.gm.graph.nodes:
+        node.meta = {key: dict(value) if isinstance(value, dict) else value for key, value in node.meta.items()}
+    return traced._replace(result=result)
+
+
+@cache
+def _llama(layers: int) -> Traced:
     return step_of(model_of(layers))
 
 
