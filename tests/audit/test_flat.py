@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from policylang.audit.joint.flat import audit_flat
-from policylang.backends.flat.path.path import FlatPath
 from torch import fx
 
 import policylang
+from policylang.audit.flat import audit_flat
+from policylang.backends.flat.path import FlatPath
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 
 _PACKAGE = "policylang"
-_ROOTS = ("backends", "integrations", "api/traced_step.py")
+_ROOTS = ("api", "backends", "integrations")
 """Every module in these begins a compile or is called by one."""
 _SUFFIX = ".py"
 _IMPORT = re.compile(rf"^[ \t]*(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M)
