@@ -117,25 +117,30 @@ class _Reader:
         return found
 
     def _identify(self, node: fx.Node) -> None:
-        index, phases = self.facts.index, self.facts.phases
-        in_half = node.graph is self.half
-        origin = marks.custom(node.meta).get(marks.RECOMPUTED) if self.half is None else None
+        phases, in_half, origin = self.facts.phases, node.graph is self.half, self._origin(node)
         if node in self.copies or is_random_state(node):
             row = -1
         elif piece_of_draw(node) == 1:
-            row = self.rows[self.position[node.args[0]]]
+            row = self._row(node.args[0])
         else:
-            row = self.replays.get(node, index.get(node.name if origin is None else origin, -1))
+            row = self._row(node)
             if row < 0 and node.op == "call_function" and (self.half is None or describe(node.target).flags & _EFFECTS):
                 self.found.unknown.append(node.name)
         self.found.random_states += function(node) == KEEPS_STATE
         if function(node) in REPLAYS and is_random_state(node.args[0]):
-            self.replays[node] = self.rows[self.position[node.args[0].args[0]]]
+            self.replays[node] = self._row(node.args[0].args[0])
         is_backward = row >= 0 and self.half is None and phases[row] == Phase.BACKWARD
         again = origin is not None or (in_half and row >= 0 and phases[row] == Phase.FORWARD)
         self.rows.append(row)
         self.second.append(again and node.op == "call_function")
         self.late.append(in_half or origin is not None or is_backward or self._comes_back(node))
+
+    def _origin(self, node: fx.Node) -> str | None:
+        """The node that a second run of a flat graph repeats."""
+        return marks.custom(node.meta).get(marks.RECOMPUTED) if self.half is None else None
+
+    def _row(self, node: fx.Node) -> int:
+        return self.replays.get(node, self.facts.index.get(self._origin(node) or node.name, -1))
 
     def _follow_edges(self, at: int, node: fx.Node) -> None:
         found, rows, roots = self.found, self.rows, storage_roots(self.facts)
