@@ -72,7 +72,6 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
     (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. What is offloaded still
     crosses as a value of the device here; :func:`audit_copies` looks at its copies.
     """
-
     to_host = frozenset(needs.offloaded)
     saved = [row for row in found.saved if row not in to_host]
     is_auto = [plan.undecided == "auto" and by is not None and by.why is Why.UNDECIDED for by in plan.decisions]
@@ -104,7 +103,8 @@ def audit_copies(
     """
     outputs, inputs = _returned(forward), backward.find_nodes(op="placeholder")
     places = {row: split.places[row] for row in needs.offloaded if row in split.places}
-    handed = {inputs[taken]: outputs[number] for number, taken in places.values()}
+    sent = {inputs[taken]: outputs[number] for number, taken in places.values()}
+    handed = {place: value for place, value in sent.items() if isinstance(value, fx.Node)}
     if not places and not any(map(is_copy, chain(forward.nodes, backward.nodes))):
         return ()
     found = read(plan.facts, forward, backward, handed=handed)

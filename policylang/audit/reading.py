@@ -94,6 +94,10 @@ class _Reader:
     """What hands a copy that came back out, to the copy on the host as its half has it."""
     in_region: set[int] = field(factory=set)
     latest: int = 0
+    drawn: set[int] = field(factory=set)
+    """Random operators of the forward."""
+    unclaimed: bool = False
+    """Whether the forward half has a wrapped random operator that no wrapper of the backward goes back to."""
 
     def read(self) -> Found:
         found, phases, flags = self.found, self.facts.phases, self.facts.flags
@@ -129,6 +133,7 @@ class _Reader:
         self.found.random_states += function(node) == KEEPS_STATE
         if function(node) in REPLAYS and is_random_state(node.args[0]):
             self.replays[node] = self._row(node.args[0].args[0])
+        self.unclaimed |= function(node) in (KEEPS_STATE, *REPLAYS) and not in_half and node not in self.replays
         is_backward = row >= 0 and self.half is None and phases[row] == Phase.BACKWARD
         again = origin is not None or (in_half and row >= 0 and phases[row] == Phase.FORWARD)
         self.rows.append(row)
@@ -159,6 +164,8 @@ class _Reader:
         flags = self.facts.flags[row]
         if not self.late[at]:
             self.in_region = set()
+            if flags & _RANDOM:
+                self.drawn.add(row)
             if flags & _WRITES:
                 self.found.written[storage_roots(self.facts)[row]] = at
         # the half that recomputes has an order of its own
@@ -174,7 +181,8 @@ class _Reader:
             found.twice.append(row)
         self.in_region.add(row)
         draws = self.facts.flags[row] & _RANDOM and (called.flags & _RANDOM or function(node) in REPLAYS)
-        if draws and self.replays.get(node) != row:
+        has_first_run = self.half is None or self.unclaimed or row in self.drawn
+        if draws and has_first_run and self.replays.get(node) != row:
             found.redrawn.append(row)
         targets = nodes_in(argument(node, called.written)) if called.written else ()
         if any(not self.second[self.position[target]] for target in targets):
