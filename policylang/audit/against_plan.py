@@ -6,7 +6,7 @@ the plan is given as what may happen and what has to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -169,15 +169,14 @@ def summary(
     saved: Sequence[int],
     symbolic: Sequence[int],
     offloaded: Sequence[int] = (),
-    saved_by_auto: Callable[[int], bool] = lambda _row: False,
-    recomputed_by_auto: Callable[[int], bool] = lambda _row: False,
+    auto_saved: Sequence[int] = (),
+    auto_recomputed: Sequence[int] = (),
 ) -> Audit:
     """What was read, with what it costs."""
     facts = plan.facts
     again = sorted(found.recomputed)
     needs = Needs(saved=tuple(saved), offloaded=tuple(offloaded), recomputed=tuple(again))
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
-    auto_saved = tuple(row for row in saved if saved_by_auto(row))
     return Audit(
         saved=names(facts, saved),
         saved_bytes=cost.saved_bytes,
@@ -186,8 +185,8 @@ def summary(
         recomputed_flops=cost.recomputed_flops,
         forward_flops=cost.forward_flops,
         auto_saved=names(facts, auto_saved),
-        auto_saved_bytes=with_cost(Needs(saved=auto_saved), facts, (), 0).saved_bytes,
-        auto_recomputed=names(facts, (row for row in dict.fromkeys(again) if recomputed_by_auto(row))),
+        auto_saved_bytes=with_cost(Needs(saved=tuple(auto_saved)), facts, (), 0).saved_bytes,
+        auto_recomputed=names(facts, auto_recomputed),
         inputs=names(facts, found.inputs),
         symbolic=names(facts, symbolic),
         random_states=found.random_states,

@@ -55,6 +55,10 @@ class Found:
     """First runs with an effect, to one that runs before them and follows them in the plan."""
     unknown: list[str] = field(factory=list)
     """Nodes that the plan does not have; of two halves, those with an effect."""
+    kept_unknown: list[str] = field(factory=list)
+    """What a forward keeps, and the plan does not have or the backward does not take."""
+    places: dict[int, tuple[int, int]] = field(factory=dict)
+    """Of what crosses between two halves: its number among the outputs of one and among the inputs of the other."""
     copies: list[HostCopy] = field(factory=list)
     unsent: list[str] = field(factory=list)
     """Nodes that bring back what is not handed over as a copy on the host."""

@@ -6,7 +6,7 @@ inputs and parameters left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve
 from torch import Tensor
@@ -15,7 +15,6 @@ from policylang.audit.against_plan import NOT_SAVED, SAVED_UNPLANNED, Expected, 
 from policylang.audit.data import Audit, Found
 from policylang.graph.facts import InputKind, Phase
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.sequential_recompute import kept_rows
@@ -52,8 +51,11 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
     # the second run is still to come: it is taken as planned
     audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved, symbolic=())
     measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
-    other = _other_bytes(measured, audit.saved_bytes)
-    return evolve(audit, saved_bytes=measured, differences=(*wrong, *other))
+    if measured != audit.saved_bytes:
+        said = f"the checkpoint holds {measured:,} bytes, and the plan says {audit.saved_bytes:,}"
+        why = "a kernel lays its result into a larger memory than it fills, or into one that another value has too"
+        wrong = (*wrong, diagnose(OTHER_BYTES, said, help=why))
+    return evolve(audit, saved_bytes=measured, differences=wrong)
 
 
 def held_bytes(held: Iterable[Tensor], outside: Iterable[Tensor] = ()) -> int:
@@ -66,12 +68,3 @@ def held_bytes(held: Iterable[Tensor], outside: Iterable[Tensor] = ()) -> int:
 def _storage(tensor: Tensor) -> int:
     address = storage_address(tensor)
     return id(tensor) if address is None else address
-
-
-def _other_bytes(measured: int, planned: int) -> Iterator[Diagnostic]:
-    if measured != planned:
-        yield diagnose(
-            OTHER_BYTES,
-            f"the checkpoint holds {measured:,} bytes, and the plan says {planned:,}",
-            help="a kernel lays its result into a larger memory than it fills, or into one that another value has too",
-        )

@@ -67,7 +67,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
         saved=saved,
         symbolic=list(filter(is_kept, found.symbolic)),
         offloaded=sorted(row for row in on_host if row >= 0),
-        saved_by_auto=lambda row: (decision := decisions[row]) is None or decision.why is Why.UNDECIDED,
+        auto_saved=[row for row in saved if (by := decisions[row]) is None or by.why is Why.UNDECIDED],
     )
 
 

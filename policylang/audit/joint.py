@@ -9,11 +9,10 @@ reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from attrs import frozen
 from torch import fx
 
 from policylang.audit.against_plan import (
@@ -42,24 +41,13 @@ _WORDING = Wording(
 _KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that was planned does not have"
 
 
-@frozen(eq=False)
-class Halves:
-    """A joint graph as it was split. Numbers count the outputs of the forward, and the inputs of the backward."""
-
-    found: Found
-    kept_unknown: tuple[str, ...]
-    """What crosses, and the plan does not have or the backward does not take."""
-    crossings: Mapping[int, tuple[int, int]]
-    """By row of a value that crosses: where it is returned, and where it is taken."""
-
-
-def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int) -> Halves:
+def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int) -> Found:
     """Read two halves while their nodes have the names of the joint graph that was planned."""
     facts = plan.facts
     index = facts.index
     taken = {node.name: (number, node) for number, node in enumerate(backward.find_nodes(op="placeholder"))}
     handed: dict[fx.Node, fx.Node] = {}
-    crossings: dict[int, tuple[int, int]] = {}
+    places: dict[int, tuple[int, int]] = {}
     unknown: list[str] = []
     kept = list(enumerate(_returned(forward)))[num_fwd_outputs:]
     for number, value in kept:
@@ -68,57 +56,56 @@ def read_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph,
         if isinstance(value, fx.Node) and value.name in index and value.name in taken:
             place, node = taken[value.name]
             handed[node] = value
-            crossings[index[value.name]] = number, place
+            places[index[value.name]] = number, place
         else:
             unknown.append(str(value))
     replays = _replays(facts, needs, (value for _, value in kept), forward, backward)
     found = read(facts, forward, backward, handed=handed, replays=replays)
     found.random_states += sum(node.name not in index for node in forward.find_nodes(op="placeholder"))
-    return Halves(found, tuple(unknown), crossings)
+    found.kept_unknown, found.places = unknown, places
+    return found
 
 
-def audit(plan: Plan, needs: Needs, halves: Halves) -> Audit:
+def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
     """Compare a partition with what its plan came to.
 
     ``plan`` is the plan as it stood when the graph was split and ``needs`` what follows from it
     (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. What is offloaded still
     crosses as a value of the device here; :func:`audit_copies` looks at its copies.
     """
-
-    def by_auto(row: int) -> bool:
-        decision = plan.decisions[row]
-        return plan.undecided == "auto" and decision is not None and decision.why is Why.UNDECIDED
-
-    found, to_host = halves.found, frozenset(needs.offloaded)
+    to_host = frozenset(needs.offloaded)
+    saved = [row for row in found.saved if row not in to_host]
+    is_auto = [plan.undecided == "auto" and by is not None and by.why is Why.UNDECIDED for by in plan.decisions]
     crosses = to_host.union(needs.saved)
     expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
     differences = (
         *_WORDING.diagnostics((*runs_otherwise(plan, expected, found.saved, found), *reads_otherwise(found))),
-        *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in halves.kept_unknown),
+        *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
     )
     return summary(
         plan,
         found,
         differences,
-        saved=[row for row in found.saved if row not in to_host],
+        saved=saved,
         symbolic=found.symbolic,
         offloaded=[row for row in found.saved if row in to_host],
-        saved_by_auto=by_auto,
-        recomputed_by_auto=by_auto,
+        auto_saved=[row for row in saved if is_auto[row]],
+        auto_recomputed=[row for row in sorted(found.recomputed) if is_auto[row]],
     )
 
 
 def audit_copies(
-    plan: Plan, needs: Needs, halves: Halves, forward: fx.Graph, backward: fx.Graph
+    plan: Plan, needs: Needs, split: Found, forward: fx.Graph, backward: fx.Graph
 ) -> tuple[Diagnostic, ...]:
     """What of the copies between device and host in two halves, as they will run, is not as planned.
 
-    ``halves`` is what was read as they were split: nodes that were rewritten since have other names, outputs and
+    ``split`` is what was read as they were split: nodes that were rewritten since have other names, outputs and
     inputs the same places.
     """
     outputs, inputs = _returned(forward), backward.find_nodes(op="placeholder")
-    places = {row: halves.crossings[row] for row in needs.offloaded if row in halves.crossings}
-    handed = {inputs[taken]: outputs[number] for number, taken in places.values()}
+    places = {row: split.places[row] for row in needs.offloaded if row in split.places}
+    sent = {inputs[taken]: outputs[number] for number, taken in places.values()}
+    handed = {place: value for place, value in sent.items() if isinstance(value, fx.Node)}
     if not places and not any(map(is_copy, chain(forward.nodes, backward.nodes))):
         return ()
     found = read(plan.facts, forward, backward, handed=handed)

@@ -93,6 +93,10 @@ class _Reader:
     """What hands a copy that came back out, to the copy on the host as its half has it."""
     in_region: set[int] = field(factory=set)
     latest: int = 0
+    drawn: set[int] = field(factory=set)
+    """Random operators of the forward."""
+    unclaimed: bool = False
+    """Whether the forward half has a wrapped random operator that no wrapper of the backward goes back to."""
 
     def read(self) -> Found:
         found, phases, flags = self.found, self.facts.phases, self.facts.flags
@@ -116,25 +120,33 @@ class _Reader:
         return found
 
     def _identify(self, node: fx.Node) -> None:
-        index, phases = self.facts.index, self.facts.phases
-        in_half = node.graph is self.half
-        origin = marks.custom(node.meta).get(marks.RECOMPUTED) if self.half is None else None
+        phases, in_half, origin = self.facts.phases, node.graph is self.half, self._origin(node)
         if node in self.copies or is_random_state(node):
             row = -1
         elif piece_of_draw(node) == 1:
-            row = self.rows[self.position[node.args[0]]]
+            row = self._row(node.args[0])
         else:
-            row = self.replays.get(node, index.get(node.name if origin is None else origin, -1))
+            row = self._row(node)
             if row < 0 and node.op == "call_function" and (self.half is None or describe(node.target).flags & _EFFECTS):
                 self.found.unknown.append(node.name)
         self.found.random_states += function(node) == SAVES_RANDOM_STATE
         if function(node) in RUNS_WITH_RANDOM_STATE and is_random_state(node.args[0]):
-            self.replays[node] = self.rows[self.position[node.args[0].args[0]]]
+            self.replays[node] = self._row(node.args[0].args[0])
+        self.unclaimed |= (
+            function(node) in (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE) and not in_half and node not in self.replays
+        )
         is_backward = row >= 0 and self.half is None and phases[row] == Phase.BACKWARD
         again = origin is not None or (in_half and row >= 0 and phases[row] == Phase.FORWARD)
         self.rows.append(row)
         self.second.append(again and node.op == "call_function")
         self.late.append(in_half or origin is not None or is_backward or self._comes_back(node))
+
+    def _origin(self, node: fx.Node) -> str | None:
+        """The node that a second run of a flat graph repeats."""
+        return marks.custom(node.meta).get(marks.RECOMPUTED) if self.half is None else None
+
+    def _row(self, node: fx.Node) -> int:
+        return self.replays.get(node, self.facts.index.get(self._origin(node) or node.name, -1))
 
     def _follow_edges(self, at: int, node: fx.Node) -> None:
         found, rows, roots = self.found, self.rows, storage_roots(self.facts)
@@ -153,6 +165,8 @@ class _Reader:
         flags = self.facts.flags[row]
         if not self.late[at]:
             self.in_region = set()
+            if flags & _RANDOM:
+                self.drawn.add(row)
             if flags & _WRITES:
                 self.found.written[storage_roots(self.facts)[row]] = at
         # the half that recomputes has an order of its own
@@ -168,7 +182,8 @@ class _Reader:
             found.twice.append(row)
         self.in_region.add(row)
         draws = self.facts.flags[row] & _RANDOM and (called.flags & _RANDOM or function(node) in RUNS_WITH_RANDOM_STATE)
-        if draws and self.replays.get(node) != row:
+        has_first_run = self.half is None or self.unclaimed or row in self.drawn
+        if draws and has_first_run and self.replays.get(node) != row:
             found.redrawn.append(row)
         targets = nodes_in(argument(node, called.written)) if called.written else ()
         if any(not self.second[self.position[target]] for target in targets):

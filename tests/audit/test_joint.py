@@ -184,7 +184,29 @@ def said(graph: Traced, partition: Partition) -> list[tuple[str, str]]:
 def test_notices_a_random_operator_that_stands_in_the_backward_as_it_is() -> None:
     graph = traced(lambda x: torch.rand_like(x).mul(x).sin(), torch.randn(8))
     partition = graph.partition("recompute everything")
-    backward = partition.backward.graph
+    draw_in_the_backward(partition.backward.graph)
+    (found,) = again(graph, partition).differences
+    assert found.code == "APL407"
+    assert found.message.startswith("`rand_like` (aten.rand_like.default) draws new random numbers; the plan says rec")
+
+
+def test_a_draw_that_the_forward_does_without_is_made_in_the_backward_alone() -> None:
+    """torch wraps no random operator that its dead-code elimination took out of the forward."""
+    graph = traced(lambda x: torch.rand_like(x).mul(x).sin(), torch.randn(8))
+    partition = graph.partition("recompute everything")
+    draw_in_the_backward(partition.backward.graph)
+    forward = partition.forward.graph
+    keeper = next(each for each in forward.nodes if "run_and_save" in str(each.target))
+    state, drawn = sorted(keeper.users, key=is_random_state, reverse=True)
+    (output,) = forward.find_nodes(op="output")
+    output.args = (tuple(value for value in output.args[0] if value is not state),)
+    drawn.replace_all_uses_with(forward.find_nodes(op="placeholder")[0])
+    for each in (state, drawn, keeper):
+        forward.erase_node(each)
+    assert again(graph, partition).agrees
+
+
+def draw_in_the_backward(backward: fx.Graph) -> None:
     wrapper = next(each for each in backward.nodes if getattr(each.target, "__name__", "") == "run_with_rng_state")
     (called, *arguments) = wrapper.args[1:]
     with backward.inserting_before(wrapper):
@@ -192,9 +214,6 @@ def test_notices_a_random_operator_that_stands_in_the_backward_as_it_is() -> Non
     wrapper.replace_all_uses_with(anew)
     backward.erase_node(wrapper)
     anew.name = "rand_like"
-    (found,) = again(graph, partition).differences
-    assert found.code == "APL407"
-    assert found.message.startswith("`rand_like` (aten.rand_like.default) draws new random numbers; the plan says rec")
 
 
 def test_notices_that_two_draws_changed_places() -> None:

@@ -9,7 +9,7 @@ import pytest
 from torch import fx
 
 from policylang.audit.data import Found
-from policylang.audit.joint import Halves, audit_copies
+from policylang.audit.joint import audit_copies
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.runtime import copy_operators
 from policylang.language.diagnostics import Diagnostic
@@ -46,8 +46,8 @@ def output_of(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def differences(split: Partition, crossings: Crossings) -> tuple[Diagnostic, ...]:
-    halves, needs = Halves(Found(), (), crossings), Needs(offloaded=tuple(crossings))
-    return audit_copies(split.plan, needs, halves, split.forward.graph, split.backward.graph)
+    found, needs = Found(places=crossings), Needs(offloaded=tuple(crossings))
+    return audit_copies(split.plan, needs, found, split.forward.graph, split.backward.graph)
 
 
 def found_by_audit(split: Partition, crossings: Crossings) -> set[str]:

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
+from policylang.audit.data import Found
 from policylang.audit.flat import audit_flat
-from policylang.audit.joint import Halves, read_halves
+from policylang.audit.joint import read_halves
 from policylang.audit.reading import read
 from policylang.backends.flat.remat import rematerialise
 from policylang.graph import marks
@@ -86,9 +87,9 @@ def joint() -> Traced:
     return traced(forward, torch.rand(4, 4), torch.rand(4, 4))
 
 
-def assert_same_halves(facts: Facts, halves: Halves, forward: fx.Graph, backward: fx.Graph, outputs: int) -> None:
+def assert_same_halves(facts: Facts, found: Found, forward: fx.Graph, backward: fx.Graph, outputs: int) -> None:
     """By names alone, but for what is drawn again, which has none."""
-    found, names = halves.found, facts.names
+    names = facts.names
     kept = [value.name for value in forward.output_node().args[0][outputs:]]
     taken = {node.name for node in backward.nodes if node.op == "placeholder"}
     crossing = {name for name in kept if name in taken and name in facts.index}
@@ -96,7 +97,7 @@ def assert_same_halves(facts: Facts, halves: Halves, forward: fx.Graph, backward
     assert {names[row] for row in found.crossing} == crossing
     assert {names[row] for row in found.inputs} == is_input
     assert {names[row] for row in found.saved} == crossing - is_input
-    returned = {names[row]: place for row, (place, _) in halves.crossings.items()}
+    returned = {names[row]: place for row, (place, _) in found.places.items()}
     assert returned == {name: outputs + at for at, name in enumerate(kept) if name in crossing}
     called = [facts.index.get(node.name, -1) for node in backward.nodes if node.op == "call_function"]
     again = [row for row in called if row >= 0 and facts.phases[row] == Phase.FORWARD]
@@ -122,5 +123,5 @@ def test_reads_two_halves_as_the_definitions_say(fates: list[str], spoiled: list
     needs = backward_needs(plan.facts, plan.decisions)
     for how, one, other in [(5, 0, 0), *spoiled]:
         spoil(backward if one % 2 else forward, how, one // 2, other)
-        halves = read_halves(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
-        assert_same_halves(plan.facts, halves, forward, backward, graph.num_fwd_outputs)
+        found = read_halves(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
+        assert_same_halves(plan.facts, found, forward, backward, graph.num_fwd_outputs)

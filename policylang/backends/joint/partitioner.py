@@ -99,8 +99,8 @@ def partition_planned(
         tags.record_saved(gm.graph, _saved_marks(settled.facts, needs))
         forward, backward = split(gm, settled, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     with timed(seconds, "audit"):
-        split_halves = read_halves(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
-        result = audit(settled, needs, split_halves)
+        found = read_halves(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+        result = audit(settled, needs, found)
     raise_differences(result.differences)
     crossing = crossings(settled.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
     halves: tuple[Half, ...] = ()
@@ -111,7 +111,7 @@ def partition_planned(
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
     with timed(seconds, "move"):
         move_across(settled.facts, crossing, forward.graph, backward.graph)
-        raise_differences(audit_copies(settled, needs, split_halves, forward.graph, backward.graph))
+        raise_differences(audit_copies(settled, needs, found, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if is_compared(plan.before):
