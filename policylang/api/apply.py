@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends import graph_registry
 from policylang.backends.eager.problems import refuse_another
 from policylang.backends.joint import refusals
@@ -22,8 +21,6 @@ from policylang.language.syntax import Policy
 from policylang.planning.capabilities import path_taking
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import comparing
-
-PolicyLike = Policy | str | os.PathLike[str]
 
 
 def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True) -> fx.GraphModule:
@@ -45,7 +42,7 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     """
     with comparing("apply", agree, mesh=mesh):
         _check_graph(gm, "a policy is applied to a graph module")
-        wanted = _loaded(policy)
+        wanted = policy_of(policy)
         _check_checkpoints(gm, wanted)
         facts = collect(gm, mesh=mesh)
         path_named(path_taking(facts.kind).name).apply(gm, wanted, facts)
@@ -94,7 +91,7 @@ def partition(
         raise PolicyGraphError([refusals.no_policy()])
     with comparing("partition", agree):
         prepared = applied if policy is None and applied is not None and _still_fits(gm, applied) else None
-        wanted = _loaded(given)
+        wanted = policy_of(given)
         if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
             raise PolicyGraphError([refusals.not_a_joint_graph()])
         made = JointPartitioner(wanted).partition(
@@ -116,7 +113,3 @@ def _still_fits(gm: fx.GraphModule, plan: Plan) -> bool:
     names = plan.facts.names
     nodes = gm.graph.nodes
     return len(nodes) == len(names) and all(node.name == name for node, name in zip(nodes, names, strict=True))
-
-
-def _loaded(policy: PolicyLike) -> Policy:
-    return policy if isinstance(policy, Policy) else load(policy)

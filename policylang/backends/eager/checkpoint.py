@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from attrs import define, field
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
 from policylang.backends.eager.session import BlockCall, CheckpointContext, Session, session_behind
@@ -25,9 +24,6 @@ from policylang.backends.eager.watch import Watch
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
 from policylang.language.syntax import Policy
-
-PolicyLike = Policy | str | os.PathLike[str]
-
 
 Contexts = Callable[[], tuple[CheckpointContext, CheckpointContext]]
 """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
@@ -73,7 +69,7 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
     known = _known.setdefault(module, _Known())
     key = (*_key(policy), root, strict)
     if key not in known.made:
-        loaded = _loaded(policy)
+        loaded = policy_of(policy)
         root = normalise(root)[1]
         blocks = blocks_in(module, loaded, root)
         session = Session(loaded, strict, tuple(blocks.values()))
@@ -98,7 +94,7 @@ def checkpoint_model(
 
     Raises ``PolicyGraphError`` where the model has no such blocks.
     """
-    loaded = _loaded(policy)
+    loaded = policy_of(policy)
     blocks = blocks_in(model, loaded, "")
     if not blocks:
         raise problems.no_blocks(model, loaded)
@@ -229,10 +225,6 @@ def sessions_of(subject: object) -> list[Session]:
         return wrapped
     known = [found for module in subject.modules() if (found := _known.get(module)) is not None]
     return [getattr(made, marks.SESSION) for each in known for made in each.made.values()]
-
-
-def _loaded(policy: PolicyLike) -> Policy:
-    return policy if isinstance(policy, Policy) else load(policy)
 
 
 def _key(policy: PolicyLike) -> tuple[Any, ...]:

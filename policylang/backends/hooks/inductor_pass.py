@@ -7,14 +7,13 @@ that makes of them; and where Inductor takes a graph from its caches, the pass i
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from torch import fx, nn
 
 from policylang.api.apply import apply
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching import fingerprint
 from policylang.backends.hooks.path import HookPath
 from policylang.backends.joint import refusals
@@ -31,7 +30,7 @@ WRONG_HOOK = "APL331"
 _Base: Any = aot.graph_pass_base()
 
 
-def pass_(policy: Policy | str | os.PathLike[str], *, mesh: Any = None, agree: bool = True) -> PolicyPass:
+def pass_(policy: PolicyLike, *, mesh: Any = None, agree: bool = True) -> PolicyPass:
     """A policy as a pass: called with a graph module, it returns it; called with a graph, it returns None.
 
     It is a ``CustomGraphPass`` of Inductor's, with a ``uuid`` over the policy's text, the version of the language and
@@ -39,7 +38,7 @@ def pass_(policy: Policy | str | os.PathLike[str], *, mesh: Any = None, agree: b
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing.
     """
-    return PolicyPass(policy if isinstance(policy, Policy) else load(policy), mesh, agree)
+    return PolicyPass(policy_of(policy), mesh, agree)
 
 
 class PolicyPass(_Base):  # type: ignore[misc]

@@ -5,7 +5,6 @@ This is an edge of the package: here diagnostics become exceptions, and what was
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ import torch
 from attrs import evolve
 from torch import fx
 
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching import fingerprint
 from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
@@ -43,9 +42,7 @@ _live: WeakSet[PolicyBackend] = WeakSet()
 _births = count()
 
 
-def backend(
-    policy: str | os.PathLike[str] | Policy, inner: Inner = "inductor", root: str = "", agree: bool = True
-) -> PolicyBackend:
+def backend(policy: PolicyLike, inner: Inner = "inductor", root: str = "", agree: bool = True) -> PolicyBackend:
     """A backend for ``torch.compile`` that saves and recomputes what a policy says.
 
     ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
@@ -59,7 +56,7 @@ def backend(
     problems = backend_options.check_own(inner, root, agree)
     if problems:
         raise PolicyMeaningError(problems)
-    made = PolicyBackend(_loaded(policy), inner=inner, root=root, agree=agree)
+    made = PolicyBackend(policy_of(policy), inner=inner, root=root, agree=agree)
     _warn_of_recompile_limit(made)
     return made
 
@@ -226,7 +223,7 @@ def policylang_backend(
     """
     try:
         chosen = backend_options.parse(options, mode, _policy_around(gm))
-        policy = _loaded(chosen.policy)
+        policy = policy_of(chosen.policy)
     except PolicyError as error:
         raise aot.through_dynamo(error, sys._getframe()) from None
     place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
@@ -291,9 +288,3 @@ def _warn_of_recompile_limit(made: PolicyBackend) -> None:
             PolicyWarning,
             stacklevel=3,
         )
-
-
-def _loaded(policy: str | os.PathLike[str] | Policy) -> Policy:
-    if isinstance(policy, Policy):
-        return policy
-    return load(policy)

@@ -7,7 +7,6 @@ are made), the caches of other processes are not used.
 
 from __future__ import annotations
 
-import os
 import sys
 import uuid
 from collections.abc import Sequence
@@ -17,11 +16,10 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import fx
 
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching import fingerprint
-from policylang.backends.caching.cached_partitioner import ReportingPartitioner, partitions
 from policylang.backends.findings import Findings, findings_of
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.torch_compile import dynamo_graph
 from policylang.backends.torch_compile import options as backend_options
 from policylang.errors import PolicyError, PolicyMeaningError
@@ -37,7 +35,7 @@ _known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKey
 """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
 
-def partitioner(policy: Policy | str | os.PathLike[str], root: str = "", agree: bool = True) -> PolicyPartitioner:
+def partitioner(policy: PolicyLike, root: str = "", agree: bool = True) -> PolicyPartitioner:
     """A partitioner that saves and recomputes what a policy says.
 
     It is a ``CustomPartitionerFn`` for Inductor's ``custom_partitioner_fn``, and a ``partition_fn`` for AOTAutograd.
@@ -49,7 +47,7 @@ def partitioner(policy: Policy | str | os.PathLike[str], root: str = "", agree: 
     problems = backend_options.check_own("inductor", root, agree)
     if problems:
         raise PolicyMeaningError(problems)
-    return PolicyPartitioner(policy if isinstance(policy, Policy) else load(policy), root, agree)
+    return PolicyPartitioner(policy_of(policy), root, agree)
 
 
 class PolicyPartitioner(_Base):  # type: ignore[misc]
@@ -73,7 +71,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         settings = dynamo_graph.comparable_settings
         try:
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
-                halves = ReportingPartitioner(self._partitioner)(gm, joint_inputs, **options)
+                halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:
             if not aot.dynamo_graphs():
                 raise
