@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.api.load import PolicyLike, loaded
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends import graph_registry
 from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.joint import refusals
@@ -35,7 +35,7 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     or to which one was applied already if it is flat. The graph is then as it was. ``PolicyAuditError`` where a graph
     does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
     """
-    return apply_policy(gm, loaded(policy), mesh, agree=agree)
+    return apply_policy(gm, policy_of(policy), mesh, agree=agree)
 
 
 def partition(
@@ -65,7 +65,7 @@ def partition(
         raise PolicyGraphError([refusals.no_policy()])
     with comparing("partition", agree):
         prepared = applied if policy is None and applied is not None and _still_fits(gm, applied) else None
-        wanted = loaded(given)
+        wanted = policy_of(given)
         if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
             raise PolicyGraphError([refusals.not_a_joint_graph()])
         made = JointPartitioner(wanted).partition(

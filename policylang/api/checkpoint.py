@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from policylang.api.load import PolicyLike, loaded
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.eager.checkpoint import Contexts, contexts_for, put_on
 from policylang.language.syntax import Policy
 
@@ -30,7 +30,7 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
     The block's first call raises ``PolicyMatchError`` where policy and block do not fit, ``PolicyGraphError`` where
     the block cannot be recorded, and ``PolicyAuditError`` where it holds other memory than planned.
     """
-    return contexts_for(module, partial(loaded, policy), _identity(policy), root, strict)
+    return contexts_for(module, partial(policy_of, policy), _identity(policy), root, strict)
 
 
 def checkpoint_model(
@@ -45,7 +45,7 @@ def checkpoint_model(
 
     Raises ``PolicyGraphError`` where the model has no such blocks.
     """
-    put_on(model, loaded(policy), strict=strict, preserve_rng_state=preserve_rng_state)
+    put_on(model, policy_of(policy), strict=strict, preserve_rng_state=preserve_rng_state)
     return model
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.api.load import PolicyLike, loaded
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.eager.compilers import MARK
 from policylang.backends.hooks.inductor_pass import PolicyPass
 from policylang.backends.torch_compile import options as backend_options
@@ -35,7 +35,7 @@ def backend(policy: PolicyLike, inner: Inner = "inductor", root: str = "", agree
     problems = backend_options.check_own(inner, root, agree)
     if problems:
         raise PolicyMeaningError(problems)
-    made = PolicyBackend(loaded(policy), inner=inner, root=root, agree=agree)
+    made = PolicyBackend(policy_of(policy), inner=inner, root=root, agree=agree)
     warn_of_recompile_limit(made)
     return made
 
@@ -52,7 +52,7 @@ def partitioner(policy: PolicyLike, root: str = "", agree: bool = True) -> Polic
     problems = backend_options.check_own("inductor", root, agree)
     if problems:
         raise PolicyMeaningError(problems)
-    return PolicyPartitioner(loaded(policy), root, agree)
+    return PolicyPartitioner(policy_of(policy), root, agree)
 
 
 def pass_(policy: PolicyLike, *, mesh: Any = None, agree: bool = True) -> PolicyPass:
@@ -63,7 +63,7 @@ def pass_(policy: PolicyLike, *, mesh: Any = None, agree: bool = True) -> Policy
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing.
     """
-    return PolicyPass(loaded(policy), mesh, agree)
+    return PolicyPass(policy_of(policy), mesh, agree)
 
 
 def policylang_backend(
@@ -81,7 +81,7 @@ def policylang_backend(
     """
     try:
         chosen = backend_options.parse(options, mode, policy_around(gm))
-        policy = loaded(chosen.policy)
+        policy = policy_of(chosen.policy)
     except PolicyError as error:
         raise aot.through_dynamo(error, sys._getframe()) from None
     place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())

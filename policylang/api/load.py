@@ -17,11 +17,6 @@ PolicyLike = Policy | str | os.PathLike[str]
 """A policy, or the path of one."""
 
 
-def loaded(policy: PolicyLike) -> Policy:
-    """A policy as it is, or loaded from its path as :func:`load` does."""
-    return policy if isinstance(policy, Policy) else load(policy)
-
-
 def load(path: str | os.PathLike[str]) -> Policy:
     """Load a policy file, or a bundled policy by its bare name.
 
@@ -29,6 +24,11 @@ def load(path: str | os.PathLike[str]) -> Policy:
     file or a figure in it is wrong; either carries every diagnostic. Warns with :class:`PolicyWarning`.
     """
     return _policy(load_policy(path, operators=operators_at_hand()))
+
+
+def policy_of(given: PolicyLike) -> Policy:
+    """The policy that is given, loaded if need be; raises and warns as :func:`load` does."""
+    return given if isinstance(given, Policy) else load(given)
 
 
 def parse(text: str, *, name: str = "<policy>") -> Policy:

@@ -8,12 +8,11 @@ do.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from torch import fx
 
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching.fingerprint import policy_key
 from policylang.backends.dispatch import apply_to_step
 from policylang.errors import PolicyGraphError
@@ -32,7 +31,7 @@ _DIGITS = 12
 _TAGS = ("recompute", "ac_graph_id")
 
 
-def register(policy: Policy | str | os.PathLike[str], name: str = NAME, *, mesh: Any = None) -> str:
+def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
     """Enter a policy into TorchTitan's registry of memory policies; returns the name to choose it by:
     ``config.compile.memory_policy = register("mine.apl")``.
 
@@ -44,7 +43,7 @@ def register(policy: Policy | str | os.PathLike[str], name: str = NAME, *, mesh:
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and ``PolicyGraphError`` where the graph
     trainer of TorchTitan cannot be imported.
     """
-    made = MemoryPolicy(policy if isinstance(policy, Policy) else load(policy), mesh)
+    made = MemoryPolicy(policy_of(policy), mesh)
     registered = f"{name}_{made.digest}"
     made.also_called = name
     registry = _registry()

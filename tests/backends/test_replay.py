@@ -14,9 +14,8 @@ from torch._inductor.decomposition import select_decomp_table
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError
-from policylang.backends.caching.cached_partitioner import partitions
 from policylang.backends.joint.partitioner import Partition, _saved_marks
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.joint.recompilable_forward import recompilable
 from policylang.backends.surgery.tags import record_saved
 from policylang.graph import marks

@@ -14,10 +14,9 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
-from policylang.backends.caching.cached_partitioner import partitions
 from policylang.backends.graph_registry import outcome_of
 from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.torch_compat import aot
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from attrs import frozen
@@ -63,6 +65,27 @@ def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
     return any(isinstance(each, fx.Node) for each in finalize.returned(gm.graph)[num_fwd_outputs:])
 
 
+_partitioned: ContextVar[list[Partition] | None] = ContextVar("policylang_partitioned", default=None)
+
+
+@contextmanager
+def partitions() -> Iterator[list[Partition]]:
+    """Collects what partitioners do meanwhile.
+
+    They are called from deep inside torch, and a list on the partitioner would be part of the caches' key. What an
+    inner collection gets, the outer one gets too.
+    """
+    outer = _partitioned.get()
+    collected: list[Partition] = []
+    token = _partitioned.set(collected)
+    try:
+        yield collected
+    finally:
+        _partitioned.reset(token)
+        if outer is not None:
+            outer.extend(collected)
+
+
 @frozen
 class JointPartitioner:
     """A ``partition_fn`` for AOTAutograd that follows a policy. Plain data, since Inductor's cache keys pickle it."""
@@ -109,4 +132,8 @@ class JointPartitioner:
             prepared = plan_joint(gm, self.policy, static, deferred=self.deferred, **options)
             with timed(seconds, "rewrite"):
                 groups = carry_out(gm, prepared)
-        return partition_planned(gm, prepared, static_inputs=static or (), groups=groups, **options)
+        done = partition_planned(gm, prepared, static_inputs=static or (), groups=groups, **options)
+        collected = _partitioned.get()
+        if collected is not None:
+            collected.append(done)
+        return done

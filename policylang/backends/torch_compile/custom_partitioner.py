@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import fx
 
 from policylang.backends.caching import fingerprint
-from policylang.backends.caching.cached_partitioner import ReportingPartitioner, partitions
 from policylang.backends.findings import Findings, findings_of
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.torch_compile import dynamo_graph
 from policylang.errors import PolicyError
 from policylang.language.syntax import Policy
@@ -55,7 +54,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         settings = dynamo_graph.comparable_settings
         try:
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
-                halves = ReportingPartitioner(self._partitioner)(gm, joint_inputs, **options)
+                halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:
             if not aot.dynamo_graphs():
                 raise

@@ -14,10 +14,10 @@ from attrs import evolve, frozen
 from torch import fx
 
 from policylang.backends.caching import fingerprint, sidecar
-from policylang.backends.caching.cached_partitioner import CachedPartitioner, ReportingPartitioner, partitions
+from policylang.backends.caching.cached_partitioner import CachedPartitioner
 from policylang.backends.findings import Findings, findings_of, from_json, to_json
 from policylang.backends.joint.partitioner import Partition
-from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
 from policylang.errors import PolicyDivergenceError
@@ -75,7 +75,7 @@ def with_aot_eager(
 ) -> CompiledCode:
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
     with comparing(how.topic, how.agree, known=how.known) as comparison, partitions() as done:
-        run = aot.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
+        run = aot.compile_with_aot_eager(gm, inputs, partitioner)
         return CompiledCode(run, _findings(done), why_gone=comparison.why_gone())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from policylang.api.load import load
+from policylang.api.load import PolicyLike, policy_of
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import COMPARED
 from policylang.testing.path_comparison import numbers, values
@@ -31,7 +30,7 @@ def agree(
     model_factory: Callable[[], nn.Module],
     loss_fn: LossFn,
     batch: Any,
-    policy: Policy | str | os.PathLike[str],
+    policy: PolicyLike,
     *,
     paths: Sequence[str] | None = None,
     seed: int = 0,
@@ -51,7 +50,7 @@ def agree(
     does not make the same model anew each time, and what the plain model raises. A path that fails is a row of the
     result.
     """
-    loaded = policy if isinstance(policy, Policy) else load(policy)
+    loaded = policy_of(policy)
     return compare_paths(Setup(model_factory, loss_fn, batch_of(batch), seed), loaded, paths, progress)
 
 
