@@ -108,11 +108,11 @@ class Copy(Alias):
 
 
 @frozen
-class Pad(Alias):
+class Pad(Copy):
     """Followed where it adds nothing and takes nothing away."""
 
     keeps_part = True
-    changes: bool
+    changes: bool = True
 
     def layout(self, value: Layout, added: Digits = ()) -> Layout:
         if self.changes:
@@ -125,7 +125,7 @@ class Pad(Alias):
     def values(self, value: Tensor) -> Tensor:
         if self.changes:
             raise MoveError("pads")
-        return value
+        return super().values(value)
 
 
 @frozen
@@ -173,6 +173,13 @@ class Expand(View):
         if value.shape != self.shape:
             raise MoveError("repeats elements")
         return value
+
+
+@frozen
+class Flatten(View):
+    def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
+        """One dimension, flattened, is left as it is."""
+        return stride if shape == self.shape else super().strides(shape, stride)
 
 
 @frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from attrs import frozen
@@ -13,6 +13,7 @@ from policylang.operators.moves import (
     Copy,
     Cut,
     Expand,
+    Flatten,
     Gather,
     Join,
     Move,
@@ -51,10 +52,15 @@ class Mover:
 
 def move_of(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
     """What a call does with elements: its arguments, the tensors among them, and the shape of what it returns."""
+    return _read(target, arguments[1:], shape)
+
+
+@lru_cache(maxsize=4096)
+def _read(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
     mover = MOVERS.get(target)
     if mover is None or (shape is None and issubclass(mover.kind, View | Permute)):
         return Move()
-    return mover.read(shape, *arguments[1:])
+    return mover.read(shape, *arguments)
 
 
 def _view(shape: Lengths, *_: Any) -> Move:
@@ -108,7 +114,7 @@ MOVERS: dict[str, Mover] = {
     "aten.cat.default": Mover(Join, lambda _, dim=0: Join(dim), defaults=(0,)),
     "aten.chunk.default": Mover(Split, lambda _, count, dim=0: Split(dim, count=count), VIEWS, (None, 0)),
     "aten.clone.default": Mover(Copy, lambda _, memory_format=None: Copy(memory_format), defaults=(None,)),
-    "aten.constant_pad_nd.default": Mover(Pad, lambda _, pads, *__: Pad(any(pads)), defaults=(None, 0)),
+    "aten.constant_pad_nd.default": Mover(Pad, lambda _, pads, *__: Pad(changes=any(pads)), defaults=(None, 0)),
     "aten.contiguous.default": Mover(
         Copy,
         lambda _, memory_format=0: Copy(_ROW_MAJOR, where_needed=True) if memory_format in (0, _ROW_MAJOR) else Move(),
@@ -117,7 +123,7 @@ MOVERS: dict[str, Mover] = {
     ),
     "aten.detach.default": _ALIAS,
     "aten.expand.default": Mover(Expand, lambda shape, *_: Expand(shape), A_VIEW, (None, False)),
-    "aten.flatten.using_ints": Mover(View, _reshape, A_VIEW, (0, -1)),
+    "aten.flatten.using_ints": Mover(Flatten, lambda shape, *_: Flatten(shape, copy=True), A_VIEW, (0, -1)),
     "aten.lift_fresh.default": _ALIAS,
     "aten.movedim.int": _MOVEDIM,
     "aten.movedim.intlist": _MOVEDIM,
