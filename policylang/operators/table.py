@@ -10,7 +10,7 @@ from attrs import frozen
 
 from policylang.operators.moves import (
     Alias,
-    Copy,
+    Clone,
     Cut,
     Expand,
     Flatten,
@@ -107,17 +107,17 @@ MOVERS: dict[str, Mover] = {
     WAIT: Mover(Alias, _alias),
     "aten._reshape_alias.default": _UNKNOWN,
     "aten._to_copy.default": Mover(
-        Copy, lambda _, *options: Copy(options[-1], cast=True), defaults=(None, None, None, None, False, None)
+        Clone, lambda _, *options: Clone(options[-1], cast=True), defaults=(None, None, None, None, False, None)
     ),
     "aten._unsafe_view.default": Mover(View, _view),
     "aten.alias.default": _ALIAS,
     "aten.cat.default": Mover(Join, lambda _, dim=0: Join(dim), defaults=(0,)),
     "aten.chunk.default": Mover(Split, lambda _, count, dim=0: Split(dim, count=count), VIEWS, (None, 0)),
-    "aten.clone.default": Mover(Copy, lambda _, memory_format=None: Copy(memory_format), defaults=(None,)),
+    "aten.clone.default": Mover(Clone, lambda _, memory_format=None: Clone(memory_format), defaults=(None,)),
     "aten.constant_pad_nd.default": Mover(Pad, lambda _, pads, *__: Pad(changes=any(pads)), defaults=(None, 0)),
     "aten.contiguous.default": Mover(
-        Copy,
-        lambda _, memory_format=0: Copy(_ROW_MAJOR, where_needed=True) if memory_format in (0, _ROW_MAJOR) else Move(),
+        Clone,
+        lambda _, memory_format=0: Clone(_ROW_MAJOR, where_needed=True) if memory_format in (0, _ROW_MAJOR) else Move(),
         A_VIEW,
         (0,),
     ),
@@ -151,7 +151,7 @@ MOVERS: dict[str, Mover] = {
     "aten.view.default": Mover(View, _view, A_VIEW),
     "aten.view.dtype": _UNKNOWN,
     GETITEM: Mover(Pick, lambda _, index: Pick(index)),
-    "prims.convert_element_type.default": Mover(Copy, lambda *_: Copy(cast=True)),
+    "prims.convert_element_type.default": Mover(Clone, lambda *_: Clone(cast=True)),
 }
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from policylang.operators.categories import describe, parameters
 from policylang.operators.elements import Tensor
-from policylang.operators.layouts import SHARD, Layout, NoDigitsError, shard
-from policylang.operators.moves import Copy, Cut, Expand, Join, Move, MoveError, Pad, Pick, Split
+from policylang.operators.layouts import SHARD, DigitLayout, NoDigitsError, shard
+from policylang.operators.moves import Clone, Cut, Expand, Join, Move, MoveError, Pad, Pick, Split
 from policylang.operators.names import FOLLOWERS, GATHER, GETITEM, SCATTER, WAIT, Category
 from policylang.operators.strides import is_contiguous
 from policylang.operators.table import MOVERS, PASSING, move_of
@@ -209,7 +209,7 @@ def test_values_and_strides_are_torchs(name: str, data: st.DataObject) -> None:
     pairs = list(zip(found, result, strict=True)) if isinstance(found, tuple) else [(found, result)]
     for one, other in pairs:
         assert (one.shape, one.elements()) == (tuple(other.shape), other.flatten().tolist())
-        if not isinstance(move, Copy) or not move.cast:
+        if not isinstance(move, Clone) or not move.cast:
             assert is_contiguous(one.shape, one.stride) == other.is_contiguous()
     after = None if isinstance(found, tuple) else move.strides(shape, stride)
     assert after is None or after == result.stride()
@@ -218,7 +218,7 @@ def test_values_and_strides_are_torchs(name: str, data: st.DataObject) -> None:
         assert move.copies(shape, stride) != shares
 
 
-def index_of(layout: Layout, at: tuple[int, ...]) -> int:
+def index_of(layout: DigitLayout, at: tuple[int, ...]) -> int:
     """The row-major index in the shard of an element of a value."""
     found = 0
     for place, digits in zip(at, layout.dims, strict=True):

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Ref
 from policylang.operators import layouts
-from policylang.operators.layouts import Layout, NoDigitsError
+from policylang.operators.layouts import DigitLayout, NoDigitsError
 from policylang.operators.moves import Cut, Join, Move, Pick, Split
 from policylang.operators.table import move_of
 
@@ -52,7 +52,7 @@ class Piece:
         return self.base, self.split, self.cut, self.drops
 
 
-def moved(facts: Facts, row: int, value: Layout) -> Layout:
+def moved(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
     """A layout after the operator of a row. Raises :class:`NoDigitsError` with a phrase where it is none."""
     shape, name = facts.shapes[row], facts.names[row]
     if shape is None or facts.strides[row] is None or len(facts.inputs[row]) != 1:
@@ -100,7 +100,7 @@ def fan_of(facts: Facts, join: int) -> Fan | str:
     return Fan(first.base, rows, first.cut, first.count, move.dim % len(shape), move.stacked, first.drops)
 
 
-def fanned(facts: Facts, fan: Fan, value: Layout) -> Layout:
+def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
     """A layout after a fan."""
     join = fan.rows[-1]
     shape = facts.shapes[join]

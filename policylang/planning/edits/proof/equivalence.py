@@ -17,7 +17,7 @@ from policylang.operators.elements import Tensor
 from policylang.operators.moves import MoveError, Part, Scatter
 from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.data import FusedGroup, Node, Proof
-from policylang.planning.edits.proof.calls import Call
+from policylang.planning.edits.proof.calls import ChainCall
 from policylang.planning.edits.proof.evaluator import run
 from policylang.planning.edits.proof.shrinking import Sizes
 
@@ -35,8 +35,8 @@ class Claim:
 
     shard: tuple[int, ...]
     source: str
-    old: Sequence[Call]
-    new: Sequence[Call]
+    old: Sequence[ChainCall]
+    new: Sequence[ChainCall]
     pairs: Sequence[tuple[str, str]]
     grid: Grid
     groups: tuple[str, ...]
@@ -47,7 +47,7 @@ class Claim:
         for call in (*self.old, *self.new):
             number.setdefault(call.name, len(number))
 
-        def of(call: Call) -> Hashable:
+        def of(call: ChainCall) -> Hashable:
             return call.target, _numbered(call.arguments, number), call.shape
 
         same = tuple((number[was], number[now]) for was, now in self.pairs)

@@ -12,9 +12,9 @@ from math import prod
 
 from attrs import evolve, field, frozen, mutable
 
-from policylang.operators.layouts import SHARD, Digits, Layout, NoDigitsError, counted, shard
+from policylang.operators.layouts import SHARD, DigitLayout, Digits, NoDigitsError, counted, shard
 from policylang.operators.moves import Gather, MoveError
-from policylang.planning.edits.proof.calls import Call
+from policylang.planning.edits.proof.calls import ChainCall
 
 SMALL = (2, 3, 5)
 
@@ -32,9 +32,9 @@ class _Factor:
 class Sizes:
     """Chains on their way through: every value as the digits of its lengths."""
 
-    values: dict[str, Layout] = field(factory=dict)
+    values: dict[str, DigitLayout] = field(factory=dict)
     small: dict[_Factor, int] = field(factory=dict)
-    cuts: list[tuple[Layout, Layout]] = field(factory=list)
+    cuts: list[tuple[DigitLayout, DigitLayout]] = field(factory=list)
     """What calls read and return: of a digit that is gone the size counts."""
     weights: dict[int, list[int]] = field(factory=dict)
     """Where the digits of an origin are cut, ascending."""
@@ -42,7 +42,7 @@ class Sizes:
     def start(self, name: str, shape: Sequence[int]) -> None:
         self.values[name] = shard(shape)
 
-    def run(self, calls: Iterable[Call]) -> None:
+    def run(self, calls: Iterable[ChainCall]) -> None:
         """Raises :class:`MoveError` for what cannot be followed, as a sentence."""
         for call in calls:
             count = call.move.ranks if isinstance(call.move, Gather) else len(call.reads)
@@ -78,7 +78,7 @@ class Sizes:
     def small_shape(self, name: str) -> tuple[int, ...]:
         return tuple(prod(map(self.small.__getitem__, self._factors(dim))) for dim in self.values[name].dims)
 
-    def small_call(self, call: Call) -> Call:
+    def small_call(self, call: ChainCall) -> ChainCall:
         """The call with the sizes among its arguments made small."""
         shape = self.small_shape(call.name)
         move = call.move.small(self.values[call.reads[0]], shape)
