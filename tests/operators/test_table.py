@@ -288,3 +288,11 @@ def test_every_entry_is_called_and_followed_or_joined() -> None:
     assert set(MOVERS) - {GATHER, SCATTER} == PASSING | {name for name in MOVERS if MOVERS[name].kind is Join}
     assert FOLLOWERS & set(MOVERS) == {WAIT, GETITEM}
     assert MOVERS[GETITEM].kind is Pick
+
+
+def test_equal_parts_are_found_however_they_are_written() -> None:
+    for bounds in ((2, 4), (-2, None), (2, 2**63 - 1)):
+        cut = move_of("aten.slice.Tensor", (None, 0, *bounds, 1), (2,))
+        assert isinstance(cut, Cut)
+        assert cut.piece(4) == (1, 2)
+    assert move_of("aten.chunk.default", (None, 4, 0), None).layout(shard((6,))).shape == (2,)  # three pieces, not four

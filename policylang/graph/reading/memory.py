@@ -18,13 +18,7 @@ import torch.fx as fx
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Phase
-from policylang.operators.effects import (
-    asks_for_sizes,
-    effects,
-    may_write,
-    statistics_positions,
-    written_statistics,
-)
+from policylang.operators.effects import asks_for_sizes, effects, may_write, statistics_positions, written_statistics
 
 _MOST_EARLY_READERS = 8
 """So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a

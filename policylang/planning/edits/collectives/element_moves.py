@@ -16,22 +16,6 @@ NOWHERE = -1
 
 
 @frozen
-class Fan:
-    """``split → getitem* → cat``, or slices of one value in place of ``split`` and ``getitem``."""
-
-    base: int
-    """The row that is split."""
-    rows: tuple[int, ...]
-    """Split, pieces and join, in graph order."""
-    cut: int
-    count: int
-    joined: int
-    stacked: bool
-    drops: bool
-    """Whether the pieces have lost the dimension they were cut along (``unbind``)."""
-
-
-@frozen
 class Piece:
     """One of several equal parts of a value."""
 
@@ -50,6 +34,21 @@ class Piece:
     def of(self) -> tuple[int, int | None, int, bool]:
         """What is cut, and how."""
         return self.base, self.split, self.cut, self.drops
+
+
+@frozen
+class Fan:
+    """``split → getitem* → cat``, or slices of one value in place of ``split`` and ``getitem``."""
+
+    first: Piece
+    rows: tuple[int, ...]
+    """Split, pieces and join, in graph order."""
+    join: Join
+
+    @property
+    def base(self) -> int:
+        """The row that is split."""
+        return self.first.base
 
 
 def moved(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
@@ -97,7 +96,7 @@ def fan_of(facts: Facts, join: int) -> Fan | str:
     move = move_in(facts, join)
     assert isinstance(move, Join)
     rows = tuple(sorted({*pieces, *(() if first.split is None else (first.split,)), join}))
-    return Fan(first.base, rows, first.cut, first.count, move.dim % len(shape), move.stacked, first.drops)
+    return Fan(first, rows, move)
 
 
 def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
@@ -107,10 +106,10 @@ def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
     if shape is None or facts.strides[join] is None:
         raise NoDigitsError(f"sizes not fixed: {facts.names[join]}")
     try:
-        digits, piece = layouts.cut(value, fan.cut, fan.count, drops=fan.drops)
+        digits, piece = layouts.cut(value, fan.first.cut, fan.first.count, drops=fan.first.drops)
     except NoDigitsError:
         raise NoDigitsError(f"{facts.names[join]} cuts across shards") from None
-    found = layouts.joined(piece, digits, fan.joined, stacked=fan.stacked)
+    found = fan.join.layout(piece, digits)
     if found.shape != shape:
         raise NoDigitsError(f"{facts.names[join]} joins uneven pieces")
     return found
