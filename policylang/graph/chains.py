@@ -208,18 +208,3 @@ class Chains:
 
 def _members(mask: bytearray) -> list[int]:
     return [row for row, inside in enumerate(mask) if inside]
-
-
-def after(facts: Facts, rows: Iterable[int]) -> list[int]:
-    """See :meth:`Chains.after`."""
-    return Chains(facts).after(rows)
-
-
-def before(facts: Facts, rows: Iterable[int]) -> list[int]:
-    """See :meth:`Chains.before`."""
-    return Chains(facts).before(rows)
-
-
-def from_parameter(facts: Facts) -> bytearray:
-    """See :attr:`Chains.from_parameter_mask`."""
-    return Chains(facts).from_parameter_mask

@@ -69,34 +69,30 @@ def count(formula: Formula, node: fx.Node) -> int:
     on_shapes = getattr(formula, "__wrapped__", None)
     value = value_of(node.meta)
     try:
-        if on_shapes is not None:
-            found = on_shapes(*_shapes(node.args), out_shape=_shapes(value), **_shapes(node.kwargs))
-        else:
-            found = formula(*_fakes(node.args), out_val=_fakes(value), **_fakes(node.kwargs))
-        return hint(found)
+        read = _fake if on_shapes is None else _shape
+        args, out, kwargs = (_mapped(each, read) for each in (node.args, value, node.kwargs))
+        if on_shapes is None:
+            return hint(formula(*args, out_val=out, **kwargs))
+        return hint(on_shapes(*args, out_shape=out, **kwargs))
     except Exception:  # a formula that cannot deal with a call, such as one whose work depends on the data
         return 0
 
 
-def _shapes(argument: Any) -> Any:
+def _mapped(argument: Any, tensor: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(argument, fx.Node):
-        return _shapes(value_of(argument.meta))
+        return _mapped(value_of(argument.meta), tensor)
     if isinstance(argument, torch.Tensor):
-        return hinted_shape(argument.shape)
+        return tensor(argument)
     if isinstance(argument, (tuple, list)):
-        return [_shapes(part) for part in argument]
+        return [_mapped(part, tensor) for part in argument]
     if isinstance(argument, dict):
-        return {name: _shapes(part) for name, part in argument.items()}
+        return {name: _mapped(part, tensor) for name, part in argument.items()}
     return hint(argument) if isinstance(argument, torch.SymInt) else argument
 
 
-def _fakes(argument: Any) -> Any:
-    if isinstance(argument, fx.Node):
-        return _fakes(value_of(argument.meta))
-    if isinstance(argument, torch.Tensor):
-        return torch.empty(hinted_shape(argument.shape), dtype=argument.dtype, device="meta")
-    if isinstance(argument, (tuple, list)):
-        return [_fakes(part) for part in argument]
-    if isinstance(argument, dict):
-        return {name: _fakes(part) for name, part in argument.items()}
-    return argument
+def _shape(tensor: torch.Tensor) -> torch.Size:
+    return hinted_shape(tensor.shape)
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(hinted_shape(tensor.shape), dtype=tensor.dtype, device="meta")

@@ -39,7 +39,7 @@ Digits = tuple[Digit, ...]
 
 
 @frozen
-class Layout:
+class DigitLayout:
     """A value as the digits of each of its dimensions."""
 
     dims: tuple[Digits, ...]
@@ -57,13 +57,13 @@ class NoDigitsError(Exception):
     """An operator that moves more or other things than digits; a phrase that goes after its name, or nothing."""
 
 
-def shard(shape: Sequence[int]) -> Layout:
+def shard(shape: Sequence[int]) -> DigitLayout:
     """What a chain starts from: row-major."""
     count = prod(shape)
     return _dealt((Digit(SHARD, 1, count),) if count > 1 else (), shape)
 
 
-def gathered(value: Layout, origin: int, size: int) -> Layout:
+def gathered(value: DigitLayout, origin: int, size: int) -> DigitLayout:
     """What a gather makes: the shards of a group one after the other."""
     return joined(value, counted(origin, size), 0)
 
@@ -73,34 +73,34 @@ def counted(origin: int, size: int) -> Digits:
     return (Digit(origin, 1, size),) if size > 1 else ()
 
 
-def permuted(value: Layout, dims: Sequence[int]) -> Layout:
-    return Layout(tuple(value.dims[dim] for dim in dims))
+def permuted(value: DigitLayout, dims: Sequence[int]) -> DigitLayout:
+    return DigitLayout(tuple(value.dims[dim] for dim in dims))
 
 
-def viewed(value: Layout, shape: Sequence[int]) -> Layout:
+def viewed(value: DigitLayout, shape: Sequence[int]) -> DigitLayout:
     """Raises :class:`NoDigitsError` where a dimension would have to cut a digit that it does not divide."""
     return value if value.shape == tuple(shape) else _dealt(value.flat, shape)
 
 
-def cut(value: Layout, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, Layout]:
+def cut(value: DigitLayout, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, DigitLayout]:
     """The digits that count so many equal pieces of a dimension, and each piece; ``drops``: without the dimension."""
     dim %= len(value.dims)
     taken, rest = first(value.dims[dim], count)
-    return taken, Layout((*value.dims[:dim], *(() if drops else (rest,)), *value.dims[dim + 1 :]))
+    return taken, DigitLayout((*value.dims[:dim], *(() if drops else (rest,)), *value.dims[dim + 1 :]))
 
 
-def joined(piece: Layout, digits: Digits, dim: int, *, stacked: bool = False) -> Layout:
+def joined(piece: DigitLayout, digits: Digits, dim: int, *, stacked: bool = False) -> DigitLayout:
     """Pieces that the digits count, one after the other along a dimension; ``stacked``: along a new one."""
     dim %= len(piece.dims) + stacked
     own, after = ((), dim) if stacked else (piece.dims[dim], dim + 1)
-    return Layout((*piece.dims[:dim], digits + own, *piece.dims[after:]))
+    return DigitLayout((*piece.dims[:dim], digits + own, *piece.dims[after:]))
 
 
 def size_of(digits: Digits) -> int:
     return prod(digit.size for digit in digits)
 
 
-def relative(value: Layout, home: Layout) -> Layout:
+def relative(value: DigitLayout, home: DigitLayout) -> DigitLayout:
     """A value that has digits of ``home`` only, as digits of the row-major index of an element there.
 
     Raises :class:`NoDigitsError` where it has others.
@@ -118,17 +118,17 @@ def relative(value: Layout, home: Layout) -> Layout:
                 return Digit(SHARD, worth * (digit.weight // whole.weight), digit.size)
         raise NoDigitsError
 
-    return Layout(tuple(tuple(map(of, digits)) for digits in value.dims))
+    return DigitLayout(tuple(tuple(map(of, digits)) for digits in value.dims))
 
 
-def _dealt(digits: Digits, shape: Sequence[int]) -> Layout:
+def _dealt(digits: Digits, shape: Sequence[int]) -> DigitLayout:
     dims = []
     for length in shape:
         taken, digits = first(digits, length)
         dims.append(taken)
     if digits:
         raise NoDigitsError
-    return Layout(tuple(dims))
+    return DigitLayout(tuple(dims))
 
 
 def first(digits: Digits, length: int) -> tuple[Digits, Digits]:

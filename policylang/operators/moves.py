@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 
 from policylang.operators import layouts, strides
 from policylang.operators.elements import Tensor
-from policylang.operators.layouts import Digits, Layout, NoDigitsError, size_of
+from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, size_of
 from policylang.operators.strides import Lengths
 
 
@@ -38,7 +38,7 @@ class Move:
     keeps_part: ClassVar[bool] = False
     """Whether it may leave out elements, add some, or return several tensors."""
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         """Of its result, of a split of each piece. ``added``: the digits that count what it puts together.
 
         Raises :class:`NoDigitsError`.
@@ -53,7 +53,7 @@ class Move:
         """Whether it writes its result anew."""
         return False
 
-    def small(self, before: Layout, shape: Lengths) -> Move:
+    def small(self, before: DigitLayout, shape: Lengths) -> Move:
         """The same call on small tensors, by the layout of what it reads and the small shape of its result."""
         return self
 
@@ -68,7 +68,7 @@ class Move:
 
 @frozen
 class Alias(Move):
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return value
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
@@ -79,7 +79,7 @@ class Alias(Move):
 
 
 @frozen
-class Copy(Alias):
+class Clone(Alias):
     """A copy or a cast; casts to another dtype are refused where layouts are followed."""
 
     memory_format: str | None = None
@@ -108,13 +108,13 @@ class Copy(Alias):
 
 
 @frozen
-class Pad(Alias):
+class Pad(Clone):
     """Followed where it adds nothing and takes nothing away."""
 
     keeps_part = True
-    changes: bool
+    changes: bool = True
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         if self.changes:
             raise NoDigitsError("keeps a part")
         return value
@@ -125,7 +125,7 @@ class Pad(Alias):
     def values(self, value: Tensor) -> Tensor:
         if self.changes:
             raise MoveError("pads")
-        return value
+        return super().values(value)
 
 
 @frozen
@@ -136,7 +136,7 @@ class View(Move):
     copy: bool = False
     """Whether it copies what cannot be viewed."""
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.viewed(value, self.shape)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
@@ -146,7 +146,7 @@ class View(Move):
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
         return self.copy and strides.viewed(shape, stride, self.shape) is None
 
-    def small(self, before: Layout, shape: Lengths) -> Move:
+    def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return evolve(self, shape=shape)
 
     def values(self, value: Tensor) -> Tensor:
@@ -176,6 +176,13 @@ class Expand(View):
 
 
 @frozen
+class Flatten(View):
+    def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
+        """One dimension, flattened, is left as it is."""
+        return stride if shape == self.shape else super().strides(shape, stride)
+
+
+@frozen
 class Squeeze(View):
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
         """Which of several lengths of 1 are dropped makes no difference to the others' strides."""
@@ -198,7 +205,7 @@ class Permute(Move):
     dims: tuple[int, ...]
     """Which dimension comes to stand at each place."""
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.permuted(value, self.dims)
 
     def strides(self, shape: Lengths, stride: Lengths) -> Lengths | None:
@@ -249,13 +256,13 @@ class Cut(Move):
         size = last - first
         return None if size <= 0 or first % size or length % size else (first // size, length // size)
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.cut(value, self.dim, self._piece(value)[1])[1]
 
-    def small(self, before: Layout, shape: Lengths) -> Move:
+    def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return self if isinstance(self.start, Part) else Cut(self.dim, self._piece(before))
 
-    def _piece(self, value: Layout) -> tuple[int, int]:
+    def _piece(self, value: DigitLayout) -> tuple[int, int]:
         if isinstance(self.start, Part):
             return 0, self.start.count
         found = self.piece(size_of(value.dims[self.dim]))
@@ -303,13 +310,13 @@ class Split(Move):
         size = self.size if self.count is None else max(1, -(-length // self.count))
         return tuple(min(size, length - at) for at in range(0, length, size))
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.cut(value, self.dim, self._count(value), drops=self.drops)[1]
 
-    def small(self, before: Layout, shape: Lengths) -> Move:
+    def small(self, before: DigitLayout, shape: Lengths) -> Move:
         return Split(self.dim, count=self._count(before), drops=self.drops)
 
-    def _count(self, value: Layout) -> int:
+    def _count(self, value: DigitLayout) -> int:
         sizes = self.sizes(size_of(value.dims[self.dim]))
         if len(set(sizes)) != 1:
             raise NoDigitsError("cuts unevenly")
@@ -330,7 +337,7 @@ class Pick(Move):
     keeps_part = True
     index: int
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return value
 
     def values(self, value: Sequence[Tensor]) -> Tensor:
@@ -347,7 +354,7 @@ class Join(Move):
     def copies(self, shape: Lengths, stride: Lengths) -> bool:
         return True
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.joined(value, added, self.dim, stacked=self.stacked)
 
     def values(self, value: Sequence[Tensor]) -> Tensor:
@@ -366,7 +373,7 @@ class Join(Move):
 
 
 @frozen
-class Collective(Move):
+class GroupMove(Move):
     """What the ranks of a group do together; its values are one for each of them, in group order."""
 
     ranks: int
@@ -382,8 +389,8 @@ class Collective(Move):
 
 
 @frozen
-class Gather(Collective):
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+class Gather(GroupMove):
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.joined(value, added, 0)
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -394,10 +401,10 @@ class Gather(Collective):
 
 
 @frozen
-class Scatter(Collective):
+class Scatter(GroupMove):
     reduction: str
 
-    def layout(self, value: Layout, added: Digits = ()) -> Layout:
+    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.cut(value, 0, self.ranks)[1]
 
     def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:

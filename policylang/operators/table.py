@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from attrs import frozen
 
 from policylang.operators.moves import (
     Alias,
-    Copy,
+    Clone,
     Cut,
     Expand,
+    Flatten,
     Gather,
     Join,
     Move,
@@ -51,10 +52,15 @@ class Mover:
 
 def move_of(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
     """What a call does with elements: its arguments, the tensors among them, and the shape of what it returns."""
+    return _read(target, arguments[1:], shape)
+
+
+@lru_cache(maxsize=4096)
+def _read(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Move:
     mover = MOVERS.get(target)
     if mover is None or (shape is None and issubclass(mover.kind, View | Permute)):
         return Move()
-    return mover.read(shape, *arguments[1:])
+    return mover.read(shape, *arguments)
 
 
 def _view(shape: Lengths, *_: Any) -> Move:
@@ -101,23 +107,23 @@ MOVERS: dict[str, Mover] = {
     WAIT: Mover(Alias, _alias),
     "aten._reshape_alias.default": _UNKNOWN,
     "aten._to_copy.default": Mover(
-        Copy, lambda _, *options: Copy(options[-1], cast=True), defaults=(None, None, None, None, False, None)
+        Clone, lambda _, *options: Clone(options[-1], cast=True), defaults=(None, None, None, None, False, None)
     ),
     "aten._unsafe_view.default": Mover(View, _view),
     "aten.alias.default": _ALIAS,
     "aten.cat.default": Mover(Join, lambda _, dim=0: Join(dim), defaults=(0,)),
     "aten.chunk.default": Mover(Split, lambda _, count, dim=0: Split(dim, count=count), VIEWS, (None, 0)),
-    "aten.clone.default": Mover(Copy, lambda _, memory_format=None: Copy(memory_format), defaults=(None,)),
-    "aten.constant_pad_nd.default": Mover(Pad, lambda _, pads, *__: Pad(any(pads)), defaults=(None, 0)),
+    "aten.clone.default": Mover(Clone, lambda _, memory_format=None: Clone(memory_format), defaults=(None,)),
+    "aten.constant_pad_nd.default": Mover(Pad, lambda _, pads, *__: Pad(changes=any(pads)), defaults=(None, 0)),
     "aten.contiguous.default": Mover(
-        Copy,
-        lambda _, memory_format=0: Copy(_ROW_MAJOR, where_needed=True) if memory_format in (0, _ROW_MAJOR) else Move(),
+        Clone,
+        lambda _, memory_format=0: Clone(_ROW_MAJOR, where_needed=True) if memory_format in (0, _ROW_MAJOR) else Move(),
         A_VIEW,
         (0,),
     ),
     "aten.detach.default": _ALIAS,
     "aten.expand.default": Mover(Expand, lambda shape, *_: Expand(shape), A_VIEW, (None, False)),
-    "aten.flatten.using_ints": Mover(View, _reshape, A_VIEW, (0, -1)),
+    "aten.flatten.using_ints": Mover(Flatten, lambda shape, *_: Flatten(shape, copy=True), A_VIEW, (0, -1)),
     "aten.lift_fresh.default": _ALIAS,
     "aten.movedim.int": _MOVEDIM,
     "aten.movedim.intlist": _MOVEDIM,
@@ -145,7 +151,7 @@ MOVERS: dict[str, Mover] = {
     "aten.view.default": Mover(View, _view, A_VIEW),
     "aten.view.dtype": _UNKNOWN,
     GETITEM: Mover(Pick, lambda _, index: Pick(index)),
-    "prims.convert_element_type.default": Mover(Copy, lambda *_: Copy(cast=True)),
+    "prims.convert_element_type.default": Mover(Clone, lambda *_: Clone(cast=True)),
 }
 
 

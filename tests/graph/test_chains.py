@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.graph.chains import Chains, after, before, from_parameter
+from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
 from tests.support.textgraph import facts_of
 
@@ -197,13 +197,13 @@ def names(facts: Facts, rows: list[int]) -> list[str]:
 
 def test_a_gathered_weight_is_one_line_to_the_matrix_product(fsdp: Facts) -> None:
     gather = [fsdp.index["gather"]]
-    assert names(fsdp, after(fsdp, gather)) == ["wait", "split", "p0", "p1", "cat", "view"]
-    assert names(fsdp, before(fsdp, gather)) == ["cast"]
+    assert names(fsdp, Chains(fsdp).after(gather)) == ["wait", "split", "p0", "p1", "cat", "view"]
+    assert names(fsdp, Chains(fsdp).before(gather)) == ["cast"]
 
 
 def test_the_line_survives_that_the_backward_reads_the_weight(fsdp: Facts) -> None:
     assert fsdp.users[fsdp.index["view"]] == (fsdp.index["mm"], fsdp.index["bw"])
-    assert "view" in names(fsdp, after(fsdp, [fsdp.index["cast"]]))
+    assert "view" in names(fsdp, Chains(fsdp).after([fsdp.index["cast"]]))
 
 
 def test_what_follows_the_first_wait(fsdp: Facts) -> None:
@@ -215,7 +215,7 @@ def test_what_follows_the_first_wait(fsdp: Facts) -> None:
 
 
 def test_everything_on_the_line_is_from_the_parameter(fsdp: Facts) -> None:
-    mask = from_parameter(fsdp)
+    mask = Chains(fsdp).from_parameter_mask
     line = ["cast", "gather", "wait", "split", "p0", "p1", "cat", "view"]
     assert names(fsdp, [row for row, inside in enumerate(mask) if inside]) == line
 

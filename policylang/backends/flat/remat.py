@@ -24,7 +24,7 @@ from policylang.backends.flat.remat_schedule import Region, Schedule, schedule
 from policylang.backends.surgery import copy_insertion, order, random_replay, tags
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
-from policylang.graph.reading.memory import Memory, memory_of
+from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Decision, Plan
 from policylang.planning.storage import storage_roots
@@ -116,7 +116,7 @@ class _Surgeon:
     """The only part that touches the graph. Everything it does was worked out before."""
 
     def __init__(
-        self, gm: fx.GraphModule, nodes: Sequence[fx.Node], plan: Plan, memory: Memory, planned: Schedule
+        self, gm: fx.GraphModule, nodes: Sequence[fx.Node], plan: Plan, memory: GraphMemory, planned: Schedule
     ) -> None:
         self.gm = gm
         self.graph = gm.graph

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.reading.memory import Memory
+from policylang.graph.reading.memory import GraphMemory
 from policylang.planning.storage import storage_roots
 
 
@@ -48,7 +48,7 @@ class Schedule:
     """Rows decided ``recompute`` that some region reads as they are: the forward needs them for longer anyway."""
 
 
-def schedule(facts: Facts, recompute: Sequence[bool] | bytearray, memory: Memory) -> Schedule:
+def schedule(facts: Facts, recompute: Sequence[bool] | bytearray, memory: GraphMemory) -> Schedule:
     """The regions of a flat graph and what each runs again, for the rows that are to be recomputed."""
     life = _forward_life(facts, recompute, memory)
     borrowed: set[int] = set()
@@ -92,7 +92,7 @@ class _ForwardLife:
         return bool(self.kept[row]) and self.held_until.get(self.roots[row], -1) > end
 
 
-def _forward_life(facts: Facts, recompute: Sequence[bool] | bytearray, memory: Memory) -> _ForwardLife:
+def _forward_life(facts: Facts, recompute: Sequence[bool] | bytearray, memory: GraphMemory) -> _ForwardLife:
     kept = bytearray(len(facts))
     kept_units: set[int] = set()
     held_until: dict[int, int] = {}
@@ -124,7 +124,7 @@ def _forward_life(facts: Facts, recompute: Sequence[bool] | bytearray, memory: M
 def _batches(
     facts: Facts,
     recompute: Sequence[bool] | bytearray,
-    memory: Memory,
+    memory: GraphMemory,
     region: tuple[int, ...],
     life: _ForwardLife,
     borrowed: set[int],

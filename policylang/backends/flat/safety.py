@@ -13,7 +13,7 @@ import torch.fx as fx
 from policylang.backends.flat.remat_schedule import Schedule
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import Facts
-from policylang.graph.reading.memory import Memory
+from policylang.graph.reading.memory import GraphMemory
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
@@ -46,7 +46,7 @@ def _same(node: fx.Node, name: str) -> bool:
     return str(node.name) == name
 
 
-def check(plan: Plan, nodes: Sequence[fx.Node], memory: Memory, planned: Schedule) -> None:
+def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory, planned: Schedule) -> None:
     """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
     found = list(_unsafe(nodes, plan.facts, memory, planned))
     if not found:
@@ -67,7 +67,9 @@ def check(plan: Plan, nodes: Sequence[fx.Node], memory: Memory, planned: Schedul
     raise PolicyMatchError(diagnostics)
 
 
-def _unsafe(nodes: Sequence[fx.Node], facts: Facts, memory: Memory, planned: Schedule) -> Iterator[tuple[int, str]]:
+def _unsafe(
+    nodes: Sequence[fx.Node], facts: Facts, memory: GraphMemory, planned: Schedule
+) -> Iterator[tuple[int, str]]:
     seen: set[int] = set()
     for region in planned.regions:
         for batch in region.batches:
@@ -80,7 +82,7 @@ def _unsafe(nodes: Sequence[fx.Node], facts: Facts, memory: Memory, planned: Sch
                     yield row, reason
 
 
-def _reason(node: fx.Node, row: int, facts: Facts, memory: Memory, anchor: int) -> str | None:
+def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
     if row in memory.written:
         return "it writes to memory that outlives it, which a second run would do again"
     if node.kwargs.get("generator") is not None:

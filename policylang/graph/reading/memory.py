@@ -18,13 +18,7 @@ import torch.fx as fx
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Phase
-from policylang.operators.effects import (
-    asks_for_sizes,
-    effects,
-    may_write,
-    statistics_positions,
-    written_statistics,
-)
+from policylang.operators.effects import asks_for_sizes, effects, may_write, statistics_positions, written_statistics
 
 _MOST_EARLY_READERS = 8
 """So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a
@@ -32,7 +26,7 @@ unit would tie unrelated parts of a model together, and the memory is saved inst
 
 
 @frozen(eq=False)
-class Memory:
+class GraphMemory:
     """Rows are those of the node list that :func:`memory_of` was given."""
 
     roots: Sequence[int]
@@ -65,7 +59,7 @@ class Memory:
         return writes[first] if first < len(writes) and writes[first] < high else None
 
 
-def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> Memory:
+def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> GraphMemory:
     """The memory of a flat graph whose phases are known. O(nodes + edges)."""
     if not any(map(may_write, nodes)):
         return _nothing_written(len(nodes))
@@ -97,15 +91,17 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> Memory:
     units, members = _units(nodes, phases, inputs, roots, writes, reads_no_bytes)
     needed = _needed_until(phases, inputs, units)
     loose = frozenset(root for root in writes if root not in members and nodes[root].op == "call_function")
-    memory = Memory(roots, writes, units, members, statistics, frozenset(), frozenset(), reads_no_bytes, loose, needed)
+    memory = GraphMemory(
+        roots, writes, units, members, statistics, frozenset(), frozenset(), reads_no_bytes, loose, needed
+    )
     unstable, outside = _hazards(nodes, phases, inputs, memory)
     return evolve(memory, unstable=unstable, written=outside)
 
 
-def _nothing_written(length: int) -> Memory:
+def _nothing_written(length: int) -> GraphMemory:
     """Of a functional graph: nothing stands in the way of a second run, so who shares memory does not matter."""
     nothing: frozenset[int] = frozenset()
-    return Memory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
+    return GraphMemory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
 
 
 def _find(parents: list[int], row: int) -> int:
@@ -191,7 +187,7 @@ def _hazards(
     nodes: Sequence[fx.Node],
     phases: Sequence[int],
     inputs: Sequence[tuple[int, ...]],
-    memory: Memory,
+    memory: GraphMemory,
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The rows that must not run again although nothing in their own schema says so, and the writers among them."""
     roots, units, loose = memory.roots, memory.units, memory.loose

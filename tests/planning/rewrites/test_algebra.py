@@ -15,7 +15,7 @@ from policylang.operators import strides
 from policylang.operators.elements import Tensor
 from policylang.planning.edits.collectives.grids import Grid, grid_of
 from policylang.planning.edits.data import FusedGroup, Rewrite
-from policylang.planning.edits.proof.calls import Call, new_call, old_calls
+from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
 from policylang.planning.edits.proof.equivalence import Claim, Prover
 from policylang.planning.edits.proof.evaluator import run
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
@@ -58,7 +58,9 @@ def _move(draw: st.DrawFn, line: Line) -> None:
         line.contiguous().view(part, length // part, *value.shape[1:])
 
 
-def on_all_ranks(facts: Facts, calls: Sequence[Call], grid: Grid, names: Sequence[str], result: str) -> dict[int, list]:
+def on_all_ranks(
+    facts: Facts, calls: Sequence[ChainCall], grid: Grid, names: Sequence[str], result: str
+) -> dict[int, list]:
     """Without the proof's shrinking: whole shards, each element with a number of its own."""
     source = next(name for row, name in enumerate(facts.names) if facts.ops[row] == "placeholder")
     shape = facts.shapes[0]

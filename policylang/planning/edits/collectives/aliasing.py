@@ -7,17 +7,19 @@ from policylang.operators.names import GETITEM
 from policylang.planning.edits.setting import RefusedError
 from policylang.planning.storage import storage_roots
 
+_WRITES = int(Flag.WRITES)  # a plain integer: the enumeration's own operators cost ten times as much
 
-class Memory:
+
+class ReplacedMemory:
     """The memory of one graph's values, and who writes there."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.roots = storage_roots(facts)
         self.written: dict[int, list[int]] = {}
-        """Memory, by the row that made it, and the rows that write there."""
+        """ReplacedMemory, by the row that made it, and the rows that write there."""
         for row, flags in enumerate(facts.flags):
-            if flags & Flag.WRITES:
+            if flags & _WRITES:
                 for source in facts.inputs[row]:
                     self.written.setdefault(self.roots[source], []).append(row)
 

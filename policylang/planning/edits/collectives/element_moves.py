@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from policylang.graph.facts import Facts, Ref
 from policylang.operators import layouts
-from policylang.operators.layouts import Layout, NoDigitsError
+from policylang.operators.layouts import DigitLayout, NoDigitsError
 from policylang.operators.moves import Cut, Join, Move, Pick, Split
 from policylang.operators.table import move_of
 
 NOWHERE = -1
-
-
-@frozen
-class Fan:
-    """``split → getitem* → cat``, or slices of one value in place of ``split`` and ``getitem``."""
-
-    base: int
-    """The row that is split."""
-    rows: tuple[int, ...]
-    """Split, pieces and join, in graph order."""
-    cut: int
-    count: int
-    joined: int
-    stacked: bool
-    drops: bool
-    """Whether the pieces have lost the dimension they were cut along (``unbind``)."""
 
 
 @frozen
@@ -46,8 +30,28 @@ class Piece:
     """Which part, from 0."""
     count: int
 
+    @property
+    def of(self) -> tuple[int, int | None, int, bool]:
+        """What is cut, and how."""
+        return self.base, self.split, self.cut, self.drops
 
-def moved(facts: Facts, row: int, value: Layout) -> Layout:
+
+@frozen
+class Fan:
+    """``split → getitem* → cat``, or slices of one value in place of ``split`` and ``getitem``."""
+
+    first: Piece
+    rows: tuple[int, ...]
+    """Split, pieces and join, in graph order."""
+    join: Join
+
+    @property
+    def base(self) -> int:
+        """The row that is split."""
+        return self.first.base
+
+
+def moved(facts: Facts, row: int, value: DigitLayout) -> DigitLayout:
     """A layout after the operator of a row. Raises :class:`NoDigitsError` with a phrase where it is none."""
     shape, name = facts.shapes[row], facts.names[row]
     if shape is None or facts.strides[row] is None or len(facts.inputs[row]) != 1:
@@ -83,7 +87,7 @@ def fan_of(facts: Facts, join: int) -> Fan | str:
     first = piece_of(facts, pieces[0])
     for place, piece in enumerate(pieces):
         found = piece_of(facts, piece)
-        if found is None or first is None or evolve(found, place=first.place, count=first.count) != first:
+        if found is None or first is None or found.of != first.of:
             return f"{name} joins other values"
         if found.place != place:
             return f"{name} joins pieces in another order"
@@ -92,20 +96,20 @@ def fan_of(facts: Facts, join: int) -> Fan | str:
     move = move_in(facts, join)
     assert isinstance(move, Join)
     rows = tuple(sorted({*pieces, *(() if first.split is None else (first.split,)), join}))
-    return Fan(first.base, rows, first.cut, first.count, move.dim % len(shape), move.stacked, first.drops)
+    return Fan(first, rows, move)
 
 
-def fanned(facts: Facts, fan: Fan, value: Layout) -> Layout:
+def fanned(facts: Facts, fan: Fan, value: DigitLayout) -> DigitLayout:
     """A layout after a fan."""
     join = fan.rows[-1]
     shape = facts.shapes[join]
     if shape is None or facts.strides[join] is None:
         raise NoDigitsError(f"sizes not fixed: {facts.names[join]}")
     try:
-        digits, piece = layouts.cut(value, fan.cut, fan.count, drops=fan.drops)
+        digits, piece = layouts.cut(value, fan.first.cut, fan.first.count, drops=fan.first.drops)
     except NoDigitsError:
         raise NoDigitsError(f"{facts.names[join]} cuts across shards") from None
-    found = layouts.joined(piece, digits, fan.joined, stacked=fan.stacked)
+    found = fan.join.layout(piece, digits)
     if found.shape != shape:
         raise NoDigitsError(f"{facts.names[join]} joins uneven pieces")
     return found
@@ -124,24 +128,24 @@ def _copies(facts: Facts, row: int) -> bool:
 
 def piece_of(facts: Facts, row: int) -> Piece | None:
     """Of a slice, or of a ``getitem`` of a split, which part it is; None where parts are not equal, and of others."""
-    move, source = move_in(facts, row), source_of(facts, row)
-    if isinstance(move, Pick) and source != NOWHERE:
-        cut, base, split = move_in(facts, source), source_of(facts, source), source
-    else:
-        cut, base, split = move, source, None
-    shape, whole = facts.shapes[row], facts.shapes[base] if base != NOWHERE else None
-    if shape is None or whole is None or not isinstance(cut, Cut if split is None else Split):
+    move, source, shape = move_in(facts, row), source_of(facts, row), facts.shapes[row]
+    if source == NOWHERE or shape is None:
         return None
-    dim = cut.dim % len(whole)
-    if isinstance(cut, Cut):
-        found = cut.piece(whole[dim])
-        return None if found is None else Piece(base, None, dim, False, *found)
-    assert isinstance(move, Pick)
-    length = 1 if cut.drops else shape[dim]
-    if not isinstance(move.index, int) or not length or not whole[dim] or whole[dim] % length:
+    if isinstance(move, Cut) and (whole := facts.shapes[source]) is not None:
+        dim = move.dim % len(whole)
+        found = move.piece(whole[dim])
+        return None if found is None else Piece(source, None, dim, False, *found)
+    split, base = move_in(facts, source), source_of(facts, source)
+    if not isinstance(move, Pick) or not isinstance(split, Split) or base == NOWHERE:
+        return None
+    if (whole := facts.shapes[base]) is None or not isinstance(move.index, int):
+        return None
+    dim = split.dim % len(whole)
+    length = 1 if split.drops else shape[dim]
+    if not length or not whole[dim] or whole[dim] % length:
         return None
     count = whole[dim] // length
-    return Piece(base, split, dim, cut.drops, move.index % count, count)
+    return Piece(base, source, dim, split.drops, move.index % count, count)
 
 
 def source_of(facts: Facts, row: int) -> int:

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from policylang.language.syntax import Fuse
 from policylang.planning.edits.collectives.grids import Grid, dims_of, grid_of
-from policylang.planning.edits.collectives.lines import Link, Path, links
+from policylang.planning.edits.collectives.lines import ChainLink, ChainPath, links
 from policylang.planning.edits.data import FusedGroup, Kind, Refused, Rewrite
 from policylang.planning.edits.offers import UNASKED
 from policylang.planning.edits.rank_view import rewrite_words
@@ -31,8 +31,8 @@ Outcome = tuple[int, Rewrite | Refused]
 class Candidate:
     """Collectives that read each other, as links, and the way along each link."""
 
-    links: tuple[Link, ...]
-    paths: tuple[Path, ...]
+    links: tuple[ChainLink, ...]
+    paths: tuple[ChainPath, ...]
 
     @property
     def collectives(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Fusing(ABC):
         self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
 
     @abstractmethod
-    def path(self, link: Link) -> Path:
+    def path(self, link: ChainLink) -> ChainPath:
         """The way from one collective to the next. Raises :class:`RefusedError` where this is no link of a chain."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Fusing(ABC):
             found.extend(self._fused(candidate))
         return [outcome for _, outcome in sorted(found, key=lambda pair: pair[0])]
 
-    def check_dims(self, link: Link) -> None:
+    def check_dims(self, link: ChainLink) -> None:
         """Whether the statement's ``over`` takes in both collectives of a link."""
         facts, wanted = self.facts, self.statement.dims
         for row in (link.inner, link.outer) if wanted else ():
@@ -106,7 +106,7 @@ class Fusing(ABC):
 
     def _candidates(self, refused: list[Outcome]) -> Iterator[Candidate]:
         """Chains as long as they go; links that are none are put among the refused."""
-        following: dict[int, tuple[Link, Path]] = {}
+        following: dict[int, tuple[ChainLink, ChainPath]] = {}
         continued = set()
         for link in links(self.facts, self.collective):
             try:
@@ -119,7 +119,7 @@ class Fusing(ABC):
         for first in sorted(following):
             if first in continued:
                 continue
-            chain: list[tuple[Link, Path]] = []
+            chain: list[tuple[ChainLink, ChainPath]] = []
             at = first
             while at in following:
                 chain.append(following[at])

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
-from policylang.operators.layouts import Layout
+from policylang.operators.layouts import DigitLayout
 from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SLICE, WAIT
 from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.collectives.lines import Path, Step, last_row
+from policylang.planning.edits.collectives.lines import ChainPath, Step, last_row
 from policylang.planning.edits.data import FusedGroup, NewNode, Node
 from policylang.planning.edits.naming import Names
-from policylang.planning.edits.proof.calls import Call
-from policylang.planning.edits.proof.canonical import Steps, steps_to
+from policylang.planning.edits.proof.calls import ChainCall
+from policylang.planning.edits.proof.canonical import LayoutSteps, steps_to
 from policylang.planning.edits.setting import RefusedError
 
 
@@ -26,7 +26,7 @@ class Chain:
 
     gathers: tuple[int, ...]
     waits: tuple[int, ...]
-    between: tuple[Path, ...]
+    between: tuple[ChainPath, ...]
     """From each gather's wait to the input of the next."""
     tail: tuple[Step, ...] = ()
 
@@ -48,11 +48,11 @@ class Chain:
 class Derived:
     """A chain as the layout algebra sees it."""
 
-    layouts: dict[int, Layout] = field(repr=False)
+    layouts: dict[int, DigitLayout] = field(repr=False)
     """Of every row whose value is one tensor that is all of the chain's."""
     order: tuple[int, ...]
     """The gathers, that of the slowest rank digit first."""
-    steps: Steps
+    steps: LayoutSteps
     group: FusedGroup
 
 
@@ -124,7 +124,7 @@ class Maker:
             raise RefusedError(f"other consumer: {self._reader(row)}")
         return self._steps(own.name, steps, row)
 
-    def _steps(self, name: str, steps: Steps, like: int) -> str:
+    def _steps(self, name: str, steps: LayoutSteps, like: int) -> str:
         for step in steps.steps:
             arguments = (Node(name),) if step.argument is None else (Node(name), step.argument)
             name = self._add(step.target, arguments, step.shape, step.stride, like)
@@ -178,7 +178,7 @@ class Maker:
         return name
 
 
-def slice_of_rank(node: NewNode, grid: Grid, order: Sequence[int], fixed: int) -> Call:
+def slice_of_rank(node: NewNode, grid: Grid, order: Sequence[int], fixed: int) -> ChainCall:
     """The slice of the own part as every rank of the grid has it."""
     count = 1
     for place in order[:fixed]:
@@ -189,7 +189,7 @@ def slice_of_rank(node: NewNode, grid: Grid, order: Sequence[int], fixed: int) -
         for place in order[:fixed]:
             part = part * grid.shape[place] + at[place]
         index.append((rank, part))
-    return Call(node.name, node.target, (node.arguments[0], 0, Part(tuple(index), count)), node.shape)
+    return ChainCall(node.name, node.target, (node.arguments[0], 0, Part(tuple(index), count)), node.shape)
 
 
 def _same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int] | None) -> bool:

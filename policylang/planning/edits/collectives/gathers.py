@@ -13,14 +13,14 @@ from itertools import permutations
 
 from policylang.graph.facts import Flag, Phase
 from policylang.operators import layouts
-from policylang.operators.layouts import Layout, NoDigitsError
+from policylang.operators.layouts import DigitLayout, NoDigitsError
 from policylang.operators.names import GATHER, WAIT
 from policylang.planning.edits.collectives.consumers import relaid
 from policylang.planning.edits.collectives.element_moves import Fan, copies, fanned, moved
 from policylang.planning.edits.collectives.fusing import MOST_ORDERS, Candidate, Fusing, needs_unsorted
 from policylang.planning.edits.collectives.gather_nodes import Chain, Derived, Maker, slice_of_rank
 from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.collectives.lines import Link, Path, Step, last_row, path_between, phase, tail
+from policylang.planning.edits.collectives.lines import ChainLink, ChainPath, Step, last_row, path_between, phase, tail
 from policylang.planning.edits.data import Rewrite
 from policylang.planning.edits.proof.calls import new_call, old_calls
 from policylang.planning.edits.proof.canonical import steps_to
@@ -36,7 +36,7 @@ class Gathers(Fusing):
 
     # --- candidates ---
 
-    def path(self, link: Link) -> Path:
+    def path(self, link: ChainLink) -> ChainPath:
         """The way from the inner gather's wait to the outer gather. Raises where this can be no link of a chain."""
         facts = self.facts
         self.check_dims(link)
@@ -91,7 +91,7 @@ class Gathers(Fusing):
             restrided = []
         return self._planned(chain, grid, group_names, derived, restrided)
 
-    def _layouts(self, chain: Chain, grid: Grid) -> dict[int, Layout]:
+    def _layouts(self, chain: Chain, grid: Grid) -> dict[int, DigitLayout]:
         facts = self.facts
         source = facts.arguments[chain.gathers[0]][0].row
         shape = facts.shapes[source]
@@ -117,7 +117,7 @@ class Gathers(Fusing):
             raise RefusedError(str(why)) from None
         return values
 
-    def _with_tail(self, chain: Chain, values: dict[int, Layout]) -> Chain:
+    def _with_tail(self, chain: Chain, values: dict[int, DigitLayout]) -> Chain:
         """With what follows the last wait up to the last copy there: views behind it may stay as they are."""
         steps = tail(self.facts, chain.waits[-1])
         value = values[chain.waits[-1]]
@@ -132,10 +132,10 @@ class Gathers(Fusing):
                 kept = index + 1
         return Chain(chain.gathers, chain.waits, chain.between, steps[:kept])
 
-    def _after(self, step: Step, value: Layout) -> Layout:
+    def _after(self, step: Step, value: DigitLayout) -> DigitLayout:
         return fanned(self.facts, step, value) if isinstance(step, Fan) else moved(self.facts, step, value)
 
-    def _derive(self, chain: Chain, grid: Grid, values: dict[int, Layout], *, copied: bool) -> Derived:
+    def _derive(self, chain: Chain, grid: Grid, values: dict[int, DigitLayout], *, copied: bool) -> Derived:
         """The order in which the shards have to be gathered, and the steps from there to the chain's result."""
         facts = self.facts
         wanted = values[chain.result]

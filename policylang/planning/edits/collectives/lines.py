@@ -16,21 +16,21 @@ _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.
 
 
 @frozen
-class Link:
+class ChainLink:
     """A gather whose value, laid out anew perhaps, is gathered again."""
 
     inner: int
     outer: int
 
 
-def links(facts: Facts, target: str = GATHER) -> Iterator[Link]:
+def links(facts: Facts, target: str = GATHER) -> Iterator[ChainLink]:
     """Every pair of collectives of which one reads the other through layout operators only, in graph order."""
     origin = array("l", [NOWHERE]) * len(facts)
     for row, name in enumerate(facts.targets):
         if name == target:
             source = source_of(facts, row)
             if source != NOWHERE and origin[source] != NOWHERE:
-                yield Link(origin[source], row)
+                yield ChainLink(origin[source], row)
             origin[row] = row
         elif name in PASSING:
             source = source_of(facts, row)
@@ -45,7 +45,7 @@ Step = int | Fan
 
 
 @frozen
-class Path:
+class ChainPath:
     """The straight line between two rows."""
 
     steps: tuple[Step, ...]
@@ -53,7 +53,7 @@ class Path:
     """In graph order."""
 
 
-def path_between(facts: Facts, start: int, end: int) -> Path | str:
+def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
     """What lies on the way from a row, left out, to what reads it, included; a phrase where the line is not one."""
     steps: list[Step] = []
     row = end
@@ -70,7 +70,7 @@ def path_between(facts: Facts, start: int, end: int) -> Path | str:
             steps.append(row)
             row = source_of(facts, row)
     steps.reverse()
-    return Path(tuple(steps), rows_of(steps))
+    return ChainPath(tuple(steps), rows_of(steps))
 
 
 def tail(facts: Facts, wait: int) -> tuple[Step, ...]:

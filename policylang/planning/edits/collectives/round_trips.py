@@ -16,12 +16,12 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag, InputKind
 from policylang.operators import layouts
-from policylang.operators.layouts import Layout, NoDigitsError
+from policylang.operators.layouts import DigitLayout, NoDigitsError
 from policylang.operators.moves import Cut, Part, Pick
 from policylang.operators.names import GATHER, SLICE
 from policylang.operators.strides import is_contiguous
 from policylang.operators.table import JOINS, PASSING, movers_of
-from policylang.planning.edits.collectives.aliasing import Memory
+from policylang.planning.edits.collectives.aliasing import ReplacedMemory
 from policylang.planning.edits.collectives.consumers import relaid
 from policylang.planning.edits.collectives.element_moves import (
     Fan,
@@ -37,8 +37,8 @@ from policylang.planning.edits.collectives.grids import Grid, grid_of
 from policylang.planning.edits.data import NewNode, Node, Proof, Refused, Rewrite
 from policylang.planning.edits.naming import Trial
 from policylang.planning.edits.offers import UNASKED
-from policylang.planning.edits.proof.calls import Call, new_call, old_calls
-from policylang.planning.edits.proof.canonical import Steps, steps_to
+from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
+from policylang.planning.edits.proof.canonical import LayoutSteps, steps_to
 from policylang.planning.edits.proof.equivalence import Claim
 from policylang.planning.edits.rank_view import common_names, rewrite_words
 from policylang.planning.edits.setting import RefusedError, Setting
@@ -52,7 +52,7 @@ class _Value:
 
     gathers: tuple[int, ...]
     """All gathers on the way, the first to run first; digits name them by their places here."""
-    layout: Layout
+    layout: DigitLayout
 
 
 @frozen
@@ -65,7 +65,7 @@ class _Trip:
     """The row that the slice is a view of."""
     gathers: tuple[int, ...]
     """The gathers between the two."""
-    layout: Layout
+    layout: DigitLayout
     """The slice, as digits of ``home``."""
 
 
@@ -84,7 +84,7 @@ class RoundTrips:
         """What is read in place of a slice, by name."""
         self.handed: dict[int, list[int]] = {}
         """Rows that are read in place of slices, and those slices."""
-        self.memory = Memory(facts)
+        self.memory = ReplacedMemory(facts)
         self.common = common_names(facts)
 
     def outcomes(self) -> list[Rewrite | Refused]:
@@ -160,7 +160,7 @@ class RoundTrips:
             grid = self._grid(value.gathers)
             taken, rest = self._part(piece, value)
             dims = value.layout.dims
-            cut = evolve(value, layout=Layout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
+            cut = evolve(value, layout=DigitLayout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
             if cut.layout.shape != self.facts.shapes[row] or self.facts.strides[row] is None:
                 raise RefusedError(f"sizes not fixed: {self.facts.names[piece.base]}")
             # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
@@ -323,7 +323,7 @@ class RoundTrips:
                     pending.append(source)
         return tuple(sorted(found))
 
-    def _nodes(self, trip: _Trip, steps: Steps, names: Trial) -> tuple[list[NewNode], str]:
+    def _nodes(self, trip: _Trip, steps: LayoutSteps, names: Trial) -> tuple[list[NewNode], str]:
         facts, row = self.facts, trip.row
         name = facts.names[trip.home]
         nodes = []
@@ -368,13 +368,13 @@ class RoundTrips:
         )
         return self.setting.proof(claim)
 
-    def _slice_of_ranks(self, row: int, gathers: Sequence[int], grid: Grid) -> Call:
+    def _slice_of_ranks(self, row: int, gathers: Sequence[int], grid: Grid) -> ChainCall:
         """A slice as every rank of the grid has it: at its own part."""
         piece, taken, numbered = self.cuts[row]
         taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
         parts = [(rank, _part_of(grid.position(rank), taken)) for rank in grid.ranks]
         arguments = (Node(self.facts.names[piece.base]), piece.cut, Part(tuple(parts), piece.count))
-        return Call(self.facts.names[row], SLICE, arguments, self.facts.shapes[row])
+        return ChainCall(self.facts.names[row], SLICE, arguments, self.facts.shapes[row])
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:
         """The rows that nobody reads any more now that the last of them is not read, in graph order."""

@@ -16,16 +16,16 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag
 from policylang.operators import layouts
-from policylang.operators.layouts import Digits, Layout, NoDigitsError
+from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError
 from policylang.operators.names import SCATTER, WAIT
 from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.element_moves import Fan, fanned, moved, source_of
 from policylang.planning.edits.collectives.fusing import MOST_ORDERS, Candidate, Fusing, needs_unsorted
 from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.collectives.lines import Link, Path, last_row, path_between
+from policylang.planning.edits.collectives.lines import ChainLink, ChainPath, last_row, path_between
 from policylang.planning.edits.data import FusedGroup, NewNode, Node, Proof, Rewrite
 from policylang.planning.edits.proof.calls import new_call, old_calls
-from policylang.planning.edits.proof.canonical import Steps, steps_to
+from policylang.planning.edits.proof.canonical import LayoutSteps, steps_to
 from policylang.planning.edits.proof.equivalence import Claim
 from policylang.planning.edits.setting import RefusedError
 
@@ -39,7 +39,7 @@ class _Chain:
 
     scatters: tuple[int, ...]
     waits: tuple[int, ...]
-    between: tuple[Path, ...]
+    between: tuple[ChainPath, ...]
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class Scatters(Fusing):
 
     # --- candidates ---
 
-    def path(self, link: Link) -> Path:
+    def path(self, link: ChainLink) -> ChainPath:
         """The way from the inner scatter's wait to the outer scatter. Raises where this can be no link of a chain."""
         facts = self.facts
         self.check_dims(link)
@@ -82,7 +82,7 @@ class Scatters(Fusing):
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
         return path
 
-    def _check_reduction(self, link: Link) -> None:
+    def _check_reduction(self, link: ChainLink) -> None:
         one, other = (self.facts.arguments[row][1] for row in (link.inner, link.outer))
         if one != other:
             raise RefusedError(f"reduces with {one}, then with {other}")
@@ -133,7 +133,7 @@ class Scatters(Fusing):
             group=group,
         )
 
-    def _digits(self, chain: _Chain, grid: Grid, shape: tuple[int, ...]) -> tuple[list[Digits], Layout]:
+    def _digits(self, chain: _Chain, grid: Grid, shape: tuple[int, ...]) -> tuple[list[Digits], DigitLayout]:
         """The digits of the source's index that each scatter takes away, and the layout that is left."""
         facts = self.facts
         value, taken = layouts.shard(shape), []
@@ -143,7 +143,7 @@ class Scatters(Fusing):
                     raise RefusedError(f"group size of {facts.names[scatter]} is not {grid.shape[place]}")
                 mine, rest = layouts.first(value.dims[0], grid.shape[place])
                 taken.append(mine)
-                value = Layout((rest, *value.dims[1:]))
+                value = DigitLayout((rest, *value.dims[1:]))
                 if value.shape != facts.shapes[wait]:
                     raise RefusedError(f"sizes not fixed: {facts.names[wait]}")
                 for step in chain.between[place].steps if place < len(chain.between) else ():
@@ -155,15 +155,15 @@ class Scatters(Fusing):
         return taken, value
 
     def _derive(
-        self, grid: Grid, taken: list[Digits], left: Layout, shape: tuple[int, ...], names: tuple[str, ...]
-    ) -> tuple[Steps, FusedGroup]:
+        self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...], names: tuple[str, ...]
+    ) -> tuple[LayoutSteps, FusedGroup]:
         """The order of the ranks in which the source's parts lie as they are, and the views that it takes."""
         count = len(taken)
         orders = permutations(range(count)) if count <= MOST_ORDERS else iter([tuple(range(count))])
         refused: FusedGroup | None = None
         for order in orders:
             slow = tuple(digit for place in order for digit in taken[place])
-            steps = steps_to(Layout((slow + left.dims[0], *left.dims[1:])), (), shape)
+            steps = steps_to(DigitLayout((slow + left.dims[0], *left.dims[1:])), (), shape)
             if steps.copies or not is_contiguous(steps.shape, steps.stride):
                 continue
             group = self.fused_group(names, grid, order)
@@ -174,7 +174,7 @@ class Scatters(Fusing):
             raise needs_unsorted(refused.ranks)
         raise RefusedError("scatters several dimensions", "one scatter would need a copy of the whole value first")
 
-    def _nodes(self, chain: _Chain, source: int, steps: Steps, group: FusedGroup) -> tuple[NewNode, ...]:
+    def _nodes(self, chain: _Chain, source: int, steps: LayoutSteps, group: FusedGroup) -> tuple[NewNode, ...]:
         facts = self.facts
         names = self.setting.names.trial()
         made: list[NewNode] = []

@@ -14,7 +14,7 @@ from policylang.planning.edits.data import FusedGroup, NewNode, Node
 
 
 @frozen
-class Call:
+class ChainCall:
     name: str
     target: str
     arguments: tuple[Any, ...]
@@ -31,16 +31,16 @@ class Call:
         return (first.name,) if isinstance(first, Node) else tuple([part.name for part in first])
 
 
-def old_calls(facts: Facts, rows: Iterable[int]) -> list[Call]:
+def old_calls(facts: Facts, rows: Iterable[int]) -> list[ChainCall]:
     """The calls in some rows, in graph order."""
-    return [Call(facts.names[row], facts.targets[row], _arguments(facts, row), facts.shapes[row]) for row in rows]
+    return [ChainCall(facts.names[row], facts.targets[row], _arguments(facts, row), facts.shapes[row]) for row in rows]
 
 
-def new_call(node: NewNode) -> Call:
-    return Call(node.name, node.target, node.arguments, node.shape)
+def new_call(node: NewNode) -> ChainCall:
+    return ChainCall(node.name, node.target, node.arguments, node.shape)
 
 
-def group_of(call: Call) -> str | FusedGroup:
+def group_of(call: ChainCall) -> str | FusedGroup:
     """The group of a collective: the last argument, whatever the collective."""
     group = call.arguments[-1]
     assert isinstance(group, (str, FusedGroup))

@@ -12,13 +12,13 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from policylang.operators.layouts import SHARD, Digit, Digits, Layout, size_of
+from policylang.operators.layouts import SHARD, Digit, DigitLayout, Digits, size_of
 from policylang.operators.names import CLONE, PERMUTE, VIEW
 from policylang.operators.strides import Lengths, contiguous, permuted, viewed
 
 
 @frozen
-class Step:
+class LayoutStep:
     """One operator after the gather."""
 
     target: str
@@ -28,10 +28,10 @@ class Step:
 
 
 @frozen
-class Steps:
+class LayoutSteps:
     """What follows the gather, each step on what the one before it made."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[LayoutStep, ...]
     shape: Lengths
     stride: Lengths
 
@@ -40,7 +40,7 @@ class Steps:
         return sum(step.target == CLONE for step in self.steps)
 
 
-def steps_to(wanted: Layout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> Steps:
+def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> LayoutSteps:
     """From gathered shards to a layout.
 
     Args:
@@ -62,7 +62,7 @@ def steps_to(wanted: Layout, order: Sequence[int], start: Lengths, *, copied: bo
         if copied or viewed(pile.shape, pile.stride, wanted.shape) is None:
             pile.copy()
     pile.view(wanted.shape)
-    return Steps(tuple(pile.steps), pile.shape, pile.stride)
+    return LayoutSteps(tuple(pile.steps), pile.shape, pile.stride)
 
 
 @frozen
@@ -75,10 +75,10 @@ class _Run:
 
 
 class _Pile:
-    """Steps while they are being piled up. One that changes nothing is left out."""
+    """LayoutSteps while they are being piled up. One that changes nothing is left out."""
 
     def __init__(self, shape: Lengths) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[LayoutStep] = []
         self.shape, self.stride = shape, contiguous(shape)
 
     def view(self, shape: Lengths) -> None:
@@ -94,11 +94,11 @@ class _Pile:
         self._add(CLONE, "contiguous_format", self.shape, contiguous(self.shape))
 
     def _add(self, target: str, argument: tuple[int, ...] | str, shape: Lengths, stride: Lengths) -> None:
-        self.steps.append(Step(target, argument, shape, stride))
+        self.steps.append(LayoutStep(target, argument, shape, stride))
         self.shape, self.stride = shape, stride
 
 
-def _runs(wanted: Layout, places: dict[int, int]) -> list[_Run]:
+def _runs(wanted: DigitLayout, places: dict[int, int]) -> list[_Run]:
     """The runs of a layout, in its own order."""
     places = {**places, SHARD: len(places)}
     following = _following(wanted.flat, places)

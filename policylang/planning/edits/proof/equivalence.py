@@ -7,7 +7,7 @@ Both are run on labelled shards of all ranks of the grid, with the groups' true 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import prod
 from typing import Any
 
@@ -17,7 +17,7 @@ from policylang.operators.elements import Tensor
 from policylang.operators.moves import MoveError, Part, Scatter
 from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.data import FusedGroup, Node, Proof
-from policylang.planning.edits.proof.calls import Call
+from policylang.planning.edits.proof.calls import ChainCall
 from policylang.planning.edits.proof.evaluator import run
 from policylang.planning.edits.proof.shrinking import Sizes
 
@@ -35,33 +35,33 @@ class Claim:
 
     shard: tuple[int, ...]
     source: str
-    old: Sequence[Call]
-    new: Sequence[Call]
+    old: Sequence[ChainCall]
+    new: Sequence[ChainCall]
     pairs: Sequence[tuple[str, str]]
     grid: Grid
     groups: tuple[str, ...]
 
     def signature(self) -> Hashable:
         """All that a proof depends on, with numbers for names."""
-        number = {self.source: 0}
-        for call in (*self.old, *self.new):
-            number.setdefault(call.name, len(number))
-
-        def of(call: Call) -> Hashable:
-            return call.target, _numbered(call.arguments, number), call.shape
-
-        same = tuple((number[was], number[now]) for was, now in self.pairs)
-        return self.shard, tuple(map(of, self.old)), tuple(map(of, self.new)), same, self.grid, self.groups
+        return self._numbered(lambda value: value), self.grid, self.groups
 
     def alike(self) -> str:
         """The same as one number, without what is each rank's own: its groups, and which parts it takes."""
+        groups = frozenset(self.groups)
+        return hashlib.sha256(repr(self._numbered(lambda value: _alike(value, groups))).encode()).hexdigest()[:32]
+
+    def _numbered(self, plain: Callable[[Any], Hashable]) -> Hashable:
         number = {self.source: 0}
         for call in (*self.old, *self.new):
             number.setdefault(call.name, len(number))
-        at = {name: place for place, name in enumerate(self.groups)}
-        calls = [(call.target, _alike(call.arguments, number, at), call.shape) for call in (*self.old, *self.new)]
-        same = [(number[was], number[now]) for was, now in self.pairs]
-        return hashlib.sha256(repr((self.shard, len(self.old), calls, same)).encode()).hexdigest()[:32]
+
+        def of(value: Any) -> Hashable:
+            if isinstance(value, Node):
+                return "node", number[value.name]
+            return tuple(map(of, value)) if isinstance(value, tuple) else plain(value)
+
+        calls = tuple((call.target, of(call.arguments), call.shape) for call in (*self.old, *self.new))
+        return self.shard, len(self.old), calls, tuple((number[was], number[now]) for was, now in self.pairs)
 
 
 class Prover:
@@ -142,19 +142,9 @@ def _equal(one: Any, other: Any) -> bool:
     return one is other or (one.shape == other.shape and one.elements() == other.elements())
 
 
-def _alike(value: Any, number: Mapping[str, int], at: Mapping[str, int]) -> Any:
-    if isinstance(value, Node):
-        return "node", number[value.name]
+def _alike(value: Any, groups: frozenset[str]) -> Hashable:
     if isinstance(value, Part):
         return "own part", value.count
     if isinstance(value, FusedGroup):
         return "group", len(value.ranks)
-    if isinstance(value, str):
-        return "group" if value in at else value
-    return tuple(_alike(part, number, at) for part in value) if isinstance(value, tuple) else value
-
-
-def _numbered(value: Any, number: Mapping[str, int]) -> Any:
-    if isinstance(value, Node):
-        return "node", number[value.name]
-    return tuple(_numbered(part, number) for part in value) if isinstance(value, tuple) else value
+    return "group" if isinstance(value, str) and value in groups else value

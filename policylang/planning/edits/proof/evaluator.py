@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from policylang.operators.elements import Tensor
-from policylang.operators.moves import Collective, Join, Move, MoveError
+from policylang.operators.moves import GroupMove, Join, Move, MoveError
 from policylang.planning.edits.data import FusedGroup
-from policylang.planning.edits.proof.calls import Call, group_of
+from policylang.planning.edits.proof.calls import ChainCall, group_of
 
 Value = Tensor | tuple[Tensor, ...]
 Groups = Callable[[str | FusedGroup, int], tuple[int, ...]]
@@ -21,7 +21,7 @@ Groups = Callable[[str | FusedGroup, int], tuple[int, ...]]
 
 
 def run(
-    calls: Iterable[Call], inputs: Mapping[str, Mapping[int, Value]], groups: Groups
+    calls: Iterable[ChainCall], inputs: Mapping[str, Mapping[int, Value]], groups: Groups
 ) -> dict[str, dict[int, Value]]:
     """What every call gives on every rank.
 
@@ -36,14 +36,14 @@ def run(
     values: dict[str, dict[int, Value]] = {name: dict(of_ranks) for name, of_ranks in inputs.items()}
     for call in calls:
         try:
-            found = _together if isinstance(call.move, Collective) else _apart
+            found = _together if isinstance(call.move, GroupMove) else _apart
             values[call.name] = found(call, values, groups)
         except MoveError as why:
             raise MoveError(f"`{call.name}` {why}") from None
     return values
 
 
-def _together(call: Call, values: Mapping[str, Mapping[int, Any]], groups: Groups) -> dict[int, Value]:
+def _together(call: ChainCall, values: Mapping[str, Mapping[int, Any]], groups: Groups) -> dict[int, Value]:
     shards, group = values[call.reads[0]], group_of(call)
     met: dict[tuple[int, ...], Sequence[Tensor]] = {}
     found: dict[int, Value] = {}
@@ -57,7 +57,7 @@ def _together(call: Call, values: Mapping[str, Mapping[int, Any]], groups: Group
     return found
 
 
-def _apart(call: Call, values: Mapping[str, Mapping[int, Any]], _: Groups) -> dict[int, Value]:
+def _apart(call: ChainCall, values: Mapping[str, Mapping[int, Any]], _: Groups) -> dict[int, Value]:
     reads = call.reads
     known: dict[Any, Value] = {}
     found: dict[int, Value] = {}
@@ -70,9 +70,9 @@ def _apart(call: Call, values: Mapping[str, Mapping[int, Any]], _: Groups) -> di
     return found
 
 
-def _values(call: Call, move: Move, read: Any) -> Any:
+def _values(call: ChainCall, move: Move, read: Any) -> Any:
     found = move.values(read)
-    one = found[0] if isinstance(move, Collective) else found
+    one = found[0] if isinstance(move, GroupMove) else found
     if isinstance(one, Tensor) and one.shape != call.shape:
         raise MoveError(f"returns {list(one.shape)}")
     return found

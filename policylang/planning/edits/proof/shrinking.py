@@ -10,31 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from attrs import evolve, field, frozen, mutable
+from attrs import evolve, field, mutable
 
-from policylang.operators.layouts import SHARD, Digits, Layout, NoDigitsError, counted, shard
+from policylang.operators.layouts import SHARD, DigitLayout, Digits, NoDigitsError, counted, shard
 from policylang.operators.moves import Gather, MoveError
-from policylang.planning.edits.proof.calls import Call
+from policylang.planning.edits.proof.calls import ChainCall
 
 SMALL = (2, 3, 5)
 
 
-@frozen
-class _Factor:
-    """A part of a digit that no operator cuts: from one weight to another."""
-
-    origin: int
-    low: int
-    high: int
+Factor = tuple[int, int, int]
+"""A part of a digit that no operator cuts: its origin, and from one weight to another."""
 
 
 @mutable
 class Sizes:
     """Chains on their way through: every value as the digits of its lengths."""
 
-    values: dict[str, Layout] = field(factory=dict)
-    small: dict[_Factor, int] = field(factory=dict)
-    cuts: list[tuple[Layout, Layout]] = field(factory=list)
+    values: dict[str, DigitLayout] = field(factory=dict)
+    small: dict[Factor, int] = field(factory=dict)
+    cuts: list[tuple[DigitLayout, DigitLayout]] = field(factory=list)
     """What calls read and return: of a digit that is gone the size counts."""
     weights: dict[int, list[int]] = field(factory=dict)
     """Where the digits of an origin are cut, ascending."""
@@ -42,7 +37,7 @@ class Sizes:
     def start(self, name: str, shape: Sequence[int]) -> None:
         self.values[name] = shard(shape)
 
-    def run(self, calls: Iterable[Call]) -> None:
+    def run(self, calls: Iterable[ChainCall]) -> None:
         """Raises :class:`MoveError` for what cannot be followed, as a sentence."""
         for call in calls:
             count = call.move.ranks if isinstance(call.move, Gather) else len(call.reads)
@@ -61,34 +56,35 @@ class Sizes:
             for digit in layout.flat:
                 weights.setdefault(digit.origin, set()).update((digit.weight, digit.weight * digit.size))
         self.weights = {origin: sorted(found) for origin, found in weights.items()}
-        fixed: set[_Factor] = set()
+        fixed: set[Factor] = set()
         for before, after in self.cuts:
             fixed.update(set(self._factors(before.flat)).difference(self._factors(after.flat)))
         count = 0
         for layout in self.values.values():
             for factor in self._factors(layout.flat):
-                size, rest = divmod(factor.high, factor.low)
+                origin, low, high = factor
+                size, rest = divmod(high, low)
                 if rest:
-                    raise MoveError(f"{factor.high} is cut into parts of {factor.low}")
+                    raise MoveError(f"{high} is cut into parts of {low}")
                 if factor not in self.small:
-                    free = factor.origin == SHARD and factor not in fixed
+                    free = origin == SHARD and factor not in fixed
                     self.small[factor] = min(size, SMALL[count % len(SMALL)]) if free else size
                     count += self.small[factor] != size
 
     def small_shape(self, name: str) -> tuple[int, ...]:
         return tuple(prod(map(self.small.__getitem__, self._factors(dim))) for dim in self.values[name].dims)
 
-    def small_call(self, call: Call) -> Call:
+    def small_call(self, call: ChainCall) -> ChainCall:
         """The call with the sizes among its arguments made small."""
         shape = self.small_shape(call.name)
         move = call.move.small(self.values[call.reads[0]], shape)
         return evolve(call, move=move, shape=None if call.shape is None else shape)
 
-    def _factors(self, digits: Digits) -> list[_Factor]:
+    def _factors(self, digits: Digits) -> list[Factor]:
         """Slow to fast."""
         found = []
         for digit in digits:
             weights = self.weights[digit.origin]
             low, high = weights.index(digit.weight), weights.index(digit.weight * digit.size)
-            found += [_Factor(digit.origin, weights[at - 1], weights[at]) for at in range(high, low, -1)]
+            found += [(digit.origin, weights[at - 1], weights[at]) for at in range(high, low, -1)]
         return found
