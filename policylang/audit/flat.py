@@ -26,9 +26,8 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.categories import argument, describe, nodes_in
-from policylang.planning.decisions.offloading import offloads
 from policylang.planning.liveness import Needs, with_cost
-from policylang.planning.plan import Plan, Why
+from policylang.planning.plan import Plan, Why, offloads
 from policylang.planning.storage import storage_roots
 
 EFFECT_REPEATED = "APL406"

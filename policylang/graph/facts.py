@@ -87,6 +87,11 @@ class Flag(IntFlag):
     """It draws the seeds from which Inductor's random operators make all their numbers."""
 
 
+# Plain integers: the enumeration's own operators cost ten times as much.
+_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_GRADIENT = int(Flag.GRADIENT)
+
+
 @frozen
 class Group:
     """A process group that a collective of the graph names."""
@@ -225,6 +230,15 @@ class Facts:
 
     def has(self, row: int, flag: Flag) -> bool:
         return bool(self.flags[row] & flag)
+
+
+def is_gradient(facts: Facts, row: int) -> bool:
+    """Whether the backward returns what the graph returns of the forward: an output of the forward only where that is
+    said of it as well, and an input, such as the device mesh of a gradient that is a DTensor, too."""
+    if facts.phases[row] == Phase.INPUT:
+        return bool(facts.flags[row] & _GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
+    is_both = facts.flags[row] & (_GRADIENT | _FORWARD_OUTPUT) != _FORWARD_OUTPUT
+    return facts.phases[row] == Phase.FORWARD and is_both
 
 
 def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> Iterator[int]:
