@@ -46,7 +46,7 @@ def _of_checkpoints(sessions: Sequence[Session]) -> list[Report]:
     regions = [region for session in sessions for region in session.regions.values()]
     kept = [each for region in regions for each in region.kept.values()]
     return [
-        partition_report(each.schedule.plan, each.audit) if each.audit else plan_report(each.schedule.plan)
+        partition_report(each.instructions.plan, each.audit) if each.audit else plan_report(each.instructions.plan)
         for each in kept
     ]
 

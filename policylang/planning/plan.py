@@ -13,7 +13,7 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning.edits.data import Rewrites
-from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
 from policylang.planning.schedule.steps import Schedule
 
 Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
@@ -132,10 +132,15 @@ class Plan:
     """Row to block number, 0-based, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
+    rerun: tuple[int, ...] | None = field(default=None, repr=False)
+    """Of a block that is run again as a whole, in its own order: the rows that run a second time."""
+
     @cached_property
     def schedule(self) -> Schedule:
-        """The steps of a graph or a partition that follows the plan, on the rows of :attr:`facts`. What is left to
-        PyTorch's partitioner counts as kept."""
+        """The steps of what follows the plan, on the rows of :attr:`facts`. What is left to PyTorch's partitioner counts
+        as kept."""
+        if self.rerun is not None:
+            return build_sequential_schedule(self.facts, self.rerun)
         return schedule_of(self.facts, self.decisions)
 
 

@@ -102,6 +102,7 @@ def plan(
         digest=plan_digest(policy, facts, decisions, rewrites),
         block_of=blocks.block_of,
         block_names=blocks.names,
+        rerun=None if place is None else needs.recomputed,
     )
 
 

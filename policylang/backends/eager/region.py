@@ -15,7 +15,7 @@ from policylang.audit.joint import Audit
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.execution.block_call import Call, observed_call, unfinished_call
-from policylang.backends.eager.execution.instructions import Schedule, schedule_of
+from policylang.backends.eager.execution.instructions import PlannedInstructions, instructions_of
 from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.observation.first_call import Observation
@@ -33,6 +33,7 @@ from policylang.planning.capabilities import EAGER
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import MATCHES_NOTHING
+from policylang.planning.schedule.steps import StepKind
 from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import Known, agree_on_collectives, agree_on_plan, comparing, ranks_of
 from policylang.torch_compat.eager import is_compiled
@@ -42,7 +43,7 @@ from policylang.torch_compat.eager import is_compiled
 class Kept:
     """What is remembered of a block called in one way."""
 
-    schedule: Schedule
+    instructions: PlannedInstructions
     volatile: Volatile
     audit: Audit | None = None
 
@@ -96,7 +97,7 @@ class Region:
             running.gathered_over = gathered_over(module)
         else:
             found = surroundings(modules, (args, kwargs), running.kept.volatile)
-            running.call = self._call(running, running.kept.schedule, found)
+            running.call = self._call(running, running.kept.instructions, found)
         return running
 
     def end(self, running: Running, returned: Iterable[Tensor]) -> Call | None:
@@ -134,15 +135,15 @@ class Region:
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
         topic = f"checkpoint of {self._named(running.module)}"
         with comparing(topic, known=self.agreed, around=running.gathered_over):
-            schedule, self.nothing[running.key] = self._schedule(trace, running.module)
+            instructions, self.nothing[running.key] = self._instructions(trace, running.module)
         before = running.before
         assert before is not None
         volatile = before.volatile()
-        running.kept = self.kept[running.key] = Kept(schedule, volatile)
-        running.call = observed_call(self._call(running, schedule, before.surroundings(volatile)), observation)
+        running.kept = self.kept[running.key] = Kept(instructions, volatile)
+        running.call = observed_call(self._call(running, instructions, before.surroundings(volatile)), observation)
         self._audit(running.kept, running.call, before)
 
-    def _schedule(self, trace: BlockTrace, module: nn.Module) -> tuple[Schedule, tuple[Diagnostic, ...]]:
+    def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
         facts = trace.facts
         ranks_of(facts, self.policy, facts.kind.value)
@@ -152,10 +153,10 @@ class Region:
         if errors and (len(self.names) < 2 or len(nothing) < len(errors)):
             raise PolicyMatchError(errors)
         agree_on_plan(plan, facts)
-        schedule = schedule_of(trace, _of_one_block(plan, self._named(module)))
-        again = frozenset(schedule.needs.recomputed)
+        instructions = instructions_of(trace, _of_one_block(plan, self._named(module)))
+        again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
         agree_on_collectives(plan, [Run("forward", facts), Run("backward", facts, again)])
-        return schedule, nothing
+        return instructions, nothing
 
     def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
         """Blocks that do the same share what is known of it."""
@@ -165,13 +166,13 @@ class Region:
             found = self.traces[key] = trace_of(observation, returned)
         return found.under(self.root)
 
-    def _call(self, running: Running, schedule: Schedule, found: Surroundings) -> Call:
-        return Call(self._named(running.module), schedule, partial(self._drifted, running.key), found)
+    def _call(self, running: Running, instructions: PlannedInstructions, found: Surroundings) -> Call:
+        return Call(self._named(running.module), instructions, partial(self._drifted, running.key), found)
 
     def _audit(self, kept: Kept, call: Call, before: Before) -> None:
-        schedule = kept.schedule
-        held = {schedule.rows[at]: _read(entry, schedule.read.get(at)) for at, entry in call.entries.items()}
-        kept.audit = audit_eager(schedule.plan, schedule.needs, held, before.alive())
+        instructions = kept.instructions
+        held = {instructions.rows[at]: _read(entry, instructions.read.get(at)) for at, entry in call.entries.items()}
+        kept.audit = audit_eager(instructions.plan, instructions.needs, held, before.alive())
         wrong = [found for found in kept.audit.differences if is_error(found)]
         if wrong:
             raise PolicyAuditError(wrong)

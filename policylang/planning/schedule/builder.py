@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.planning.schedule.host_copy_steps import with_host_copies
-from policylang.planning.schedule.steps import Schedule, Step, StepKind
+from policylang.planning.schedule.steps import Schedule, ScheduleStep, StepKind
 from policylang.planning.storage import GETITEM, storage_roots
 
 # Plain integers: the enumeration's own operators cost ten times as much.
@@ -31,6 +31,7 @@ _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phas
 _RANDOM_OR_EFFECT = int(Flag.RANDOM | Flag.EFFECTFUL)
 _WRITES, _REPEATABLE = int(Flag.WRITES), int(Flag.REPEATABLE)
 _VIEW, _MULTI_OUTPUT = int(Flag.VIEW), int(Flag.MULTI_OUTPUT)
+_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
 
 Part = tuple[int, list[int]]
 """A region, 0 for the forward, and rows that run one after the other. A forward row in a region runs again."""
@@ -47,25 +48,38 @@ def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[
     if facts.kind is GraphKind.FLAT:
         second_runs = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), of_second_runs=True)
         return Schedule.of(with_host_copies(facts, second_runs, moved))
-    steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again, moved)), moved)
+    steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved)
     return Schedule.of(_with_pieces_behind(facts, steps) if facts.kind is GraphKind.JOINT else steps)
 
 
-def _steps(facts: Facts, parts: Sequence[Part]) -> list[Step]:
+def build_sequential_schedule(facts: Facts, again: Iterable[int]) -> Schedule:
+    """The steps of a block that runs as a whole, in its own order, and once more when its backward first asks."""
+    forward, backward = list[int](), list[int]()
+    for row, op in enumerate(facts.ops):
+        if op == "call_function":
+            (backward if facts.phases[row] == _BACKWARD else forward).append(row)
+    return Schedule.of(_steps(facts, [(0, forward), (1, [*again, *backward])]))
+
+
+def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
+    """A row of the forward runs a second time in a region, and so does what the forward has run of the backward."""
     first, second, phases = StepKind.FIRST_RUN, StepKind.SECOND_RUN, facts.phases
+    ahead = {row for region, rows in parts if not region for row in rows if phases[row] == _BACKWARD}
     return [
-        (second if region and phases[row] == _FORWARD else first, row, region) for region, rows in parts for row in rows
+        (second if region and (phases[row] == _FORWARD or row in ahead) else first, row, region)
+        for region, rows in parts
+        for row in rows
     ]
 
 
-def _with_pieces_behind(facts: Facts, steps: list[Step], *, of_second_runs: bool = False) -> list[Step]:
+def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_runs: bool = False) -> list[ScheduleStep]:
     """The steps with each ``getitem`` right behind the run that it reads, where that is in the same region."""
     targets, inputs = facts.targets, facts.inputs
     lowest = StepKind.SECOND_RUN if of_second_runs else StepKind.FIRST_RUN
     pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= StepKind.SECOND_RUN]
     sources = {inputs[row][0] for _, row, _ in pieces if inputs[row]}
     here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= StepKind.SECOND_RUN}
-    behind: dict[tuple[int, int], list[Step]] = {}
+    behind: dict[tuple[int, int], list[ScheduleStep]] = {}
     for step in pieces:
         source = (inputs[step[1]][0], step[2])
         if source in here:
@@ -73,7 +87,7 @@ def _with_pieces_behind(facts: Facts, steps: list[Step], *, of_second_runs: bool
     if not behind:
         return steps
     moved = {step for each in behind.values() for step in each}
-    order: list[Step] = []
+    order: list[ScheduleStep] = []
     for step in steps:
         pending = [] if step in moved else [step]
         while pending:
@@ -86,38 +100,41 @@ def _with_pieces_behind(facts: Facts, steps: list[Step], *, of_second_runs: bool
 # --- partitions ------------------------------------------------------------------------------------------------------
 
 
-def _partition_parts(facts: Facts, again: bytearray, moved: bytearray) -> list[Part]:
-    first, second = _runs(facts, again, moved)
-    phases = facts.phases
-    calls = [row for row, op in enumerate(facts.ops) if op == "call_function" and (first[row] or second[row])]
-    forward = [row for row in calls if first[row] and phases[row] != _BACKWARD]
-    backward = [row for row in calls if second[row] or phases[row] == _BACKWARD]
-    if any(second):
+def _partition_parts(facts: Facts, again: bytearray) -> list[Part]:
+    in_forward, in_backward = _runs(facts, again)
+    calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    forward = [row for row in calls if in_forward[row]]
+    backward = [row for row in calls if in_backward[row]]
+    if any(facts.phases[row] == _FORWARD for row in backward):
         backward = _as_late_as_possible(facts, backward)
     return [(0, forward), (1, backward)]
 
 
-def _runs(facts: Facts, again: bytearray, moved: bytearray) -> tuple[bytearray, bytearray]:
-    """The rows that run at all: those that lead to a result or have an effect; and those that run a second time."""
-    first, second = bytearray(len(facts)), bytearray(len(facts))
+def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
+    """The rows that run in the forward and those that run in the backward: what leads to a result or has an effect."""
+    in_forward, in_backward = bytearray(len(facts)), bytearray(len(facts))
     flags, phases, inputs = facts.flags, facts.phases, facts.inputs
     for row in range(len(facts) - 1, -1, -1):
         flag, phase = flags[row], phases[row]
-        if phase == _OUTPUT or flag & _RANDOM_OR_EFFECT or flag & (_WRITES | _REPEATABLE) == _WRITES:
-            first[row] = 1
-        if second[row]:
-            for source in inputs[row]:
-                (second if again[source] else first)[source] = 1
-        if first[row]:
-            for source in inputs[row]:
-                late = again[source] and (phase == _BACKWARD or _returned_by_backward(facts, row, source))
-                (second if late else first)[source] = 1
-    return first, second
+        if flag & _RANDOM_OR_EFFECT or flag & (_WRITES | _REPEATABLE) == _WRITES:
+            (in_backward if phase == _BACKWARD else in_forward)[row] = 1
+        for source in inputs[row]:
+            repeated = phases[source] == _BACKWARD or again[source]
+            if phase == _OUTPUT:
+                late = phases[source] == _BACKWARD or (repeated and _is_returned_gradient(facts, source))
+                (in_backward if late else in_forward)[source] = 1
+                if late and flags[source] & _FORWARD_OUTPUT:
+                    in_forward[source] = 1
+            if in_forward[row]:
+                in_forward[source] = 1
+            if in_backward[row]:
+                (in_backward if repeated else in_forward)[source] = 1
+    return in_forward, in_backward
 
 
-def _returned_by_backward(facts: Facts, row: int, source: int) -> bool:
-    """Whether the output returns a forward value as the gradient it happens to be."""
-    return facts.kind is GraphKind.JOINT and facts.phases[row] == _OUTPUT and is_gradient(facts, source)
+def _is_returned_gradient(facts: Facts, row: int) -> bool:
+    """Whether what the output returns of the forward is a gradient."""
+    return facts.kind is GraphKind.JOINT and is_gradient(facts, row)
 
 
 def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:

@@ -10,27 +10,27 @@ the one that is awaited.
 from __future__ import annotations
 
 from policylang.graph.facts import Facts, GraphKind, Phase, is_gradient
-from policylang.planning.schedule.steps import Step, StepKind
+from policylang.planning.schedule.steps import ScheduleStep, StepKind
 from policylang.planning.storage import storage_roots
 
 IN_FLIGHT = 2
 """How many copies between device and host may be under way, in either direction, before one is awaited."""
 
 
-def with_host_copies(facts: Facts, steps: list[Step], moved: bytearray) -> list[Step]:
+def with_host_copies(facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> list[ScheduleStep]:
     """The steps with the copies that move some rows. Linear in both."""
     return _Copies(facts, steps, moved).steps_with_copies() if any(moved) else steps
 
 
 class _Copies:
-    def __init__(self, facts: Facts, steps: list[Step], moved: bytearray) -> None:
+    def __init__(self, facts: Facts, steps: list[ScheduleStep], moved: bytearray) -> None:
         self.facts = facts
         self.steps = steps
         self.moved = moved
-        self.before: dict[int, list[Step]] = {}
-        self.behind: dict[int, list[Step]] = {}
+        self.before: dict[int, list[ScheduleStep]] = {}
+        self.behind: dict[int, list[ScheduleStep]] = {}
 
-    def steps_with_copies(self) -> list[Step]:
+    def steps_with_copies(self) -> list[ScheduleStep]:
         first_reads = self._first_reads()
         backward = next((at for at, (_, _, region) in enumerate(self.steps) if region), len(self.steps))
         self._copy_to_host({row for reads in first_reads.values() for row in reads}, backward)
@@ -39,7 +39,7 @@ class _Copies:
             begins.setdefault(region, at)
         for region, reads in first_reads.items():
             self._copy_from_host(region, reads, begins.get(region, len(self.steps)))
-        found: list[Step] = []
+        found: list[ScheduleStep] = []
         for at, step in enumerate(self.steps):
             found.extend((*self.before.get(at, ()), step, *self.behind.get(at, ())))
         return [*found, *self.before.get(len(self.steps), ())]

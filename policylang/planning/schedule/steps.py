@@ -30,7 +30,7 @@ class StepKind(IntEnum):
     """The copy back is awaited; what follows in the region reads it."""
 
 
-Step = tuple[int, int, int]
+ScheduleStep = tuple[int, int, int]
 """Kind, row and region."""
 
 
@@ -46,14 +46,14 @@ class Schedule:
     regions: array[int] = field(repr=False)
 
     @classmethod
-    def of(cls, steps: Iterable[Step]) -> Schedule:
+    def of(cls, steps: Iterable[ScheduleStep]) -> Schedule:
         kinds, rows, regions = tuple(zip(*steps, strict=True)) or ((), (), ())
         return cls(bytes(kinds), array("i", rows), array("i", regions))
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[ScheduleStep]:
         return zip(self.kinds, self.rows, self.regions, strict=True)
 
     def rows_of(self, kind: StepKind) -> list[int]:

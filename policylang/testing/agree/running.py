@@ -84,7 +84,7 @@ def run_eager(setup: Setup, model: nn.Module, policy: Policy) -> Ran:
     policylang.checkpoint_model(model, policy)
     numbers = _backward(model, setup.loss_fn(model, *setup.batch))
     regions = [region for session in sessions_of(model) for region in session.regions.values()]
-    plans = [kept.schedule.plan for region in regions for kept in region.kept.values()]
+    plans = [kept.instructions.plan for region in regions for kept in region.kept.values()]
     report = policylang.report(model)
     reports = report.graphs or (report,)
     return Ran(numbers, report, tuple((plan.facts, each) for plan, each in zip(plans, reports, strict=True)))
