@@ -39,6 +39,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT
 from policylang.planning.edits.planner import plan_rewrites
 from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.schedule.builder import build_schedule
 from policylang.simulation.peak import estimate_peak
 
 DP, TP = 16, 8
@@ -118,7 +119,7 @@ def counts(facts: Facts) -> dict[str, int]:
 
 def measured(gm: fx.GraphModule) -> dict[str, Any]:
     facts = collect(gm)
-    peak = estimate_peak(facts, ())
+    peak = estimate_peak(facts, build_schedule(facts, ()))
     return {
         "nodes": len(facts),
         **counts(facts),

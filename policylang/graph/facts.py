@@ -77,6 +77,11 @@ class Flag(IntFlag):
     """Of a forward value or an input of a joint graph: the backward returns it, as a gradient or as part of one."""
 
 
+# Plain integers: the enumeration's own operators cost ten times as much.
+_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_GRADIENT = int(Flag.GRADIENT)
+
+
 @frozen
 class Group:
     """A process group that a collective of the graph names."""
@@ -215,6 +220,15 @@ class Facts:
 
     def has(self, row: int, flag: Flag) -> bool:
         return bool(self.flags[row] & flag)
+
+
+def is_gradient(facts: Facts, row: int) -> bool:
+    """Whether the backward returns what the graph returns of the forward: an output of the forward only where that is
+    said of it as well, and an input, such as the device mesh of a gradient that is a DTensor, too."""
+    if facts.phases[row] == Phase.INPUT:
+        return bool(facts.flags[row] & _GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
+    is_both = facts.flags[row] & (_GRADIENT | _FORWARD_OUTPUT) != _FORWARD_OUTPUT
+    return facts.phases[row] == Phase.FORWARD and is_both
 
 
 def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> Iterator[int]:

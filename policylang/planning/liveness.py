@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
-from policylang.planning.plan import Decision, Plan
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.planning.plan import Decision, Plan, recomputes
 from policylang.planning.storage import storage_roots
 
 POSSIBLY = 1
@@ -21,8 +21,6 @@ CERTAINLY = 2
 # Plain integers: the enumeration's own operators cost ten times as much.
 _SYMBOLIC = int(Flag.SYMBOLIC)
 _VIEW = int(Flag.VIEW)
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
-_GRADIENT = int(Flag.GRADIENT)
 
 
 @frozen(eq=False)
@@ -91,7 +89,7 @@ def backward_needs(
         level = need[row]
         if not level:
             continue
-        if on_recompute is not None and _recomputes(decisions[row]):
+        if on_recompute is not None and recomputes(decisions[row]):
             on_recompute(row)
         decision = decisions[row]
         action = None if decision is None else decision.action
@@ -118,10 +116,6 @@ def backward_needs(
     return Needs(*(tuple(reversed(column)) for column in columns))
 
 
-def _recomputes(decision: Decision | None) -> bool:
-    return decision is not None and decision.action is not None and decision.action.recomputes
-
-
 def _read_by_backward(facts: Facts) -> bytearray:
     """``CERTAINLY`` for every forward value and graph input that the backward, or an output of it, reads."""
     need = bytearray(len(facts))
@@ -138,15 +132,6 @@ def _read_by_backward(facts: Facts) -> bytearray:
                 if is_gradient(facts, source):
                     need[source] = CERTAINLY
     return need
-
-
-def is_gradient(facts: Facts, row: int) -> bool:
-    """Whether the backward returns what the graph returns of the forward: an output of the forward only where that is
-    said of it as well, and an input, such as the device mesh of a gradient that is a DTensor, too."""
-    if facts.phases[row] == Phase.INPUT:
-        return bool(facts.flags[row] & _GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
-    is_both = facts.flags[row] & (_GRADIENT | _FORWARD_OUTPUT) != _FORWARD_OUTPUT
-    return facts.phases[row] == Phase.FORWARD and is_both
 
 
 def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> CostedNeeds:

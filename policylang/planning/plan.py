@@ -1,9 +1,10 @@
-"""The plan: what becomes of every forward value, and which line said so."""
+"""The plan: what becomes of every forward value, which line said so, and in which order the step then runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Literal
 
 from attrs import field, frozen
@@ -12,6 +13,8 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning.edits.data import Rewrites
+from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
+from policylang.planning.schedule.steps import Schedule
 
 Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
 """What becomes of forward values that no rule decides."""
@@ -49,6 +52,15 @@ class Decision:
     rule: int | None
     why: Why
     reason: str = ""
+
+
+def recomputes(decision: Decision | None) -> bool:
+    return decision is not None and decision.action is not None and decision.action.recomputes
+
+
+def offloads(decision: Decision | None) -> bool:
+    """Whether a value is to be moved to the host."""
+    return decision is not None and decision.action is not None and decision.action.offloads
 
 
 @frozen
@@ -97,3 +109,21 @@ class Plan:
     block_of: Sequence[int] = field(factory=tuple, repr=False)
     """Row to block number, 0-based, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
+
+    rerun: tuple[int, ...] | None = field(default=None, repr=False)
+    """Of a block that is run again as a whole, in its own order: the rows that run a second time."""
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The steps of what follows the plan, on the rows of :attr:`facts`. What is left to PyTorch's partitioner
+        counts as kept."""
+        if self.rerun is not None:
+            return build_sequential_schedule(self.facts, self.rerun)
+        return schedule_of(self.facts, self.decisions)
+
+
+def schedule_of(facts: Facts, decisions: Sequence[Decision | None]) -> Schedule:
+    """The steps under some decisions."""
+    recomputed = (row for row, decision in enumerate(decisions) if recomputes(decision))
+    offloaded = (row for row, decision in enumerate(decisions) if offloads(decision))
+    return build_schedule(facts, recomputed, offloaded)

@@ -16,7 +16,7 @@ from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
 from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
 from policylang.planning.decisions.lost_markers import records_lost, records_outranked
-from policylang.planning.decisions.offloading import offload_diagnostics, settle_offloads
+from policylang.planning.decisions.offloading import Stays, offload_diagnostics, settle_offloads
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
@@ -25,8 +25,8 @@ from policylang.planning.edits.diagnostics import rewrite_diagnostics
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.planner import plan_rewrites
 from policylang.planning.expectations.check import check_expectations
-from policylang.planning.liveness import backward_needs, with_cost
-from policylang.planning.plan import Decision, Fate, Plan, RuleOutcome, Why
+from policylang.planning.liveness import with_cost
+from policylang.planning.plan import Decision, Fate, Plan, RuleOutcome, Why, offloads
 from policylang.planning.schedule.sequential_recompute import replayed_needs, with_returned
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.selection.unanswerable import unanswerable
@@ -67,12 +67,13 @@ def plan(
     )
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
-    needs = backward_needs(facts, decisions, safety.settle)
-    stays = settle_offloads(policy, facts, decisions, needs) if capabilities.offloads else ()
-    if stays or policy.offloads or needs.offloaded:
-        needs = backward_needs(facts, decisions, safety.settle)
+    needs = safety.enforce()
+    stays: tuple[Stays, ...] = ()
     if place is not None:
         needs = replayed_needs(facts, decisions, place.reach, place.unchanged, place.inner)
+    elif capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
+        stays = settle_offloads(policy, facts, decisions, needs)
+        needs = safety.enforce()
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
@@ -104,6 +105,7 @@ def plan(
         digest=plan_digest(policy, facts, decisions, rewrites),
         block_of=blocks.block_of,
         block_names=blocks.names,
+        rerun=None if place is None else needs.recomputed,
     )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import GETITEM, VIEWS_UNSAID
 
-IN_FLIGHT = 2
-"""How many copies between device and host may be under way, in either direction, before one is awaited."""
-_KNOWN = "_storage_roots"  # beside the cached properties of a facts, which go with it
+_known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
 _REPEATABLE = int(Flag.REPEATABLE)
 _VIEW = int(Flag.VIEW)
 _WRITES = int(Flag.WRITES)
@@ -23,9 +22,9 @@ def storage_roots(facts: Facts) -> Sequence[int]:
     What a flat graph writes in place shares a decision with all that runs again with it, and memory with what it
     writes to alone. Worked out once for each facts.
     """
-    known: Sequence[int] | None = facts.__dict__.get(_KNOWN)
+    known = _known.get(facts)
     if known is None:
-        known = facts.__dict__[_KNOWN] = _storage_roots(facts)
+        known = _known[facts] = _storage_roots(facts)
     return known
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attrs import frozen
 
 from policylang.graph.facts import Facts
+from policylang.planning.schedule.steps import Schedule
 from policylang.simulation.memory import Timeline, simulate
 
 
@@ -23,10 +22,9 @@ class Peak:
         return max(self.forward, self.backward)
 
 
-def estimate_peak(facts: Facts, recomputed: Sequence[int], offloaded: Sequence[int] = ()) -> Peak:
-    """The worst moments of forward and backward, with the ``recomputed`` rows run a second time and the ``offloaded``
-    ones on the host in between."""
-    return peak_of(simulate(facts, recomputed, offloaded), facts)
+def estimate_peak(facts: Facts, schedule: Schedule) -> Peak:
+    """The worst moments of forward and backward in a step that runs in this order."""
+    return peak_of(simulate(facts, schedule), facts)
 
 
 def peak_of(timeline: Timeline, facts: Facts) -> Peak:

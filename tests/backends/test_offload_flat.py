@@ -208,8 +208,7 @@ def test_the_device_does_not_hold_what_is_on_the_host() -> None:
     live = {}
     for verb in ("save", "offload"):
         plan = applied(flat, f"undecided -> save; {verb} gelu")[1].plan
-        outcome = saved_and_recomputed(plan)
-        timeline = simulate(plan.facts, outcome.recomputed, outcome.offloaded)
+        timeline = simulate(plan.facts, plan.schedule)
         first = timeline.backward.index(1)
         live[verb] = timeline.live[first - 1], max(timeline.live)
     moved = saved_and_recomputed(applied(flat, "undecided -> save; offload gelu")[1].plan).offloaded_bytes

@@ -16,9 +16,8 @@ from torch import fx
 from policylang.api.load import parse
 from policylang.backends.flat.path import FlatPath
 from policylang.backends.joint.path import JointPartitioner
-from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.storage import IN_FLIGHT
+from policylang.planning.schedule.host_copy_steps import IN_FLIGHT
 from policylang.simulation.peak import estimate_peak
 from tests.support.elsewhere import AWAY, on_accelerator, with_memory
 from tests.support.flat_graphs import copy_graph, flat_graph
@@ -40,8 +39,7 @@ class Seen(NamedTuple):
 
     @property
     def foretold(self) -> int:
-        outcome = saved_and_recomputed(self.plan)
-        return estimate_peak(self.plan.facts, outcome.recomputed, outcome.offloaded).bytes
+        return estimate_peak(self.plan.facts, self.plan.schedule).bytes
 
 
 def wide() -> Example:

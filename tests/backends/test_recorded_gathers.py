@@ -35,3 +35,5 @@ def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) 
     )
     rewrites.assert_facts_hold(gm, made)
     assert len(gm.graph.nodes) == 16_097
+    ran = [node.name for node in gm.graph.nodes if node.op == "call_function"]
+    assert ran == [name for _, name, _ in made.schedule.names(made.facts)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from policylang.simulation.peak import estimate_peak
+from policylang.graph.facts import Facts
+from policylang.planning.schedule.builder import build_schedule
+from policylang.simulation.peak import Peak, estimate_peak
 from tests.support.textgraph import facts_of
 
 CHAIN = """
@@ -20,12 +22,16 @@ CHAIN = """
 """
 
 
+def peak_of(facts: Facts, recomputed: tuple[int, ...]) -> Peak:
+    return estimate_peak(facts, build_schedule(facts, recomputed))
+
+
 def rows(facts, *names: str) -> tuple[int, ...]:
     return tuple(facts.index[name] for name in names)
 
 
 def test_saved_values_live_until_the_backward_has_read_them():
-    peak = estimate_peak(facts_of(CHAIN), ())
+    peak = peak_of(facts_of(CHAIN), ())
     # the input (10), a, b, c and the loss; then a, b and c beside dc, and the tangent that dc still reads
     assert peak.forward == 10 + 300 + 1
     assert peak.backward == 10 + 1 + 300 + 100 + 1
@@ -34,7 +40,7 @@ def test_saved_values_live_until_the_backward_has_read_them():
 
 def test_recomputed_values_are_there_only_when_they_are_needed():
     facts = facts_of(CHAIN)
-    peak = estimate_peak(facts, rows(facts, "a", "b"))
+    peak = peak_of(facts, rows(facts, "a", "b"))
     # forward: c with b before it is freed; backward: dc, then a and b again, and db; the tangent is gone
     assert peak.forward == 10 + 200
     assert peak.backward == 10 + 1 + 100 + 200 + 100
@@ -49,7 +55,7 @@ def test_views_share_the_memory_of_what_they_view():
         %b = aten.sin.default(%v) bytes=100
         output(%b)
     """
-    assert estimate_peak(facts_of(text), ()).forward == 10 + 200
+    assert peak_of(facts_of(text), ()).forward == 10 + 200
 
 
 def test_pieces_of_an_operator_are_counted_once():
@@ -60,7 +66,7 @@ def test_pieces_of_an_operator_are_counted_once():
         %mean = builtin.getitem(%norm) bytes=10
         output(%out, %mean)
     """
-    assert estimate_peak(facts_of(text), ()).forward == 10 + 110
+    assert peak_of(facts_of(text), ()).forward == 10 + 110
 
 
 def test_memory_written_in_place_is_counted_where_it_was_made():
@@ -72,7 +78,7 @@ def test_memory_written_in_place_is_counted_where_it_was_made():
         %scaled = aten.mul.Tensor(%mask) repeatable follows=%empty bytes=100
         output(%scaled)
     """
-    assert estimate_peak(facts_of(text), ()).forward == 10 + 200
+    assert peak_of(facts_of(text), ()).forward == 10 + 200
 
 
 def test_the_state_of_a_generator_is_kept_for_a_second_draw():
@@ -87,7 +93,7 @@ def test_the_state_of_a_generator_is_kept_for_a_second_draw():
     """
     for device, state in (("cpu", 5056), ("cuda:0", 16)):
         facts = facts_of(text.format(device=device))
-        assert estimate_peak(facts, rows(facts, "a")).forward == 10 + 100 + 1 + state
+        assert peak_of(facts, rows(facts, "a")).forward == 10 + 100 + 1 + state
 
 
 def test_what_a_recomputation_reads_stays_until_then():
@@ -104,4 +110,4 @@ def test_what_a_recomputation_reads_stays_until_then():
     """
     facts = facts_of(text)
     # the input, the loss, a, g and b again; the tangent went with g
-    assert estimate_peak(facts, rows(facts, "b")).backward == 10 + 1 + 100 + 500 + 50
+    assert peak_of(facts, rows(facts, "b")).backward == 10 + 1 + 100 + 500 + 50

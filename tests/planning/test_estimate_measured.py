@@ -47,7 +47,7 @@ def test_models_of_the_suite(model: str, policy: str) -> None:
 def test_flat_graphs(model: str, policy: str) -> None:
     gm = copy_graph(flat_model(model).gm)
     made = FlatPath().apply(gm, parse(POLICIES[policy])).plan
-    peak = estimate_peak(made.facts, saved_and_recomputed(made).recomputed)
+    peak = estimate_peak(made.facts, made.schedule)
     assert peak.bytes == pytest.approx(measured_flat(gm), rel=TOLERANCE)
 
 
@@ -57,7 +57,7 @@ def test_what_nobody_takes_of_a_recomputed_tuple_is_let_go() -> None:
     gm = copy_graph(flat_model("resnet").gm)
     made = FlatPath().apply(gm, parse(POLICIES["recompute"])).plan
     measured_bytes = measured_flat(gm)
-    peak = estimate_peak(made.facts, saved_and_recomputed(made).recomputed)
+    peak = estimate_peak(made.facts, made.schedule)
     assert peak.bytes == measured_bytes
     pieces = [node for node in gm.graph.nodes if node.target is getitem and node.name.endswith("_recomputed")]
     assert len(pieces) > 8
@@ -103,7 +103,7 @@ def assert_close(joint: Joint, policy: str, *, exactly: bool = False) -> None:
     )
     seen = measured(partition, joint.num_fwd_outputs)
     outcome = saved_and_recomputed(partition.plan)
-    peak = estimate_peak(partition.plan.facts, outcome.recomputed)
+    peak = estimate_peak(partition.plan.facts, partition.plan.schedule)
     assert partition.audit.saved_bytes == seen.saved
     if exactly:
         assert outcome.saved_bytes == seen.saved

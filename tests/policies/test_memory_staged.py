@@ -50,7 +50,7 @@ def made(chosen: Policy, facts: Facts) -> tuple[Plan, CostedNeeds, Peak]:
     result = plan(chosen, facts, THE_PATH)
     assert {found.code for found in result.diagnostics} <= {"APL386"}, "where it is cut follows the batch"
     outcome = saved_and_recomputed(result)
-    return result, outcome, estimate_peak(facts, outcome.recomputed)
+    return result, outcome, estimate_peak(facts, result.schedule)
 
 
 def test_one_rank_of_llama_8b_in_stages_of_2_gib():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from policylang.audit.data import Audit
 from policylang.audit.eager import audit_eager
-from policylang.backends.eager.execution.instructions import BlockSchedule, schedule_of
+from policylang.backends.eager.execution.instructions import PlannedInstructions, instructions_of
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.stages import timed
@@ -18,6 +18,7 @@ from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
+from policylang.planning.schedule.steps import StepKind
 from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import agree_on_collectives
 from policylang.torch_compat.subclasses import take_apart
@@ -44,13 +45,13 @@ class EagerPath(BackendPath):
         if any(is_error(each) and each.code not in deferred for each in found):
             raise_errors(found)
 
-    def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> BlockSchedule:
+    def carry_out(self, trace: BlockTrace, plan: Plan, seconds: dict[str, float]) -> PlannedInstructions:
         """What the block is to do at each operator. Nothing runs: the checkpoint follows it, call by call."""
         with timed(seconds, "schedule"):
-            schedule = schedule_of(trace, plan)
-        again = frozenset(schedule.needs.recomputed)
+            instructions = instructions_of(trace, plan)
+        again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
         agree_on_collectives(plan, [Run("forward", trace.facts), Run("backward", trace.facts, again)])
-        return schedule
+        return instructions
 
     def audit(self, plan: Plan, held: HeldTensors) -> Audit:
         plain = {row: take_apart(tensors)[0] for row, tensors in held.by_row.items()}

@@ -14,7 +14,7 @@ from policylang.audit.data import Audit
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
-from policylang.backends.eager.execution.instructions import BlockSchedule
+from policylang.backends.eager.execution.instructions import PlannedInstructions
 from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.observation.first_call import Observation
@@ -42,7 +42,7 @@ _PATH = EagerPath()
 class CachedPlan:
     """What is remembered of a block called in one way."""
 
-    schedule: BlockSchedule
+    instructions: PlannedInstructions
     volatile: Volatile
     audit: Audit | None = None
 
@@ -96,7 +96,7 @@ class CheckpointRegion:
             running.gathered_over = gathered_over(module)
         else:
             found = surroundings(modules, (args, kwargs), running.kept.volatile)
-            running.call = self._call(running, running.kept.schedule, found)
+            running.call = self._call(running, running.kept.instructions, found)
         return running
 
     def end(self, running: RunningBlock, returned: Iterable[Tensor]) -> FollowedCall | None:
@@ -134,15 +134,15 @@ class CheckpointRegion:
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
         topic = f"checkpoint of {self._named(running.module)}"
         with comparing(topic, known=self.agreed, around=running.gathered_over):
-            schedule, self.nothing[running.key] = self._schedule(trace, running.module)
+            instructions, self.nothing[running.key] = self._instructions(trace, running.module)
         before = running.before
         assert before is not None
         volatile = before.volatile()
-        running.kept = self.kept[running.key] = CachedPlan(schedule, volatile)
-        running.call = observed_call(self._call(running, schedule, before.surroundings(volatile)), observation)
+        running.kept = self.kept[running.key] = CachedPlan(instructions, volatile)
+        running.call = observed_call(self._call(running, instructions, before.surroundings(volatile)), observation)
         self._audit(running.kept, running.call, before)
 
-    def _schedule(self, trace: BlockTrace, module: nn.Module) -> tuple[BlockSchedule, tuple[Diagnostic, ...]]:
+    def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
         plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), deferred=deferred)
@@ -157,13 +157,13 @@ class CheckpointRegion:
             found = self.traces[key] = trace_of(observation, returned)
         return found.under(self.root)
 
-    def _call(self, running: RunningBlock, schedule: BlockSchedule, found: Surroundings) -> FollowedCall:
-        return FollowedCall(self._named(running.module), schedule, partial(self._drifted, running.key), found)
+    def _call(self, running: RunningBlock, instructions: PlannedInstructions, found: Surroundings) -> FollowedCall:
+        return FollowedCall(self._named(running.module), instructions, partial(self._drifted, running.key), found)
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
-        schedule = kept.schedule
-        held = {schedule.rows[at]: _read(entry, schedule.read.get(at)) for at, entry in call.entries.items()}
-        kept.audit = _PATH.audit(schedule.plan, HeldTensors(schedule.needs, held, before.alive()))
+        instructions = kept.instructions
+        held = {instructions.rows[at]: _read(entry, instructions.read.get(at)) for at, entry in call.entries.items()}
+        kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
     def _refuse_compiled(self, module: nn.Module) -> None:

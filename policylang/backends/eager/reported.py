@@ -22,7 +22,7 @@ def reported(subject: Any) -> Sequence[Findings] | None:
         return None
     regions = [region for session in sessions for region in session.regions.values()]
     kept = [each for region in regions for each in region.kept.values()]
-    in_checkpoints = [findings_of(CarriedOut("eager", each.schedule.plan, each.audit)) for each in kept]
+    in_checkpoints = [findings_of(CarriedOut("eager", each.instructions.plan, each.audit)) for each in kept]
     return [*in_checkpoints, *_of_compiled_code(subject, sessions)]
 
 

@@ -1,7 +1,7 @@
 """Recomputation on a flat graph: forward, loss and backward in one, with no partitioner to act on a tag.
 
-:func:`rematerialise` carries a plan out in place. Each backward region gets its own copies of what it has to run again,
-each as late as it can be; forward nodes that nothing reads any more go. What is saved across from forward to backward
+:func:`rematerialise` carries a plan out in place, in the order of its schedule. Each backward region gets copies of
+what it has to run again; forward nodes that do not run any more go. What is saved across from forward to backward
 afterwards is what the plan saves, and nothing but copies is new: no node is rebuilt, other passes' metadata stays.
 
 The technique is that of PyTorch's ``remat_using_tags_for_fwd_loss_bwd_graph`` and TorchTitan's
@@ -12,7 +12,6 @@ backward regions, and memory written in place is understood (:mod:`policylang.gr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,13 +19,12 @@ import torch.fx as fx
 from attrs import field, frozen
 
 from policylang.backends.flat import safety
-from policylang.backends.flat.remat_schedule import Region, Schedule, schedule
-from policylang.backends.surgery import copy_insertion, order, random_replay, tags
+from policylang.backends.surgery import copy_insertion, random_replay, tags
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.memory import GraphMemory, memory_of
-from policylang.planning.liveness import backward_needs
-from policylang.planning.plan import Decision, Plan
+from policylang.planning.plan import Decision, Plan, recomputes
+from policylang.planning.schedule.steps import StepKind
 from policylang.planning.storage import storage_roots
 from policylang.torch_compat import aot
 
@@ -93,106 +91,98 @@ def rematerialise(gm: fx.GraphModule, plan: Plan) -> Rematerialised:
         PolicyMatchError: a value would be recomputed from other bytes than the forward saw. The graph is untouched.
         PolicyGraphError: the graph is not the one that was planned.
     """
-    facts = plan.facts
     nodes = list(gm.graph.nodes)
-    safety.check_same_graph(nodes, facts)
-    recompute = _decided_recompute(plan)
-    memory = memory_of(nodes, facts.phases)
-    planned = schedule(facts, recompute, memory)
-    safety.check(plan, nodes, memory, planned)
+    safety.check_same_graph(nodes, plan.facts)
+    memory = memory_of(nodes, plan.facts.phases)
+    safety.check(plan, nodes, memory)
     tags.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
-    return _Surgeon(gm, nodes, plan, memory, planned).operate(recompute)
-
-
-def _decided_recompute(plan: Plan) -> bytearray:
-    recompute = bytearray(len(plan.facts))
-    for row, decision in enumerate(plan.decisions):
-        if decision is not None and decision.action is not None and decision.action.recomputes:
-            recompute[row] = True
-    return recompute
+    return _Surgeon(gm, nodes, plan, memory).operate()
 
 
 class _Surgeon:
     """The only part that touches the graph. Everything it does was worked out before."""
 
-    def __init__(
-        self, gm: fx.GraphModule, nodes: Sequence[fx.Node], plan: Plan, memory: GraphMemory, planned: Schedule
-    ) -> None:
+    def __init__(self, gm: fx.GraphModule, nodes: Sequence[fx.Node], plan: Plan, memory: GraphMemory) -> None:
         self.gm = gm
         self.graph = gm.graph
         self.nodes = nodes
         self.plan = plan
         self.facts: Facts = plan.facts
+        self.schedule = plan.schedule
         self.memory = memory
-        self.planned = planned
         self.drawings: dict[int, random_replay.Drawing] = {}
         self.results: dict[int, fx.Node] = {}
-        self.copied: list[fx.Node] = []
+        self.ran: list[fx.Node | None] = []
+        """By step of the schedule, the node that runs then; None for a copy to the host or back."""
+        self.in_region: dict[fx.Node, int] = {}
+        """The nodes of the backward, recomputations among them."""
         self._who: dict[int, str] = {}
 
-    def operate(self, recompute: bytearray) -> Rematerialised:
-        facts, planned = self.facts, self.planned
+    def operate(self) -> Rematerialised:
+        facts = self.facts
         self._keep_random_states()
-        outcomes = tuple(self._fill(region) for region in planned.regions)
-        order.raise_pieces(self.copied)
-        erased = [self.nodes[row] for row in planned.erased]
-        names = tuple(node.name for node in reversed(erased))
-        for node in erased:
+        outcomes = self._run_again()
+        runs = frozenset(self.schedule.rows_of(StepKind.FIRST_RUN))
+        erased = [self.nodes[row] for row in facts.forward if row not in runs]
+        names = tuple(node.name for node in erased)
+        for node in reversed(erased):
             self.graph.erase_node(node)
         self._move()
-        saved = self._mark_saved()
+        saved, borrowed = self._mark_saved()
         aot.recompile_when_called(self.gm)
         return Rematerialised(
             regions=outcomes,
             saved=tuple(facts.names[row] for row in saved),
             saved_bytes=stored_bytes(facts, saved),
             erased=names,
-            borrowed=tuple(facts.names[row] for row in sorted(planned.borrowed)),
+            borrowed=tuple(facts.names[row] for row in borrowed),
             random_states=tuple(drawing.state.name for drawing in self.drawings.values()),
         )
 
     def _keep_random_states(self) -> None:
-        again = {row for region in self.planned.regions for row in region.recomputed}
-        for row in sorted(row for row in again if self.facts.flags[row] & Flag.RANDOM and self._draws(row)):
+        again = sorted(set(self.schedule.rows_of(StepKind.SECOND_RUN)))
+        for row in (row for row in again if self.facts.flags[row] & Flag.RANDOM and self._draws(row)):
             self.drawings[row], self.results[row] = random_replay.keep_state(self.nodes[row])
 
     def _draws(self, row: int) -> bool:
         """A ``getitem`` of a random operator may carry its flag."""
         return self.facts.owners[row] == row or self.memory.units[row] >= 0
 
-    def _fill(self, region: Region) -> RegionOutcome:
-        """Insert the copies of one region and let its nodes read them."""
+    def _run_again(self) -> tuple[RegionOutcome, ...]:
+        """Insert each second run before the node that it is for, and let the nodes of its region read it."""
+        made: dict[int, list[Copy]] = {}
+        first: dict[int, str] = {}
         copies: dict[fx.Node, fx.Node] = {}
-        made: list[Copy] = []
-        for batch in region.batches:
-            anchor = self.nodes[batch.anchor]
-            with self.graph.inserting_before(anchor):
-                for row in batch.rows:
-                    copy = self._copy(row, copies, anchor)
-                    copies[self.nodes[row]] = copy
-                    if row in self.results:
-                        copies[self.results[row]] = copy
-                    made.append(self._account(row, copy))
-        if copies:
-            self._redirect(region, copies)
-        return RegionOutcome(self.nodes[region.rows[0]].name, tuple(made))
+        current = 0
+        for (kind, row, region), anchor in zip(self.schedule, self.schedule.next_first_runs(), strict=True):
+            if region != current:
+                copies, current = {}, region
+            node: fx.Node | None = None
+            if kind == StepKind.FIRST_RUN:
+                node = self.nodes[row]
+                if self.facts.phases[row] == Phase.BACKWARD:
+                    self._read_copies(node, copies)
+                    self.in_region[node] = region
+            elif kind == StepKind.SECOND_RUN:
+                with self.graph.inserting_before(self.nodes[anchor]):
+                    node = self._copy(row, copies, self.nodes[anchor])
+                copies[self.nodes[row]] = copies[self._result(row)] = node
+                made.setdefault(region, []).append(self._account(row, node))
+                self.in_region[node] = region
+            if region:
+                first.setdefault(region, self.nodes[anchor].name)
+            self.ran.append(node)
+        return tuple(RegionOutcome(name, tuple(made.get(region, ()))) for region, name in first.items())
 
     def _account(self, row: int, copy: fx.Node) -> Copy:
         facts = self.facts
         size = 0 if facts.flags[row] & Flag.VIEW or facts.owners[row] != row else facts.bytes[row]
         return Copy(facts.names[row], copy.name, size, facts.flops[row])
 
-    def _redirect(self, region: Region, copies: Mapping[fx.Node, fx.Node]) -> None:
-        nodes = self.nodes
-
-        def copied(node: fx.Node) -> fx.Node:
-            return copies.get(node, node)
-
-        for row in region.rows:
-            node = nodes[row]
-            if any(read in copies for read in node.all_input_nodes):
-                node.args = fx.map_arg(node.args, copied)
-                node.kwargs = fx.map_arg(node.kwargs, copied)
+    def _read_copies(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> None:
+        if any(read in copies for read in node.all_input_nodes):
+            node.args = fx.map_arg(node.args, lambda read: copies.get(read, read))
+            node.kwargs = fx.map_arg(node.kwargs, lambda read: copies.get(read, read))
 
     def _copy(self, row: int, copies: Mapping[fx.Node, fx.Node], anchor: fx.Node) -> fx.Node:
         node = self.nodes[row]
@@ -214,7 +204,6 @@ class _Surgeon:
         name = self.facts.names[row]
         copy = self.graph.create_node("call_function", target, args, kwargs, name=f"{name}_recomputed")
         copy.meta = self._meta(node if drawing is None else self.results[row], anchor, row)
-        self.copied.append(copy)
         return copy
 
     def _own_subgraph(self, read: fx.Node) -> fx.Node:
@@ -254,35 +243,29 @@ class _Surgeon:
 
     def _move(self) -> None:
         """Send what is offloaded to the host, and let the backward fetch it."""
-        roots, erased = storage_roots(self.facts), frozenset(self.planned.erased)
-        moved = {roots[row]: self._result(row) for row in backward_needs(self.facts, self.plan.decisions).offloaded}
-        if moved:
-            rows = (row for row in self.facts.forward if roots[row] in moved and row not in erased)
-            held = {self._result(row): moved[roots[row]] for row in rows}
-            regions = (self.nodes[row] for region in self.planned.regions for row in region.rows)
-            copy_insertion.move(self.graph, held, {*regions, *self.copied})
+        values = {row: self._result(row) for row in self.schedule.rows_of(StepKind.COPY_TO_HOST)}
+        if values:
+            graph, schedule = self.graph, self.schedule
+            hosts = copy_insertion.copy_out(graph, schedule, self.ran, values)
+            copy_insertion.copy_in(graph, schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))
 
     def _result(self, row: int) -> fx.Node:
         return self.results.get(row, self.nodes[row])
 
-    def _mark_saved(self) -> list[int]:
-        """The forward rows that nothing but the backward keeps alive now, in graph order; their nodes are marked."""
-        facts, borrowed = self.facts, self.planned.borrowed
+    def _mark_saved(self) -> tuple[list[int], list[int]]:
+        """The forward rows that nothing but the backward keeps alive now, whose nodes are marked; and those decided
+        ``recompute`` that it reads as they are. In graph order."""
+        facts = self.facts
         rows = {self.nodes[row]: row for row in facts.forward}
         rows.update((result, row) for row, result in self.results.items())
-        saved: set[int] = set()
-        backward = (self.nodes[row] for region in self.planned.regions for row in region.rows)
-        for node in chain(backward, self.copied):
-            for read in node.all_input_nodes:
-                row = rows.get(read)
-                if row is not None and row not in borrowed:
-                    saved.add(row)
-        ordered = sorted(saved)
-        for row in ordered:
+        read = {rows[read] for node in self.in_region for read in node.all_input_nodes if read in rows}
+        borrowed = {row for row in read if recomputes(self.plan.decisions[row])}
+        saved = sorted(read - borrowed)
+        for row in saved:
             for marked in (row, facts.owners[row]):
-                meta = self.results.get(marked, self.nodes[marked]).meta
+                meta = self._result(marked).meta
                 meta["custom"] = {**marks.custom(meta), marks.SAVED: True}
-        return ordered
+        return saved, sorted(borrowed)
 
 
 def stored_bytes(facts: Facts, rows: Sequence[int]) -> int:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import torch.fx as fx
 
-from policylang.backends.flat.remat_schedule import Schedule
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.memory import GraphMemory
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
+from policylang.planning.schedule.steps import StepKind
 
 GRAPH_CHANGED = "APL381"
 
@@ -46,9 +46,9 @@ def _same(node: fx.Node, name: str) -> bool:
     return str(node.name) == name
 
 
-def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory, planned: Schedule) -> None:
+def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
     """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
-    found = list(_unsafe(nodes, plan.facts, memory, planned))
+    found = list(_unsafe(plan, nodes, memory))
     if not found:
         return
     diagnostics = []
@@ -67,19 +67,14 @@ def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory, planned: Sc
     raise PolicyMatchError(diagnostics)
 
 
-def _unsafe(
-    nodes: Sequence[fx.Node], facts: Facts, memory: GraphMemory, planned: Schedule
-) -> Iterator[tuple[int, str]]:
+def _unsafe(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> Iterator[tuple[int, str]]:
     seen: set[int] = set()
-    for region in planned.regions:
-        for batch in region.batches:
-            for row in batch.rows:
-                if row in seen:
-                    continue
-                reason = _reason(nodes[row], row, facts, memory, batch.anchor)
-                if reason is not None:
-                    seen.add(row)
-                    yield row, reason
+    for (kind, row, _), anchor in zip(plan.schedule, plan.schedule.next_first_runs(), strict=True):
+        if kind == StepKind.SECOND_RUN and row not in seen:
+            reason = _reason(nodes[row], row, plan.facts, memory, anchor)
+            if reason is not None:
+                seen.add(row)
+                yield row, reason
 
 
 def _reason(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:

@@ -18,9 +18,9 @@ from policylang.backends.joint.cse import Merged
 from policylang.backends.surgery.tags import UNSAFE
 from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, users_of
 from policylang.language.syntax import Action
-from policylang.planning.decisions.offloading import offload_diagnostics, offloads, settle_offloads
+from policylang.planning.decisions.offloading import offload_diagnostics, settle_offloads
 from policylang.planning.liveness import backward_needs
-from policylang.planning.plan import Decision, Plan, Why
+from policylang.planning.plan import Decision, Plan, Why, offloads
 from policylang.planning.storage import storage_roots
 
 _AUTO_SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "PyTorch's min-cut saves it")

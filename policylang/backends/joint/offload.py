@@ -2,8 +2,8 @@
 
 A value that is offloaded crosses from the forward to the backward like one that is saved, and goes by its name, until
 the two halves stand. Then the copy takes its place: it is returned where the value was, and comes in where the value
-came in, so the order that AOTAutograd goes by stays. Where copies start and are awaited is the rule of
-:mod:`policylang.planning.decisions.offloading`. What is returned lives on the host, and autograd holds nothing else.
+came in, so the order that AOTAutograd goes by stays. When copies start and are awaited is in the plan's schedule. What
+is returned lives on the host, and autograd holds nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import fx
 
 from policylang.backends.surgery import copy_insertion
 from policylang.graph.facts import Facts
-from policylang.planning.storage import storage_roots
+from policylang.planning.plan import Plan
+from policylang.planning.schedule.steps import StepKind
 
 
 @frozen
@@ -39,60 +40,45 @@ def crossings(
     return [Crossing(row, sent[name], taken[name]) for row in rows if (name := facts.names[row]) in sent]
 
 
-def move_across(facts: Facts, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph) -> None:
+def move_across(plan: Plan, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph) -> None:
     """Have the values that cross at these places wait on the host. Changes both graphs; one pass over each."""
     if not crossing:
         return
-    hosts = _send(facts, crossing, forward)
-    _fetch([(place.taken, hosts[place.row]) for place in crossing], backward)
+    hosts = _send(plan, crossing, forward)
+    _fetch(plan, crossing, hosts, backward)
 
 
-def _send(facts: Facts, crossing: Sequence[Crossing], graph: fx.Graph) -> dict[int, fx.Node]:
+def _send(plan: Plan, crossing: Sequence[Crossing], graph: fx.Graph) -> dict[int, fx.Node]:
     """Copy the values out in the forward; returns by row the nodes that hand the copies out, which it returns."""
     output = graph.output_node()
     returned = list(output.args[0])
     values = {place.row: returned[place.returned] for place in crossing}
-    hosts = copy_insertion.copy_out(
-        graph, list(copy_insertion.last_readers(graph, _held(facts, values, graph)).items()), output
-    )
+    hosts = copy_insertion.copy_out(graph, plan.schedule, _nodes(plan, graph, backward=False), values)
     for place in crossing:
-        returned[place.returned] = hosts[values[place.row]]
+        returned[place.returned] = hosts[place.row]
     output.args = (type(output.args[0])(returned),)
-    return {row: hosts[value] for row, value in values.items()}
+    return hosts
 
 
-def _held(facts: Facts, values: dict[int, fx.Node], graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Every node that lives in the memory of a value that leaves, to that value."""
-    roots, index = storage_roots(facts), facts.index
-    by_memory = {roots[row]: value for row, value in values.items()}
-    held = {value: value for value in values.values()}
-    for node in graph.nodes:
-        row = index.get(node.name)
-        if row is not None and roots[row] in by_memory:
-            held.setdefault(node, by_memory[roots[row]])
-    return held
-
-
-def _fetch(arriving: Sequence[tuple[int, fx.Node]], graph: fx.Graph) -> None:
+def _fetch(plan: Plan, crossing: Sequence[Crossing], sent: dict[int, fx.Node], graph: fx.Graph) -> None:
     """Take the copies in place of the values, and fetch them before what reads the values."""
     inputs = graph.find_nodes(op="placeholder")
-    hosts: dict[fx.Node, fx.Node] = {}
-    for taken, sent in arriving:
-        value = inputs[taken]
+    values = {place.row: inputs[place.taken] for place in crossing}
+    hosts: dict[int, fx.Node] = {}
+    for row, value in values.items():
         with graph.inserting_before(value):
-            host = graph.placeholder(sent.name)
-        host.meta = {**copy_insertion.without_marks(value.meta), "val": sent.meta.get("val")}
-        hosts[value] = host
-    readers: dict[fx.Node, list[fx.Node]] = {}
-    begin = None
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            continue
-        begin = node if begin is None else begin
-        for read in node.all_input_nodes:
-            if read in hosts:
-                readers.setdefault(read, []).append(node)
-    assert begin is not None  # a graph has an output
-    copy_insertion.copy_in(graph, hosts, readers, begin)
-    for value in hosts:
+            host = hosts[row] = graph.placeholder(sent[row].name)
+        host.meta = {**copy_insertion.without_marks(value.meta), "val": sent[row].meta.get("val")}
+    steps = _nodes(plan, graph, backward=True)
+    copy_insertion.copy_in(graph, plan.schedule, steps, values, hosts, lambda reader: 1)
+    for value in values.values():
         graph.erase_node(value)
+
+
+def _nodes(plan: Plan, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:
+    """By step of the schedule, the node that runs then in one of the halves."""
+    names = {node.name: node for node in graph.nodes if node.op == "call_function"}
+    return [
+        names.get(plan.facts.names[row]) if kind <= StepKind.SECOND_RUN and (region > 0) == backward else None
+        for kind, row, region in plan.schedule
+    ]

@@ -33,6 +33,7 @@ from policylang.planning.edits.data import Rewrites
 from policylang.planning.expectations.deferred import settle_expectations
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
+from policylang.planning.schedule.steps import Schedule
 from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import agree_on_collectives, is_compared
 from policylang.torch_compat import aot
@@ -53,6 +54,8 @@ class Partition:
     """What was rewritten in the halves once they were apart; empty where the policy rewrites nothing."""
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
+    schedule: Schedule | None = None
+    """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked."""
 
     @property
     def rewritten_halves(self) -> dict[str, Rewrites]:
@@ -110,7 +113,7 @@ def partition_planned(
             halves = tuple(rewrite_half(half, plan, kind, root=root) for half, kind in kinds)
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
     with timed(seconds, "move"):
-        move_across(settled.facts, crossing, forward.graph, backward.graph)
+        move_across(settled, crossing, forward.graph, backward.graph)
         raise_differences(audit_copies(settled, needs, found, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
@@ -119,7 +122,7 @@ def partition_planned(
         runs = [Run(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
         agree_on_collectives(plan, runs, aot.settings_lines("torch._functorch.config", aot.functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
-    partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)))
+    partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)), settled.schedule)
     remember(partition.carried_out, gm, forward, backward)
     return partition
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from policylang.backends.surgery.order import raise_getitems, recompute_late
+from policylang.backends.surgery.order import arrange
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
@@ -21,7 +21,8 @@ def split(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward that returns what ``needs`` keeps, and the backward that recomputes the rest of what it reads.
 
-    What is offloaded crosses as what is saved does: it is moved when the halves stand (:mod:`halves_moved`).
+    Both run in the order of the plan's schedule. What is offloaded crosses as what is saved does: it is moved when the
+    halves stand (:mod:`policylang.backends.joint.offload`).
     """
     facts = plan.facts
     nodes = {node.name: node for node in joint.graph.nodes}
@@ -38,11 +39,12 @@ def split(
         )
     erase_strays(forward.graph, facts, Phase.BACKWARD)
     erase_strays(backward.graph, facts, Phase.FORWARD)
+    for half, is_backward in ((forward, False), (backward, True)):
+        steps = (row for _, row, region in plan.schedule if (region > 0) == is_backward)
+        arrange(half.graph, (facts.names[row] for row in steps))
     random = [nodes[facts.names[row]] for row in needs.recomputed if facts.flags[row] & Flag.RANDOM]
     if random:
         forward, backward = aot.replay_random(random, forward, backward, len(symbols))
-    if needs.recomputed:
-        recompute_late(backward.graph)
     return forward, backward
 
 
@@ -68,7 +70,6 @@ def finish(
     """What PyTorch's partitioners do last, and AOTAutograd expects to be done."""
     aot.offload_activations(forward, backward, num_fwd_outputs, static_inputs)
     for half in (forward, backward):
-        raise_getitems(half.graph)
         half.recompile()
     forward = aot.thread_random_states(forward, is_backward=False)
     if backward.graph.find_nodes(op="placeholder"):

@@ -1,130 +1,91 @@
-"""Values moved to the host and back: the copies and where they stand.
+"""Values moved to the host and back: the copies that a schedule plans, put into a graph.
 
-On a graph that holds forward and backward the whole of it is :func:`move`; where the two are apart, as in
-:mod:`policylang.backends.joint.offload`, each takes its side.
-
-Which values are moved is planned. Where a copy starts and where it is awaited is the rule of
-:mod:`policylang.planning.decisions.offloading`, on the nodes as they stand once everything else is in its place. One
-pass.
+A copy to the host stands right behind the step before it, a copy back right before the step behind it; steps whose node
+a graph does not have are passed over. What another pass made reads the copies too: a copy stands behind what it copies
+and before whatever reads it, wherever that is. One pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx as fx
-from attrs import field, frozen
 
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
-from policylang.planning.storage import IN_FLIGHT
+from policylang.planning.schedule.steps import Schedule, StepKind
 
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
 """Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
 
 
-@frozen(eq=False)
-class _Region:
-    """A run of backward nodes: where it begins, and for each value that it reads the readers, in order."""
-
-    begin: fx.Node
-    readers: dict[fx.Node, list[fx.Node]] = field(factory=dict)
+Nodes = Sequence[fx.Node | None]
+"""By step of a schedule: the node that runs then, None where the graph has none."""
 
 
-def move(graph: fx.Graph, held: Mapping[fx.Node, fx.Node], backward: Collection[fx.Node]) -> None:
-    """Move values to the host in the forward, and back in each run of ``backward`` nodes that reads them.
-
-    ``held``: every forward node that lives in the memory of a value to move, the value included, to that value.
-    """
-    last, regions = _read(graph, held, backward)
-    wanted = {value for region in regions for value in region.readers}
-    leaving = [(value, reader) for value, reader in last.items() if value in wanted]
-    if not leaving:
-        return
-    hosts = copy_out(graph, leaving, regions[0].begin)
-    for region in regions:
-        copy_in(graph, hosts, region.readers, region.begin)
-
-
-def last_readers(graph: fx.Graph, held: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Of a graph that is all forward: each value of ``held`` with the last reader of its memory, in their order."""
-    return _read(graph, held, ())[0]
-
-
-def _read(
-    graph: fx.Graph, held: Mapping[fx.Node, fx.Node], backward: Collection[fx.Node]
-) -> tuple[dict[fx.Node, fx.Node], list[_Region]]:
-    """The last forward reader of each value, in the order of these readers, and the regions."""
-    values = frozenset(held.values())
-    last: dict[fx.Node, fx.Node] = {}
-    regions: list[_Region] = []
-    inside = False
-    for node in graph.nodes:
-        if node in backward:
-            if not inside:
-                regions.append(_Region(node))
-            inside = True
-            for read in node.all_input_nodes:
-                if read in values:
-                    regions[-1].readers.setdefault(read, []).append(node)
-        elif node.op == "call_function":
-            inside = False
-            touched = [held[node]] if node in held else []
-            for value in dict.fromkeys([*touched, *(held[read] for read in node.all_input_nodes if read in held)]):
-                last.pop(value, None)
-                last[value] = node
-    return last, regions
-
-
-def copy_out(graph: fx.Graph, leaving: Sequence[tuple[fx.Node, fx.Node]], end: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Copy each value to the host behind its last reader; returns by value the node that hands the copy out.
-
-    ``leaving`` is in the order of the readers; every copy is awaited before ``end``.
-    """
-    tickets: list[fx.Node] = []
-    hosts: dict[fx.Node, fx.Node] = {}
-    behind: dict[fx.Node, fx.Node] = {}
-
-    def awaited(number: int) -> None:
-        value = leaving[number][0]
-        hosts[value] = _call(
-            graph, value, "host", copy_operators.WAIT, (tickets[number], value, copy_operators.HOST), value
-        )
-
-    for number, (value, reader) in enumerate(leaving):
-        with graph.inserting_before(behind.setdefault(reader, reader.next)):
-            if number >= IN_FLIGHT:
-                awaited(number - IN_FLIGHT)
-            tickets.append(_call(graph, value, "offload", copy_operators.OFFLOAD, (value,), value))
-    with graph.inserting_before(end):
-        for number in range(max(0, len(leaving) - IN_FLIGHT), len(leaving)):
-            awaited(number)
+def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
+    """Copy values, given by row, to the host; returns by row the node that hands the copy out."""
+    following = _following(graph, nodes)
+    last = max((step for step, kind in enumerate(schedule.kinds) if kind == StepKind.COPY_TO_HOST), default=-1)
+    tickets: dict[int, fx.Node] = {}
+    hosts: dict[int, fx.Node] = {}
+    behind: fx.Node | None = None
+    for step, (kind, row, _) in enumerate(schedule):
+        if kind == StepKind.COPY_TO_HOST:
+            value = values[row]
+            behind = value if behind is None or behind < value else behind
+            with graph.inserting_after(behind):
+                behind = tickets[row] = _call(graph, value, "offload", copy_operators.OFFLOAD, (value,), value)
+        elif kind == StepKind.WAIT_TO_HOST:
+            value, args = values[row], (tickets[row], values[row], copy_operators.HOST)
+            assert behind is not None  # the copy is there
+            with graph.inserting_after(behind) if step < last else graph.inserting_before(following[step]):
+                behind = hosts[row] = _call(graph, value, "host", copy_operators.WAIT, args, value)
+        elif (node := nodes[step]) is not None:
+            behind = node
     return hosts
 
 
 def copy_in(
     graph: fx.Graph,
-    hosts: Mapping[fx.Node, fx.Node],
-    readers: Mapping[fx.Node, Sequence[fx.Node]],
-    begin: fx.Node,
-    device_of: Callable[[fx.Node], torch.device] | None = None,
+    schedule: Schedule,
+    nodes: Nodes,
+    values: Mapping[int, fx.Node],
+    hosts: Mapping[int, fx.Node],
+    region_of: Callable[[fx.Node], int],
 ) -> None:
-    """Fetch each value before its readers, which from then on read what came back. ``readers``: by value, in order;
-    the values in the order of their first reader. No copy starts before ``begin``."""
-    values = [value for value in readers if value in hosts]
-    firsts = [readers[value][0] for value in values]
-    for number, value in enumerate(values):
-        device = device_of(value) if device_of is not None else _device(value)
-        host, start = hosts[value], begin if number < IN_FLIGHT else firsts[number - IN_FLIGHT]
-        with graph.inserting_before(start):
-            ticket = _call(graph, value, "reload", copy_operators.RELOAD, (host, device), start)
-        with graph.inserting_before(firsts[number]):
-            back = _call(graph, value, "reloaded", copy_operators.WAIT, (ticket, host, device), start)
-        for reader in readers[value]:
+    """Fetch values, given by row, before their readers of each region, which from then on read what came back."""
+    before = _following(graph, nodes)
+    readers: dict[tuple[int, int], list[fx.Node]] = {}
+    for row, value in values.items():
+        for reader in value.users:
+            readers.setdefault((row, region_of(reader)), []).append(reader)
+    tickets: dict[int, fx.Node] = {}
+    for step, (kind, row, region) in enumerate(schedule):
+        if kind not in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST) or (row, region) not in readers:
+            continue
+        value, host, reading = values[row], hosts[row], readers[row, region]
+        device, anchor = _device(value), min(before[step], *reading)
+        with graph.inserting_before(anchor):
+            if kind == StepKind.COPY_FROM_HOST:
+                tickets[row] = _call(graph, value, "reload", copy_operators.RELOAD, (host, device), anchor)
+                continue
+            args = (tickets[row], host, device)
+            back = _call(graph, value, "reloaded", copy_operators.WAIT, args, anchor)
+        for reader in reading:
             reader.replace_input_with(value, back)
+
+
+def _following(graph: fx.Graph, nodes: Nodes) -> list[fx.Node]:
+    """By step the node that comes next, the output at last."""
+    found, coming = [], graph.output_node()
+    for node in reversed(nodes):
+        coming = coming if node is None else node
+        found.append(coming)
+    return found[::-1]
 
 
 def _device(value: fx.Node) -> torch.device:

@@ -1,76 +1,72 @@
-"""Where each node of a half stands: recomputations just before their first use, ``getitem`` right behind its operator.
+"""The nodes of a graph brought into the order of a schedule, by moving the nodes that are there.
 
-The same order that PyTorch's ``reordering_to_mimic_autograd_engine`` and ``raise_getitems`` make, by moving the nodes
-that are there rather than by copying the graph. O(nodes + edges), plus the sorting of what is moved together.
+One rule for the nodes that a schedule does not know, constants and what torch adds: a ``getitem`` stands right behind
+what it reads, a node with an effect or without readers right behind the one it stood behind, any other right before the
+first node that reads it. And no node stands behind one that reads it, whatever the schedule says.
+
+What comes out for a backward is the order that PyTorch's ``reordering_to_mimic_autograd_engine`` and ``raise_getitems``
+make. O(nodes + edges), plus the sorting of what is pulled before a node together.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 
 from torch import fx
 
 
-def recompute_late(graph: fx.Graph) -> None:
-    """Move what a backward computes without any gradient to just before the first node that needs it.
+def arrange(graph: fx.Graph, names: Iterable[str]) -> None:
+    """Order the operators of a graph as ``names`` are, which may name more than it has."""
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    by_name = {node.name: node for node in position if node.op == "call_function"}
+    planned = [by_name[name] for name in names if name in by_name]
+    beside = _followers(position, frozenset(planned))
+    waiting = {node for node in position if node.op not in ("placeholder", "output")}
+    order: list[fx.Node] = []
 
-    A backward comes out of a joint graph with all its recomputations up front, where every recomputed value would
-    live from the start. Nodes that draw, write or have another effect stay in their order.
-    """
-    order = {node: position for position, node in enumerate(graph.nodes)}
-    waiting = _without_gradient(order)
+    def put(node: fx.Node) -> None:
+        found = [node]
+        waiting.discard(node)
+        for each in found:
+            for source in each.all_input_nodes:
+                if source in waiting:
+                    waiting.discard(source)
+                    found.append(source)
+        order.extend(sorted(found, key=position.__getitem__))
+
+    for node in (*beside.get(None, ()), *planned):
+        pending = [node]
+        while pending:
+            if (following := pending.pop()) in waiting:
+                put(following)
+            pending.extend(reversed(beside.get(following, ())))
+    put(graph.output_node())
+    _relink(graph, order)
+
+
+def _followers(position: Iterable[fx.Node], planned: frozenset[fx.Node]) -> dict[fx.Node | None, list[fx.Node]]:
+    """The nodes that stand right behind another, in order, by that one; None where that is the beginning."""
+    found: dict[fx.Node | None, list[fx.Node]] = {}
+    before: fx.Node | None = None
+    for node in position:
+        if node in planned:
+            before = node
+        elif node.op == "call_function" and node.target is operator.getitem and node.args[0] in position:
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            found.setdefault(source if source.op == "call_function" else before, []).append(node)
+        elif node.op == "call_function" and (not node.users or node.is_impure()):
+            found.setdefault(before, []).append(node)
+            before = node
+    return found
+
+
+def _relink(graph: fx.Graph, order: Iterable[fx.Node]) -> None:
+    last = next((node for node in reversed(graph.nodes) if node.op == "placeholder"), None)
     for node in order:
-        if node.op == "placeholder" or node in waiting:
-            continue
-        needed = _collect(node, waiting)
-        for earlier in sorted(needed, key=order.__getitem__):
-            node.prepend(earlier)
-        waiting.difference_update(needed)
-
-
-def raise_getitems(graph: fx.Graph) -> None:
-    """Move each ``getitem`` up to the operator it reads, so that what nobody takes of a tuple can be freed."""
-    getitems = graph.find_nodes(op="call_function", target=operator.getitem)
-    _raise(getitems, lambda source: source.op != "placeholder")
-
-
-def raise_pieces(copies: Sequence[fx.Node]) -> None:
-    """The same among some nodes that stand for others, given in graph order. What was there before stays in its order:
-    a ``getitem`` of a node that is none of them stays where it is."""
-    _raise([node for node in copies if node.target is operator.getitem], frozenset(copies).__contains__)
-
-
-def _raise(getitems: Sequence[fx.Node], wanted: Callable[[fx.Node], bool]) -> None:
-    """``getitems`` are in graph order, and stay in it behind their operator."""
-    for node in reversed(getitems):
-        source = node.args[0]
-        if isinstance(source, fx.Node) and wanted(source):
-            source.append(node)
-
-
-def _without_gradient(order: dict[fx.Node, int]) -> set[fx.Node]:
-    """The operators and constants that depend on no tangent and have no effect: what may wait until it is needed."""
-    late: set[fx.Node] = set()
-    waiting: set[fx.Node] = set()
-    for node in order:
-        if node.op == "placeholder":
-            if "tangents" in node.name:
-                late.add(node)
-        elif any(source in late for source in node.all_input_nodes):
-            late.add(node)
-        elif node.op == "get_attr" or (node.op == "call_function" and node.users and not node.is_impure()):
-            waiting.add(node)
-    return waiting
-
-
-def _collect(node: fx.Node, waiting: set[fx.Node]) -> set[fx.Node]:
-    """Everything that waits and that ``node`` depends on."""
-    needed: set[fx.Node] = set()
-    pending = [node]
-    while pending:
-        for source in pending.pop().all_input_nodes:
-            if source in waiting and source not in needed:
-                needed.add(source)
-                pending.append(source)
-    return needed
+        if last is None:
+            next(iter(graph.nodes)).prepend(node)
+        elif last.next is not node:
+            last.append(node)
+        last = node

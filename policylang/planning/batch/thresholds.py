@@ -167,7 +167,7 @@ def _decided(
     """As :func:`policylang.planning.planner.plan` decides, but for what is moved to the host: it runs no collective."""
     decisions = first_decisions(policy, facts, verdict, user_decisions, undecided)
     keep_routing(policy, facts, decisions)
-    backward_needs(facts, decisions, Safety(policy, facts, capabilities, decisions).settle)
+    Safety(policy, facts, capabilities, decisions).enforce()
     return decisions
 
 

@@ -5,11 +5,7 @@ views the policy names, and what the backward reads of them is rebuilt there fro
 nothing. What would free nothing, or would come back changed, stays where it is with a reason, and so does what a
 budget has no room for. Budgets are spent in graph order, each value taken that still fits.
 
-A copy is started right behind the last forward reader of its memory, and awaited before the second copy after it is
-started, at the latest where the forward ends: so long the device holds what is copied. The backward fetches a value
-where the second value before it, in the order of first use, is used first, at the earliest where the backward begins,
-and awaits it right before its own first use. So no more than :data:`policylang.planning.storage.IN_FLIGHT` copies are
-ever under way beside the one that is awaited.
+When the copies start and are awaited is in the schedule (:mod:`policylang.planning.schedule.host_copy_steps`).
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Decision, Why
+from policylang.planning.plan import Decision, Why, offloads, recomputes
 from policylang.planning.storage import returns_memory_of_input, storage_roots
 
 FULL = "the budget is full"
@@ -48,8 +44,6 @@ def settle_offloads(policy: Policy, facts: Facts, decisions: list[Decision | Non
     because of ``Why.REBUILT``; what stays is decided ``save``, because of ``Why.STAYS``, and returned in graph order.
     What no rule speaks of follows the value, or else the view, with which it shares its memory.
     """
-    if not policy.offloads and not any(map(offloads, decisions)):
-        return ()
     needed = sorted((*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent))
     said = {_holder(facts, row): decisions[row] for row in reversed(needed) if offloads(decisions[row])}
     for row in needed:
@@ -61,11 +55,6 @@ def settle_offloads(policy: Policy, facts: Facts, decisions: list[Decision | Non
     if not asked:
         return ()
     return _Settling(policy, facts, decisions, needs, asked).settle()
-
-
-def offloads(decision: Decision | None) -> bool:
-    """Whether a value is to be moved to the host."""
-    return decision is not None and decision.action is not None and decision.action.offloads
 
 
 class _Settling:
@@ -111,7 +100,7 @@ class _Settling:
         left = [row for row in self.members[self.roots[holder]] if row in self.needed and _is_open(decisions[row])]
         for row in (*rows, *left):
             while row != holder:
-                if not _recomputes(decisions[row]):
+                if not recomputes(decisions[row]):
                     reason = f"a view of {facts.names[holder]}, which is offloaded"
                     decisions[row] = Decision(Action.RECOMPUTE, decision.rule, Why.REBUILT, reason)
                 row = facts.inputs[row][0]
@@ -204,10 +193,6 @@ def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _is_open(decision: Decision | None) -> bool:
     return decision is not None and decision.action is None
-
-
-def _recomputes(decision: Decision | None) -> bool:
-    return decision is not None and decision.action is not None and decision.action.recomputes
 
 
 def offload_diagnostics(

@@ -9,6 +9,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Decision, Why
 
 # A plain integer: the enumeration's own operators cost ten times as much.
@@ -54,12 +55,16 @@ class Safety:
         self._decisions = decisions
         self._refused: dict[int, str] = {}  # owner → reason, last in the graph first
 
-    def settle(self, row: int) -> None:
-        """To be called with a row that is about to be recomputed, the last in the graph first.
+    def enforce(self) -> Needs:
+        """Look at all that the backward needs recomputed; what it needs afterwards.
 
-        What an ``optional`` rule or the user's own checkpoint asked for is saved instead, the whole group of an owner
-        at once; what another rule asked for is kept for :meth:`diagnostics`.
+        Where a recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved
+        instead, the whole group of an owner at once; what another rule asked for is kept for :meth:`diagnostics`.
         """
+        return backward_needs(self._facts, self._decisions, self._enforce_on)
+
+    def _enforce_on(self, row: int) -> None:
+        """To be called with the rows that are about to be recomputed, the last in the graph first."""
         owner = self._facts.owners[row]
         if owner in self._refused:
             return

@@ -10,7 +10,7 @@ from policylang.planning.block_graph import is_about_whole
 from policylang.planning.expectations.fates import Fates, check_fate
 from policylang.planning.expectations.totals import Finding, check_total, numbers
 from policylang.planning.liveness import CostedNeeds
-from policylang.planning.plan import Decision, ExpectationOutcome
+from policylang.planning.plan import Decision, ExpectationOutcome, schedule_of
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.ordinals import group_keys
@@ -35,7 +35,7 @@ def check_expectations(
     outcomes: list[ExpectationOutcome] = []
     failures: list[Diagnostic] = []
     for expectation in expectations:
-        finding = _check(expectation, selections, fates, outcome)
+        finding = _check(expectation, selections, fates, outcome, decisions)
         text = " ".join(expectation.span.text.split())
         outcomes.append(ExpectationOutcome(text, expectation.span.location, finding.status, finding.found))
         if finding.status == "failed":
@@ -49,7 +49,13 @@ def _failure(expectation: Expectation, text: str, finding: Finding) -> Diagnosti
     return expectation_failed(expectation, text, finding.found, finding.details)
 
 
-def _check(expectation: Expectation, selections: Selections, fates: Fates, outcome: CostedNeeds) -> Finding:
+def _check(
+    expectation: Expectation,
+    selections: Selections,
+    fates: Fates,
+    outcome: CostedNeeds,
+    decisions: Sequence[Decision | None],
+) -> Finding:
     if selections.blocks.alone is not None and is_about_whole(expectation):
         return Finding("deferred", "it is about a whole graph, of which this is one block")
     if isinstance(expectation, ExpectTotal):
@@ -57,7 +63,7 @@ def _check(expectation: Expectation, selections: Selections, fates: Fates, outco
             expectation,
             outcome,
             selections.blocks,
-            lambda: estimate_peak(selections.facts, outcome.recomputed, outcome.offloaded).bytes,
+            lambda: estimate_peak(selections.facts, schedule_of(selections.facts, decisions)).bytes,
         )
     rows = selections.rows(expectation.selector)
     if isinstance(expectation, ExpectCount):

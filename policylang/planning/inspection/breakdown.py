@@ -17,7 +17,7 @@ from policylang.graph.facts import Facts
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
 from policylang.planning.liveness import CostedNeeds, Needs, backward_needs, own_bytes, with_cost
-from policylang.planning.plan import Decision, Plan, Why
+from policylang.planning.plan import Decision, Plan, Why, schedule_of
 from policylang.planning.storage import storage_roots
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.peak import Peak, peak_of
@@ -110,8 +110,8 @@ def breakdown(plan: Plan) -> Breakdown:
     return Breakdown(
         plan=plan,
         groups=_groups(plan, outcome, fates),
-        under=_scenario(plan, outcome, fates),
-        without=_scenario(plan, _outcome(plan, everything), ()),
+        under=_scenario(plan, counted, outcome, fates),
+        without=_scenario(plan, everything, _outcome(plan, everything), ()),
         forward_flops=outcome.forward_flops,
         fates=fates,
     )
@@ -127,8 +127,10 @@ def _outcome(plan: Plan, decisions: Sequence[Decision | None]) -> CostedNeeds:
     return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
 
 
-def _scenario(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> Scenario:
-    timeline = simulate(plan.facts, outcome.recomputed, outcome.offloaded)
+def _scenario(
+    plan: Plan, decisions: Sequence[Decision | None], outcome: CostedNeeds, fates: Sequence[Fate | None]
+) -> Scenario:
+    timeline = simulate(plan.facts, schedule_of(plan.facts, decisions))
     open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
     # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
     closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")

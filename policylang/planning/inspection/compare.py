@@ -97,7 +97,7 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
 def figures(plan: Plan) -> Figures:
     """What a plan comes to on its graph."""
     outcome = saved_and_recomputed(plan)
-    peak = estimate_peak(plan.facts, outcome.recomputed, outcome.offloaded)
+    peak = estimate_peak(plan.facts, plan.schedule)
     return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.settled)
 
 

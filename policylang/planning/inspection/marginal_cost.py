@@ -111,4 +111,4 @@ def _sign(amount: int) -> int:
 def _come_to(plan: Plan) -> tuple[CostedNeeds, int]:
     needs = backward_needs(plan.facts, as_counted(plan.decisions))
     outcome = with_cost(needs, plan.facts, (), 0)
-    return outcome, estimate_peak(plan.facts, outcome.recomputed, outcome.offloaded).bytes
+    return outcome, estimate_peak(plan.facts, plan.schedule).bytes

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, BlockSteps, steps_so_far
+from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Instructions, instructions_so_far
 from policylang.backends.eager.execution.random_states import GeneratorState
 from policylang.backends.eager.execution.surroundings import Surroundings
 from policylang.backends.eager.observation.first_call import Observation
@@ -41,7 +41,7 @@ class FollowedCall:
     """One call of a block: what its forward holds for its backward."""
 
     name: str
-    schedule: BlockSteps
+    instructions: Instructions
     on_drift: Callable[[Diagnostic], None]
     """Called where the forward leaves the plan. May raise."""
     surroundings: Surroundings
@@ -64,13 +64,13 @@ class FollowedCall:
     def ran(self, position: int) -> Any:
         """The operator that the forward ran at a position; None where it was over."""
         if self.drifted_at is None or position < self.drifted_at:
-            return self.schedule.operators[position]
+            return self.instructions.operators[position]
         at = position - self.drifted_at
         return self.tail[at] if at < len(self.tail) else None
 
     def count_writes(self) -> None:
         """To be called when the block has returned: what it wrote itself to held values is as it should be."""
-        for at, holders in self.schedule.written.items():
+        for at, holders in self.instructions.written.items():
             if self.drifted_at is None or at < self.drifted_at:
                 for holder in holders:
                     if holder in self.entries:
@@ -88,14 +88,14 @@ class FollowedCall:
 
 def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
     """Of a call that was observed and has a plan now: what the plan does not save is let go."""
-    schedule = call.schedule
-    kept = [at for at, kind in enumerate(schedule.kinds) if kind == KEEP and at in observation.entries]
+    instructions = call.instructions
+    kept = [at for at, kind in enumerate(instructions.kinds) if kind == KEEP and at in observation.entries]
     with outside_of_modes():
-        call.entries = {at: without_unread(observation.entries[at], schedule.read.get(at)) for at in kept}
+        call.entries = {at: without_unread(observation.entries[at], instructions.read.get(at)) for at in kept}
     call.versions = {at: _versions(call.entries[at], observation.entries[at], observation.versions[at]) for at in kept}
-    call.states = {at: state for at, state in observation.states.items() if schedule.kinds[at] == DRAW}
-    call.passed = {at: own for at, own in observation.writes.items() if schedule.kinds[at] == PASS}
-    call.noted = {at: observation.noted[at] for at in schedule.from_outside}
+    call.states = {at: state for at, state in observation.states.items() if instructions.kinds[at] == DRAW}
+    call.passed = {at: own for at, own in observation.writes.items() if instructions.kinds[at] == PASS}
+    call.noted = {at: observation.noted[at] for at in instructions.from_outside}
     call.count_writes()
     return call
 
@@ -103,7 +103,7 @@ def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
 def unfinished_call(name: str, observation: Observation, surroundings: Surroundings) -> FollowedCall:
     """Of a call that is being observed and runs again from within: all that it has made so far is held."""
     return FollowedCall(
-        name, steps_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions
+        name, instructions_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions
     )
 
 

@@ -1,4 +1,9 @@
-"""A plan as a list of what to do at each operator of the running block."""
+"""A plan as a list of what to do at each operator of the running block.
+
+There is no order to carry out: the block's own code runs again, in its own order, and the plan's schedule says so. What
+is left to say is what each operator that comes by is to do, which one list cannot: of the steps of a schedule, a stream
+of operators also has those that no row stands for.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ _RANDOM = int(Flag.RANDOM)
 
 
 @frozen(eq=False)
-class BlockSteps:
+class Instructions:
     """By operator; ``operators`` and ``kinds`` have one entry more, the end."""
 
     operators: tuple[Any, ...]
@@ -67,7 +72,7 @@ class BlockSteps:
 
 
 @frozen(eq=False, kw_only=True)
-class BlockSchedule(BlockSteps):
+class PlannedInstructions(Instructions):
     """What a plan comes to."""
 
     plan: Plan
@@ -75,17 +80,17 @@ class BlockSchedule(BlockSteps):
     rows: tuple[int, ...]
 
 
-def steps_so_far(observation: Observation) -> BlockSteps:
+def instructions_so_far(observation: Observation) -> Instructions:
     """Of a call that has no plan yet: whatever it has made is held, and what it has written is written."""
     kinds = [
         PASS if writes(operator) else KEEP if at in observation.entries else RUN
         for at, operator in enumerate(observation.operators)
     ]
     reach = len(observation.operators)
-    return BlockSteps((*observation.operators, None), (*kinds, RUN), reach)
+    return Instructions((*observation.operators, None), (*kinds, RUN), reach)
 
 
-def schedule_of(trace: BlockTrace, plan: Plan) -> BlockSchedule:
+def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     """What the plan comes to, operator by operator."""
     facts = plan.facts
     needs = replayed_needs(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
@@ -104,7 +109,7 @@ def schedule_of(trace: BlockTrace, plan: Plan) -> BlockSchedule:
     from_outside = {
         at: found for at, found in trace.from_outside.items() if at < trace.reach and kinds[at] in (RUN, DRAW)
     }
-    return BlockSchedule(
+    return PlannedInstructions(
         operators=(*trace.operators, None),
         kinds=(*(_second(kind, operator) for kind, (operator, _) in zip(kinds, steps, strict=True)), RUN),
         reach=trace.reach,

@@ -41,9 +41,9 @@ class ForwardMode(Mode):
     def __init__(self, call: FollowedCall) -> None:
         super().__init__()
         self._call = call
-        self._operators = call.schedule.operators
-        self._kinds = call.schedule.kinds
-        self._from_outside = call.schedule.from_outside
+        self._operators = call.instructions.operators
+        self._kinds = call.instructions.kinds
+        self._from_outside = call.instructions.from_outside
         self._at = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -69,7 +69,7 @@ class ForwardMode(Mode):
         """To be called when the block has returned."""
         call = self._call
         if call.drifted_at is None and self._at != len(self._operators) - 1:
-            if call.schedule.only_made_once(self._at):
+            if call.instructions.only_made_once(self._at):
                 call.left_out = True
             else:
                 self._drift(None)
@@ -77,7 +77,7 @@ class ForwardMode(Mode):
 
     def _keep(self, at: int, out: Any) -> None:
         call = self._call
-        held = _map(detached, without_unread(out, call.schedule.read.get(at)))
+        held = _map(detached, without_unread(out, call.instructions.read.get(at)))
         call.entries[at] = held
         call.versions[at] = [memory_of(value) for value in tensors_in(held)]
 
@@ -94,7 +94,7 @@ class ForwardMode(Mode):
             return func(*args, **kwargs)
         call = self._call
         if call.drifted_at is None:
-            found = call.schedule.after_what_is_made_once(self._at, func)
+            found = call.instructions.after_what_is_made_once(self._at, func)
             if found is not None:
                 self._at, call.left_out = found, True
                 return self.__torch_dispatch__(func, types, args, kwargs)
@@ -143,7 +143,7 @@ class RecomputeMode(Mode):
         self._at = at + 1
         if call.drifted_at is not None and at >= call.drifted_at:
             return self._draw(at, func, args, kwargs or {})
-        kind = call.schedule.kinds[at]
+        kind = call.instructions.kinds[at]
         if kind == KEEP and self._within and at not in call.entries:
             kind = RUN  # without early stop it goes on, past where the forward is
         if kind == RUN:
@@ -167,10 +167,10 @@ class RecomputeMode(Mode):
         backward has all that it needs: what a block does on its way out of the interruption."""
         call, at = self._call, self._at
         if call.drifted_at is None:
-            if at >= call.schedule.reach:
-                rest = range(at, len(call.schedule.operators) - 1)
-                return next((position for position in rest if call.schedule.operators[position] is func), None)
-            found = call.schedule.after_what_is_made_once(at, func)
+            if at >= call.instructions.reach:
+                rest = range(at, len(call.instructions.operators) - 1)
+                return next((position for position in rest if call.instructions.operators[position] is func), None)
+            found = call.instructions.after_what_is_made_once(at, func)
             if found is not None:
                 return found
         raise problems.diverged(call.name, at, call.ran(at), func)
@@ -181,7 +181,7 @@ class RecomputeMode(Mode):
         if self._within:
             return
         tensors = list(tensors_in((args, kwargs)))
-        for number, then in zip(call.schedule.from_outside[at], call.noted[at], strict=True):
+        for number, then in zip(call.instructions.from_outside[at], call.noted[at], strict=True):
             now = tensors[number]
             if now is not then.tensor and not _same_value(now, then.tensor):
                 raise problems.other_tensor(call.name, func, at, tuple(then.tensor.shape))

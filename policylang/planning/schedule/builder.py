@@ -1,0 +1,277 @@
+"""Facts and decisions → the schedule: the nodes in their order, and each recomputation as late as possible.
+
+What a graph runs keeps the order in which it was traced, a partition all of its forward first. In a region of the
+backward, the first step that needs a recomputed value gets, just before itself, everything that runs again for it, in
+forward order; later steps of the region share it. Pieces of a tuple are taken right behind the operator that runs
+again, so that what nobody takes can be freed. Copies to the host and back come last
+(:mod:`policylang.planning.schedule.host_copy_steps`).
+
+A *joint graph* has one region. Where anything is recomputed, the backward that depends on no gradient and has no effect
+waits until it is needed, too. What leads to no result does not run, and all pieces stand behind their operator.
+
+A *flat graph* may have any number of regions, parted by forward nodes that still run. A recomputed value that the rest
+of the forward holds beyond a region anyway is read there as it is. What is written in place runs again as a whole. A
+first run is left out where nothing of the forward reads the value, unless it draws, writes or has another effect: a
+draw that does not happen would shift every later one.
+
+O(nodes + edges), the recomputations of a step sorted into forward order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.operators.names import GETITEM
+from policylang.planning.schedule.host_copy_steps import with_host_copies
+from policylang.planning.schedule.steps import Schedule, ScheduleStep, StepKind
+from policylang.planning.storage import storage_roots
+
+# Plain integers: the enumeration's own operators cost ten times as much.
+_FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
+_RANDOM_OR_EFFECT = int(Flag.RANDOM | Flag.EFFECTFUL)
+_WRITES, _REPEATABLE = int(Flag.WRITES), int(Flag.REPEATABLE)
+_VIEW, _MULTI_OUTPUT = int(Flag.VIEW), int(Flag.MULTI_OUTPUT)
+_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+
+Part = tuple[int, list[int]]
+"""A region, 0 for the forward, and rows that run one after the other. A forward row in a region runs again."""
+
+
+def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int] = ()) -> Schedule:
+    """The steps of a graph in which ``recomputed`` rows run again for the backward, ``offloaded`` ones wait on the host
+    in between, and all else that is read is kept. Either may name more rows than the backward needs."""
+    again, moved = bytearray(len(facts)), bytearray(len(facts))
+    for row in recomputed:
+        again[row] = 1
+    for row in offloaded:
+        moved[row] = 1
+    if facts.kind is GraphKind.FLAT:
+        second_runs = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), of_second_runs=True)
+        return Schedule.of(with_host_copies(facts, second_runs, moved))
+    steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved)
+    return Schedule.of(_with_pieces_behind(facts, steps) if facts.kind is GraphKind.JOINT else steps)
+
+
+def build_sequential_schedule(facts: Facts, again: Iterable[int]) -> Schedule:
+    """The steps of a block that runs as a whole, in its own order, and once more when its backward first asks."""
+    forward, backward = list[int](), list[int]()
+    for row, op in enumerate(facts.ops):
+        if op == "call_function":
+            (backward if facts.phases[row] == _BACKWARD else forward).append(row)
+    return Schedule.of(_steps(facts, [(0, forward), (1, [*again, *backward])]))
+
+
+def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
+    """A row of the forward runs a second time in a region, and so does what the forward has run of the backward."""
+    first, second, phases = StepKind.FIRST_RUN, StepKind.SECOND_RUN, facts.phases
+    ahead = {row for region, rows in parts if not region for row in rows if phases[row] == _BACKWARD}
+    return [
+        (second if region and (phases[row] == _FORWARD or row in ahead) else first, row, region)
+        for region, rows in parts
+        for row in rows
+    ]
+
+
+def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_runs: bool = False) -> list[ScheduleStep]:
+    """The steps with each ``getitem`` right behind the run that it reads, where that is in the same region."""
+    targets, inputs = facts.targets, facts.inputs
+    lowest = StepKind.SECOND_RUN if of_second_runs else StepKind.FIRST_RUN
+    pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= StepKind.SECOND_RUN]
+    sources = {inputs[row][0] for _, row, _ in pieces if inputs[row]}
+    here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= StepKind.SECOND_RUN}
+    behind: dict[tuple[int, int], list[ScheduleStep]] = {}
+    for step in pieces:
+        source = (inputs[step[1]][0], step[2])
+        if source in here:
+            behind.setdefault(source, []).append(step)
+    if not behind:
+        return steps
+    moved = {step for each in behind.values() for step in each}
+    order: list[ScheduleStep] = []
+    for step in steps:
+        pending = [] if step in moved else [step]
+        while pending:
+            order.append(pending.pop())
+            if order[-1][0] <= StepKind.SECOND_RUN:
+                pending.extend(reversed(behind.get(order[-1][1:], ())))
+    return order
+
+
+# --- partitions ------------------------------------------------------------------------------------------------------
+
+
+def _partition_parts(facts: Facts, again: bytearray) -> list[Part]:
+    in_forward, in_backward = _runs(facts, again)
+    calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    forward = [row for row in calls if in_forward[row]]
+    backward = [row for row in calls if in_backward[row]]
+    if any(facts.phases[row] == _FORWARD for row in backward):
+        backward = _as_late_as_possible(facts, backward)
+    return [(0, forward), (1, backward)]
+
+
+def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
+    """The rows that run in the forward and those that run in the backward: what leads to a result or has an effect."""
+    in_forward, in_backward = bytearray(len(facts)), bytearray(len(facts))
+    flags, phases, inputs = facts.flags, facts.phases, facts.inputs
+    for row in range(len(facts) - 1, -1, -1):
+        flag, phase = flags[row], phases[row]
+        if flag & _RANDOM_OR_EFFECT or flag & (_WRITES | _REPEATABLE) == _WRITES:
+            (in_backward if phase == _BACKWARD else in_forward)[row] = 1
+        for source in inputs[row]:
+            repeated = phases[source] == _BACKWARD or again[source]
+            if phase == _OUTPUT:
+                late = phases[source] == _BACKWARD or (repeated and _is_returned_gradient(facts, source))
+                (in_backward if late else in_forward)[source] = 1
+                if late and flags[source] & _FORWARD_OUTPUT:
+                    in_forward[source] = 1
+            if in_forward[row]:
+                in_forward[source] = 1
+            if in_backward[row]:
+                (in_backward if repeated else in_forward)[source] = 1
+    return in_forward, in_backward
+
+
+def _is_returned_gradient(facts: Facts, row: int) -> bool:
+    """Whether what the output returns of the forward is a gradient."""
+    return facts.kind is GraphKind.JOINT and is_gradient(facts, row)
+
+
+def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
+    order: list[int] = []
+    phases, inputs = facts.phases, facts.inputs
+    late = bytearray(kind == InputKind.TANGENT for kind in facts.input_kinds)  # depends on a gradient
+    waiting = bytearray(len(facts))
+    effect = _RANDOM_OR_EFFECT | _WRITES
+    for row in rows:
+        if any(late[source] for source in inputs[row]):
+            late[row] = 1
+        elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a draw that runs again is a replay
+            waiting[row] = 1
+    waits = bytes(waiting)
+
+    def run(pending: list[int]) -> None:
+        found: list[int] = []
+        while pending:
+            row = pending.pop()
+            if waiting[row]:
+                waiting[row] = 0
+                found.append(row)
+                pending.extend(inputs[row])
+        order.extend(sorted(found))
+
+    for row in rows:
+        if not waits[row]:
+            run(list(inputs[row]))
+            order.append(row)
+    for row, phase in enumerate(phases):
+        if phase == _OUTPUT:
+            run([each for each in inputs[row] if phases[each] == _BACKWARD or is_gradient(facts, each)])
+    return order
+
+
+# --- flat graphs -----------------------------------------------------------------------------------------------------
+
+
+class _Flat:
+    def __init__(self, facts: Facts, again: bytearray) -> None:
+        self.facts = facts
+        self.again = again
+        self.roots = storage_roots(facts)
+        self.units: dict[int, list[int]] = {}  # what is written in place, and all that runs again with it
+        for row, flag in enumerate(facts.flags):
+            if flag & _REPEATABLE:
+                self.units.setdefault(facts.owners[row], []).append(row)
+        self.kept = bytearray(len(facts))
+        self.held_until: dict[int, int] = {}
+        self._read_forward()
+
+    def parts(self) -> list[Part]:
+        phases, ops, kept = self.facts.phases, self.facts.ops, self.kept
+        ends = self._region_ends()
+        found: list[Part] = [(0, [])]
+        between: list[int] = []  # the epilogue parts no region
+        regions, done = 0, set[int]()
+        for row, phase in enumerate(phases):
+            if ops[row] != "call_function" or (phase == _FORWARD and not kept[row]):
+                continue
+            region, rows = found[-1]
+            if phase == _OUTPUT and region:
+                between.append(row)
+            elif phase == _BACKWARD:
+                if not region:
+                    regions += 1
+                    rows, done = [], set()
+                    found.append((regions, rows))
+                rows.extend((*between, *self._again_for(row, ends[row], done), row))
+                between = []
+            elif region:
+                found.append((0, [*between, row]))
+                between = []
+            else:
+                rows.append(row)
+        found.append((0, between))
+        return found
+
+    def _read_forward(self) -> None:
+        """What of the forward runs whatever is recomputed, and until when its values are held anyway: by the row that
+        allocated some memory, the last forward row that reads it. Counted without what second runs will read, so a
+        value is said to be alive only where it surely is."""
+        facts, kept, again = self.facts, self.kept, self.again
+        flags, inputs, owners = facts.flags, facts.inputs, facts.owners
+        kept_units: set[int] = set()
+        for row in range(len(facts) - 1, -1, -1):
+            if facts.phases[row] == _BACKWARD:
+                for source in inputs[row]:
+                    if not again[source]:
+                        kept[source] = 1
+                continue
+            in_unit = flags[row] & _REPEATABLE
+            if facts.ops[row] == "call_function" and not kept[row]:
+                whole = in_unit and owners[row] in kept_units
+                has_effect = flags[row] & _RANDOM_OR_EFFECT or self._writes_outside(row)
+                kept[row] = not again[row] or bool(whole or has_effect)
+            if facts.ops[row] != "output" and not kept[row]:
+                continue
+            if in_unit:
+                kept_units.add(owners[row])
+            for source in inputs[row]:
+                kept[source] = 1
+                self.held_until.setdefault(self.roots[source], row)
+                if flags[source] & _REPEATABLE:
+                    kept_units.add(owners[source])
+
+    def _writes_outside(self, row: int) -> bool:
+        """Whether it writes to memory that outlives it. Running statistics do: an operator that may run again without
+        them returns memory of its own, where one that writes in place returns what it writes to."""
+        flag = self.facts.flags[row]
+        if not flag & _WRITES or not flag & _REPEATABLE:
+            return bool(flag & _WRITES)
+        return not flag & _VIEW and (self.facts.owners[row] == row or bool(flag & _MULTI_OUTPUT))
+
+    def _region_ends(self) -> dict[int, int]:
+        """Backward row → the last one of its region."""
+        facts, ends, end = self.facts, dict[int, int](), -1
+        for row in range(len(facts) - 1, -1, -1):
+            if facts.phases[row] == _BACKWARD:
+                end = row if end < 0 else end
+                ends[row] = end
+            elif facts.phases[row] == _FORWARD and self.kept[row] and facts.ops[row] == "call_function":
+                end = -1
+        return ends
+
+    def _again_for(self, reader: int, end: int, done: set[int]) -> list[int]:
+        """What runs again just before a row of the backward; ``done`` is what its region has by then."""
+        facts, again = self.facts, self.again
+        found: list[int] = []
+        pending = [source for source in facts.inputs[reader] if again[source]]
+        while pending:
+            row = pending.pop()
+            if row in done or (self.kept[row] and self.held_until.get(self.roots[row], -1) > end):
+                continue
+            rows = self.units[facts.owners[row]] if facts.flags[row] & _REPEATABLE else [row]
+            done.update(rows)
+            found.extend(rows)
+            pending.extend(source for each in rows for source in facts.inputs[each] if again[source])
+        return sorted(found)

@@ -1,0 +1,75 @@
+"""The ordered steps of a training step, as plain columns: what runs when, what runs a second time, what is copied when.
+
+The one order there is. :mod:`policylang.simulation` counts along it, every backend that changes a graph carries it out,
+and tests read it off the graphs that come out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+
+from attrs import field, frozen
+
+from policylang.graph.facts import Facts
+
+
+class StepKind(IntEnum):
+    FIRST_RUN = 0
+    """A node runs. The run of a collective is its start; its wait is the run of the ``wait_tensor`` that reads it."""
+    SECOND_RUN = 1
+    """A forward node is recomputed for a backward region."""
+    COPY_TO_HOST = 2
+    """A copy of a value to the host starts."""
+    WAIT_TO_HOST = 3
+    """The copy is awaited; from here on the device does not hold the value."""
+    COPY_FROM_HOST = 4
+    """A copy back starts, for a backward region; from here on the device has memory for it."""
+    WAIT_FROM_HOST = 5
+    """The copy back is awaited; what follows in the region reads it."""
+
+
+ScheduleStep = tuple[int, int, int]
+"""Kind, row and region."""
+
+
+@frozen
+class Schedule:
+    """One entry a step, in the order of execution. Only operators are steps: inputs, constants and the output are not.
+
+    A *region* is a run of backward steps that no forward step interrupts. They are numbered from 1; 0 is the forward.
+    """
+
+    kinds: bytes = field(repr=False)
+    rows: array[int] = field(repr=False)
+    regions: array[int] = field(repr=False)
+
+    @classmethod
+    def of(cls, steps: Iterable[ScheduleStep]) -> Schedule:
+        kinds, rows, regions = tuple(zip(*steps, strict=True)) or ((), (), ())
+        return cls(bytes(kinds), array("i", rows), array("i", regions))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ScheduleStep]:
+        return zip(self.kinds, self.rows, self.regions, strict=True)
+
+    def rows_of(self, kind: StepKind) -> list[int]:
+        """The rows of the steps of one kind, in order; a row recomputed for two regions is there twice."""
+        return [row for found, row in zip(self.kinds, self.rows, strict=True) if found == kind]
+
+    def next_first_runs(self) -> list[int]:
+        """For each step the row of the first run that comes next, itself included: what a recomputation stands before,
+        and is for. -1 where none comes."""
+        found, coming = [-1] * len(self), -1
+        for step in range(len(self) - 1, -1, -1):
+            if self.kinds[step] == StepKind.FIRST_RUN:
+                coming = self.rows[step]
+            found[step] = coming
+        return found
+
+    def names(self, facts: Facts) -> list[tuple[StepKind, str, int]]:
+        """The steps in the words of a graph: kind, node, region."""
+        return [(StepKind(kind), facts.names[row], region) for kind, row, region in self]

@@ -1,0 +1,108 @@
+"""The schedule: by hand, and against the reference for any graph and any decisions."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.reading.collect import collect
+from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule.steps import Schedule, StepKind
+from policylang.planning.storage import storage_roots
+from tests.planning.schedule_reference import reference_schedule
+from tests.planning.strategies import graphs
+from tests.support.random_flat import random_flat
+from tests.support.textgraph import facts_of
+
+numbers = st.lists(st.integers(0, 63), min_size=12, max_size=90)
+fates = st.lists(st.sampled_from(["keep", "again", "again", "move"]), min_size=1, max_size=40)
+drawing = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+CHAIN = """
+    %x = input bytes=10
+    %a = aten.sin.default(%x) bytes=100
+    %b = aten.sin.default(%a) bytes=100
+    %c = aten.sin.default(%b) bytes=100
+    %loss = aten.sum.default(%c) bytes=1
+    ---
+    %t = tangent bytes=1
+    %dc = aten.mul.Tensor(%t, %c) bytes=100
+    %db = aten.mul.Tensor(%dc, %b) bytes=100
+    %da = aten.mul.Tensor(%db, %a) bytes=100
+    output(%loss, %da)
+"""
+
+
+def written(facts: Facts, schedule: Schedule) -> str:
+    """``name`` runs, ``name*`` runs again, ``>name`` and ``name>`` start and await a copy to the host, ``<name`` and
+    ``name<`` one back; a bar where the forward ends."""
+    forms = ("{}", "{}*", ">{}", "{}>", "<{}", "{}<")
+    words, before = [], 0
+    for kind, name, region in schedule.names(facts):
+        words += ["|"] * (region != before)
+        words.append(forms[kind].format(name))
+        before = region
+    return " ".join(words)
+
+
+def planned(recomputed: str = "", offloaded: str = "", text: str = CHAIN) -> str:
+    facts = facts_of(text)
+    rows = ([facts.index[name] for name in names.split()] for names in (recomputed, offloaded))
+    return written(facts, build_schedule(facts, *rows))
+
+
+def test_what_runs_again_runs_right_before_what_needs_it() -> None:
+    assert planned() == "a b c loss | dc db da"
+    assert planned("a b") == "a b c loss | dc a* b* db da"
+    assert planned("a b c") == "a b c loss | a* b* c* dc db da"
+
+
+def test_copies_are_two_apart() -> None:
+    assert planned("", "a b c") == "a b >a c >b loss a> >c b> c> | <c c< <b <a dc b< db a< da"
+    assert planned("c", "b") == "a b c >b loss b> | <b b< c* dc db da"
+
+
+def decided(facts: Facts, drawn: list[str]) -> tuple[list[int], list[int]]:
+    """One fate for an owner; what is moved is one row of a memory, made by the forward and read by the backward alone
+    from then on."""
+    roots = storage_roots(facts)
+    again, moved = [], []
+    for row in facts.forward:
+        fate = drawn[facts.owners[row] % len(drawn)]
+        if facts.flags[row] & (Flag.SYMBOLIC | Flag.WRITES | Flag.EFFECTFUL) and not facts.flags[row] & Flag.REPEATABLE:
+            continue
+        if fate == "again":
+            again.append(row)
+        elif fate == "move" and roots[row] == row and not facts.flags[row] & Flag.MULTI_OUTPUT:
+            moved.append(row)
+    return again, moved
+
+
+@given(graphs(), fates)
+@drawing
+def test_partitions_are_scheduled_as_the_sentences_say(facts: Facts, drawn: list[str]) -> None:
+    again, moved = decided(facts, drawn)
+    assert list(build_schedule(facts, again, moved)) == reference_schedule(facts, again, moved)
+
+
+@given(numbers, fates, st.integers(2, 6))
+@drawing
+def test_flat_graphs_are_scheduled_as_the_sentences_say(drawn: list[int], chosen: list[str], segments: int) -> None:
+    facts = collect(random_flat(drawn, segments).gm)
+    again, moved = decided(facts, chosen)
+    assert list(build_schedule(facts, again, moved)) == reference_schedule(facts, again, moved)
+
+
+@given(numbers, fates, st.integers(2, 6))
+@drawing
+def test_nothing_is_read_before_it_is_there(drawn: list[int], chosen: list[str], segments: int) -> None:
+    """Whatever is decided: a step of the backward reads the second value where there is one, else the first."""
+    facts = collect(random_flat(drawn, segments).gm)
+    again, moved = decided(facts, chosen)
+    there = {(row, 0) for row, op in enumerate(facts.ops) if op != "call_function"}
+    for kind, row, region in build_schedule(facts, again, moved):
+        if kind <= StepKind.SECOND_RUN:
+            for source in facts.inputs[row]:
+                assert {(source, region), (source, 0)} & there or facts.phases[source] == facts.phases[row]
+        there.add((row, region))
