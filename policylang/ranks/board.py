@@ -124,7 +124,7 @@ def board() -> Board | None:
     default = store.default_store()
     if default is None:
         return None
-    if _current is None or _current.default() is not default:
-        own = store.own_connection(default)
-        _current = Board(store.own_rank(), own, weakref.ref(default), _memory)
+    rank = store.own_rank()
+    if rank is not None and (_current is None or _current.default() is not default):
+        _current = Board(rank, store.own_connection(default), weakref.ref(default), _memory)
     return _current

@@ -37,7 +37,7 @@ from policylang.ranks.accounts import (
 from policylang.ranks.board import SWITCH, Board
 from policylang.ranks.meeting import ALONE, Meeting, abouts_of
 from policylang.ranks.messages import End, Status, Topic, spell
-from policylang.torch_compat import store
+from policylang.torch_compat import process_groups, store
 from policylang.torch_compat.reading import group_ranks
 
 __all__ = ["agree_on_accounts", "agree_on_collectives", "agree_on_plan", "comparing", "is_compared", "ranks_of"]
@@ -119,7 +119,7 @@ class Comparison:
         outside: PolicyGraphError | None = None,
     ) -> None:
         assert self.board is not None
-        mesh = () if self.mesh is None else store.mesh_ranks(self.mesh)
+        mesh = () if self.mesh is None else process_groups.mesh_ranks(self.mesh)
         shared = [each for each in (*sets, *self.around, mesh) if len(each) > 1 and self.board.rank in each]
         if not shared:
             return
@@ -141,7 +141,7 @@ class Comparison:
     def _outside(self, facts: Facts) -> PolicyGraphError | None:
         if self.mesh is None:
             return None
-        inside = store.mesh_ranks(self.mesh)
+        inside = process_groups.mesh_ranks(self.mesh)
         groups = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
         found = [differences.outside_mesh(group.name, group.ranks, inside) for group in groups]
         return PolicyGraphError(found) if found else None
@@ -149,7 +149,7 @@ class Comparison:
     def _mesh_lines(self) -> list[str]:
         if self.mesh is None:
             return []
-        names, shape, ranks = store.mesh_order(self.mesh)
+        names, shape, ranks = process_groups.mesh_order(self.mesh)
         dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
         order = spell(ranks) if list(ranks) == sorted(ranks) else ", ".join(map(str, ranks))
         return [f"mesh of {dims} over ranks {order}"]

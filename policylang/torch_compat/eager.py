@@ -1,16 +1,18 @@
-"""The private names of torch that the eager checkpoint stands on, one function each, and why. See also ``aot.py``.
+"""The private names of torch that running a model in eager stands on, one function each, and why.
 
 Supported: torch 2.11 to the newest; seen to run on 2.13.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _python_dispatch, weak
+from torch.utils._pytree import tree_leaves
 
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
 """By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python half
@@ -46,9 +48,26 @@ def detached(value: Any) -> Any:
         return value.detach()
 
 
-def outside_of_modes() -> Any:
-    """A context in which no dispatch mode is active: what runs there is nothing of the program's."""
-    return _python_dispatch._disable_current_modes()
+def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextManager[object]:
+    """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too.
+
+    Private because dispatch modes are; there is no public way to see the operators of code that another compiler runs.
+    Inductor's kernels are no operators: under that inner compiler only what it leaves to aten is seen.
+    """
+
+    class Watching(DispatchMode):  # type: ignore[misc]
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:  # else compiled code would run uncompiled under the mode
+            return True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    watch(leaf)
+            return result
+
+    return Watching()
 
 
 def active_modes() -> list[Any]:
@@ -169,16 +188,6 @@ def checkpoints_are_tagged() -> bool:
     return bool(getattr(found, "__module__", library.__name__) != library.__name__)
 
 
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
-    return is_wrapped_by_compiler(module) or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
-    """Which of some modules had ``.compile()`` called on them: their positions. Cheap, since every call asks."""
-    return tuple([at for at, module in enumerate(modules) if "_compiled_call_impl" in module.__dict__])
-
-
 def compiled_around() -> tuple[Any, str]:
     """The operator that Dynamo makes of a checkpoint that it finds in what it compiles, and the key of the metadata of
     its first argument, a graph, under which it keeps the checkpoint's ``context_fn``.
@@ -215,25 +224,3 @@ def remove_saved_tensor_hooks() -> None:
 
 def restore_saved_tensor_hooks(pair: Any) -> None:
     torch._C._autograd._push_saved_tensors_default_hooks(*pair)
-
-
-def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
-    """Whether a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
-    from torch._dynamo.eval_frame import OptimizedModule
-
-    return bool(isinstance(module, OptimizedModule))
-
-
-def compiler_of(module: torch.nn.Module) -> Any:
-    """The backend of ``torch.compile`` that a compiled module was given; None where it cannot be told.
-
-    Private because ``module.compile()`` keeps it in the closure of a function alone.
-    """
-    from policylang.torch_compat.aot import backend_behind, backend_of
-
-    function = getattr(module, "_compiled_call_impl", None)
-    if function is None:
-        return backend_of(module)
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
-    return backend_behind(cells["callback"].cell_contents) if "callback" in cells else None

@@ -1,4 +1,4 @@
-"""The private names of torch that tracing a step stands on, one function each, and why. See also ``aot.py``.
+"""The private names of torch that tracing a step stands on, one function each, and why.
 
 Supported: torch 2.11 to the newest; seen to run on 2.13.0.
 """
@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+
+from policylang.torch_compat.missing import require
 
 
 def tree_flatten(tree: object) -> tuple[list[Any], Any]:
@@ -49,6 +51,13 @@ def fake_tensor_mode() -> Any:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+
+def fixed_size_fake_mode() -> Any:
+    """The same without symbols: every size is a number, and an operator whose size depends on data is refused."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
 
 
 def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
@@ -97,20 +106,17 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
 def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Replaces the one door to the autograd engine, behind both ``torch.autograd.grad`` and ``Tensor.backward``."""
     doors = (torch.autograd, torch.autograd.graph)
-    originals: list[Any] = [getattr(door, "_engine_run_backward", None) for door in doors]
-    if originals[0] is None or originals[0] is not originals[1]:
-        raise ImportError(
-            f"torch {torch.__version__} has no `torch.autograd._engine_run_backward`; "
-            "policylang traces backward passes with torch 2.11 and later"
-        )
-    replacement = wraps(originals[0])(wrap(originals[0]))
+    for door in doors:
+        require(door, ["_engine_run_backward"], "traces backward passes with torch 2.11 and later")
+    engine: Any = torch.autograd.graph._engine_run_backward
+    replacement = wraps(engine)(wrap(engine))
     for door in doors:
         door._engine_run_backward = replacement
     try:
         yield
     finally:
         for door in doors:
-            door._engine_run_backward = originals[0]
+            door._engine_run_backward = engine
 
 
 def sequence_number(grad_fn: Any) -> int:
@@ -147,12 +153,7 @@ def checkpoint_replaced(
     if hasattr(library, f"{generator}_impl"):  # from 2.15 the other one only calls it
         generator, stand_in_generator = f"{generator}_impl", with_arguments
     names = (generator, "CheckpointFunction")
-    missing = [name for name in names if not hasattr(library, name)]
-    if missing:
-        raise ImportError(
-            f"torch {torch.__version__} has no `{'`, `'.join(missing)}` in torch.utils.checkpoint; "
-            "policylang reads checkpoint regions with torch 2.11 and later"
-        )
+    require(library, names, "reads checkpoint regions with torch 2.11 and later")
     originals = [getattr(library, name) for name in names]
     stand_in = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
     for name, value in zip(names, (stand_in_generator, stand_in), strict=True):
@@ -212,8 +213,7 @@ def compiling() -> Iterator[None]:
     The flag has no public setter; ``torch.compile`` sets it for as long as it compiles.
     """
     name = "_is_compiling_flag"
-    if not hasattr(torch.compiler, name):
-        raise ImportError(f"torch {torch.__version__} has no `torch.compiler.{name}`; policylang traces with it set")
+    require(torch.compiler, [name], "traces with it set")
     before = getattr(torch.compiler, name)
     setattr(torch.compiler, name, True)
     try:

@@ -10,10 +10,10 @@ from typing import Any
 from torch import fx
 
 from policylang.backends.joint.partitioner import JointPartitioner, Partition
-from policylang.torch_compat import aot
+from policylang.torch_compat import inductor
 
 _partitioned: ContextVar[list[Partition] | None] = ContextVar("policylang_partitioned", default=None)
-_Base: Any = aot.partitioner_base()
+_Base: Any = inductor.partitioner_base()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from policylang.graph import marks
 from policylang.language.codes import CODES
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
-from policylang.torch_compat import aot, store
+from policylang.torch_compat import inductor, partition, store
 
 
 def policy_key(policy: Policy, *, root: str) -> str:
@@ -66,7 +66,7 @@ def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)
     words += _autocast({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)})
-    for settings in (aot.inductor_settings(), aot.functorch_settings()):
+    for settings in (inductor.inductor_settings(), partition.functorch_settings()):
         words += (f"{name}={value!r}" for name, value in sorted(settings.items()) if _is_plain(value))
     return _digest(words)
 

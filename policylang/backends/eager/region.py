@@ -35,7 +35,7 @@ from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import Known, agree_on_collectives, agree_on_plan, comparing, ranks_of
-from policylang.torch_compat.eager import is_compiled
+from policylang.torch_compat.dynamo import is_compiled
 
 
 @define(eq=False)

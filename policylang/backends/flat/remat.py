@@ -28,7 +28,7 @@ from policylang.graph.reading.memory import Memory, memory_of
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Decision, Plan
 from policylang.planning.storage import storage_roots
-from policylang.torch_compat import aot
+from policylang.torch_compat import partition
 
 
 @frozen
@@ -141,7 +141,7 @@ class _Surgeon:
             self.graph.erase_node(node)
         self._move()
         saved = self._mark_saved()
-        aot.recompile_when_called(self.gm)
+        partition.recompile_when_called(self.gm)
         return Rematerialised(
             regions=outcomes,
             saved=tuple(facts.names[row] for row in saved),

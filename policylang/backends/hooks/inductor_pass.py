@@ -28,12 +28,13 @@ from policylang.language.syntax import Action, Policy
 from policylang.planning.capabilities import HOOK
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from policylang.torch_compat import aot, store
+from policylang.torch_compat import dynamo, inductor
+from policylang.torch_compat.process_groups import mesh_ranks
 
 NOT_BY_MIN_CUT = "APL330"
 WRONG_HOOK = "APL331"
 
-_Base: Any = aot.graph_pass_base()
+_Base: Any = inductor.graph_pass_base()
 
 
 def pass_(policy: Policy | str | os.PathLike[str], *, mesh: Any = None, agree: bool = True) -> PolicyPass:
@@ -55,7 +56,7 @@ class PolicyPass(_Base):  # type: ignore[misc]
         self.mesh = mesh
         self.agree = agree
         self.__name__ = f"apl_{policy.name}"  # what lists of passes call it in their logs
-        ranks = () if mesh is None else (tuple(mesh.mesh_dim_names or ()), store.mesh_ranks(mesh))
+        ranks = () if mesh is None else (tuple(mesh.mesh_dim_names or ()), mesh_ranks(mesh))
         self._key = f"{fingerprint.policy_key(policy, root='')}:{ranks!r}"
 
     def __repr__(self) -> str:
@@ -73,14 +74,14 @@ class PolicyPass(_Base):  # type: ignore[misc]
             raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
         owner = graph.owning_module
         gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
-        hooks = aot.hooks_that_hold(self)
+        hooks = inductor.hooks_that_hold(self)
         if not hooks:
             apply(gm, self.policy, self.mesh, agree=self.agree)
             return None
         try:
             _tag(gm, self.policy, self.mesh, hooks)
         except PolicyError as error:
-            raise aot.through_dynamo(error, sys._getframe()) from None
+            raise dynamo.through_dynamo(error, sys._getframe()) from None
         return None
 
     def uuid(self) -> str:

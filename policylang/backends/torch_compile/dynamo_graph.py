@@ -23,7 +23,7 @@ from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
 from policylang.ranks.accounts import Account
 from policylang.ranks.comparison import Comparison, Known, agree_on_accounts, comparing
-from policylang.torch_compat import aot
+from policylang.torch_compat import inductor
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def with_aot_eager(
 ) -> Outcome:
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
     with comparing(how.topic, how.agree, known=how.known) as comparison, partitions() as done:
-        run = aot.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
+        run = inductor.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
         return Outcome(run, _findings(done), why_gone=comparison.why_gone())
 
 
@@ -100,9 +100,9 @@ def with_inductor(
 
 def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """The settings by which Inductor moves and joins the collectives of a graph, after it was split."""
-    settings = {**aot.inductor_settings(), **given}
+    settings = {**inductor.inductor_settings(), **given}
     chosen = {name: value for name, value in settings.items() if _MOVES_COLLECTIVES.search(name)}
-    return aot.settings_lines("torch._inductor.config", chosen)
+    return inductor.settings_lines("torch._inductor.config", chosen)
 
 
 def _with_inductor(
@@ -117,12 +117,12 @@ def _with_inductor(
     remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
     patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
     wanted = needs_gradients(gm, inputs)
-    hits = aot.cache_hits()
+    hits = inductor.cache_hits()
     with partitions() as done:
-        run = aot.compile_with_inductor(gm, inputs, patched)
+        run = inductor.compile_with_inductor(gm, inputs, patched)
     if not wanted:
         return Outcome(run, ())
-    if not done and aot.cache_hits() > hits:
+    if not done and inductor.cache_hits() > hits:
         remembered = _remembered(remembered_as, partitioner.policy)
         if remembered is not None and groups.can_ensure(remembered.groups):
             agree_on_accounts(remembered.accounts, partitioner.policy)
@@ -130,7 +130,7 @@ def _with_inductor(
             return Outcome(run, remembered.findings, from_cache=True)
         log.info("no record of what was decided for a cached graph: compiling it again")
         with partitions() as done:
-            run = aot.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
+            run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
     findings = _findings(done)
     made = [order for partition in done for order in partition.groups]
     partitions_as_json = [to_json(found) for found in findings]

@@ -26,7 +26,8 @@ from policylang.graph.reading.values import Values, value_of
 from policylang.operators.arguments import argument_column
 from policylang.operators.categories import GETITEM, WAITS, Operator, argument, describe, draws_random, nodes_in
 from policylang.operators.flops import count, formula_for
-from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output, own_rank
+from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output
+from policylang.torch_compat.store import own_rank
 
 _NO_OPERATOR = Operator("", 0)
 

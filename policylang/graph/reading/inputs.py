@@ -18,14 +18,8 @@ from torch import fx
 
 from policylang.graph.facts import InputKind
 from policylang.graph.reading.modules import ModulePaths
-from policylang.torch_compat.reading import (
-    described_input,
-    differentiated_input,
-    input_source,
-    input_value,
-    running_dynamo_inputs,
-    underlying_input,
-)
+from policylang.torch_compat.dynamo import input_source, input_value, running_dynamo_inputs
+from policylang.torch_compat.reading import described_input, differentiated_input, underlying_input
 
 _KINDS = {
     "parameter": InputKind.PARAMETER,
