@@ -80,7 +80,7 @@ def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
     return found
 
 
-def patience(groups: Iterable[str]) -> float:
+def shortest_timeout(groups: Iterable[str]) -> float:
     """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
 
     Private because a group's timeout is to be had from its backends alone, and a group from its name. Where none

@@ -23,7 +23,7 @@ ALIASED_MUTATION = "APL366"
 OPTIMIZER = "APL367"
 OUTSIDE_WRITE = "APL368"
 
-_TORCH, _OURS = Path(str(torch.__file__)).resolve().parent, Path(__file__).resolve().parents[1]
+_TORCH, _OURS = Path(str(torch.__file__)).parent, Path(__file__).parents[1]  # as tracebacks name them
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (_TORCH, _OURS))
 
 

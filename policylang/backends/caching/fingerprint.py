@@ -21,13 +21,13 @@ from policylang.backends.runtime import groups
 from policylang.graph import marks
 from policylang.language.codes import CODES
 from policylang.language.syntax import Policy
-from policylang.planning.digest import policy_text
+from policylang.planning.digest import digest_of, policy_text
 from policylang.torch_compat import inductor, partition, store
 
 
 def policy_key(policy: Policy, *, root: str) -> str:
     """Hex SHA-256 over the policy's resolved text, the options, and the source of everything that acts on them."""
-    return _digest(("policy", code_digest(), root, policy_text(policy)))
+    return digest_of(("policy", code_digest(), root, policy_text(policy)))
 
 
 @cache
@@ -36,9 +36,10 @@ def code_digest() -> str:
 
     The version of the language is in the files.
     """
-    words = [word for file in sources.acting(files("policylang")).items() for word in file]
+    acting = sources.acting(files("policylang"))
+    words = [word for path, content in acting.items() for word in (path, hashlib.sha256(content).hexdigest())]
     words += [f"{code} {CODES[code].severity.value}" for code in sorted(CODES)]
-    return _digest(words)
+    return digest_of(words)
 
 
 def context_of(graph: fx.GraphModule) -> str:
@@ -48,12 +49,12 @@ def context_of(graph: fx.GraphModule) -> str:
 
 def context_of_graphs(graphs: Iterable[fx.Graph]) -> str:
     """The same of a graph that has no module yet, and of those nested in it."""
-    return _digest(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
+    return digest_of(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
 
 
 def groups_key(policy: Policy) -> str:
     """Over the process groups around, where the policy rewrites collectives: no graph says what ranks they have."""
-    return _digest([groups.surroundings()]) if policy.rewrites else ""
+    return digest_of([groups.surroundings()]) if policy.rewrites else ""
 
 
 def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
@@ -66,9 +67,9 @@ def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)
     words += _autocast({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)})
-    for settings in (inductor.inductor_settings(), partition.functorch_settings()):
-        words += (f"{name}={value!r}" for name, value in sorted(settings.items()) if _is_plain(value))
-    return _digest(words)
+    words += inductor.settings_lines("inductor", inductor.inductor_settings())
+    words += inductor.settings_lines("functorch", partition.functorch_settings())
+    return digest_of(words)
 
 
 def _modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
@@ -96,19 +97,3 @@ def _autocast(devices: set[str]) -> Iterator[str]:
     for name in sorted(devices):
         if torch.is_autocast_enabled(name):
             yield f"autocast {name} {torch.get_autocast_dtype(name)}"
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether the value's text is the same in every process."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (str, bool, int, float))
-
-
-def _digest(words: Iterable[str | bytes]) -> str:
-    digest = hashlib.sha256()
-    for word in words:
-        data = word if isinstance(word, bytes) else word.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()

@@ -33,8 +33,8 @@ from policylang.planning.capabilities import EAGER
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import MATCHES_NOTHING
-from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import Known, agree_on_collectives, agree_on_plan, comparing, ranks_of
+from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.dynamo import is_compiled
 
 
@@ -151,10 +151,10 @@ class Region:
         nothing = tuple(found for found in errors if found.code == MATCHES_NOTHING)
         if errors and (len(self.names) < 2 or len(nothing) < len(errors)):
             raise PolicyMatchError(errors)
-        agree_on_plan(plan, facts)
+        agree_on_plan(plan)
         schedule = schedule_of(trace, _of_one_block(plan, self._named(module)))
         again = frozenset(schedule.needs.recomputed)
-        agree_on_collectives(plan, [Run("forward", facts), Run("backward", facts, again)])
+        agree_on_collectives(plan, [GraphRun("forward", facts), GraphRun("backward", facts, again)])
         return schedule, nothing
 
     def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:

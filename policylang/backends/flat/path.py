@@ -43,7 +43,7 @@ def plan_flat(facts: Facts, policy: Policy) -> Plan:
     errors = [found for found in made.diagnostics if found.severity is Severity.ERROR]
     if errors:
         raise PolicyMatchError(errors)
-    agree_on_plan(made, facts)
+    agree_on_plan(made)
     return made
 
 

@@ -56,7 +56,7 @@ def plan_half(facts: Facts, policy: Policy) -> Plan:
     """
     made = _planned(facts, policy, ranks_of(facts, policy, facts.kind.value))
     _raise_errors(made)
-    agree_on_plan(made, facts)
+    agree_on_plan(made)
     return made
 
 

@@ -37,8 +37,8 @@ from policylang.planning.expectations.deferred import settle_expectations
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import agree_on_collectives, agree_on_plan, is_compared, ranks_of
+from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.inductor import settings_lines
 from policylang.torch_compat.partition import cse_enabled, functorch_settings, min_cut_saved_values
 
@@ -153,7 +153,7 @@ def plan_facts(facts: Facts, policy: Policy, *, deferred: Sequence[str] = ()) ->
     ``PolicyDivergenceError`` where other ranks have another plan."""
     made = make_plan(policy, facts, JOINT, ranks=ranks_of(facts, policy, facts.kind.value))
     _raise_errors(_errors((*made.diagnostics, *refusals.unsaveable(made)), deferred))
-    agree_on_plan(made, facts)
+    agree_on_plan(made)
     return made
 
 
@@ -207,7 +207,7 @@ def partition_planned(
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if is_compared(plan.before):
         kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-        runs = [Run(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
+        runs = [GraphRun(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
         agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
     partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)))

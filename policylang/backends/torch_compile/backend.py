@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakSet
@@ -30,7 +31,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning.decisions.block_uniformity import telling_apart
-from policylang.ranks.comparison import Known
+from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
@@ -108,12 +109,12 @@ class PolicyBackend:
             partitioner, key, root = self._for_block(block)
         graph = described(gm, number=len(self._graphs), root=root)
         known = self._known.setdefault(dynamo.code_being_compiled(), [])
-        topic = f"compiling {dynamo.code_location() or 'a graph'}{f' under {root}' if root else ''}"
-        how = dynamo_graph.Comparing(topic, self.agree, known)
+        topic = dynamo_graph.topic_of("compiling", "a graph", root)
+        compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
-            outcome = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, how)
+            outcome = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
         else:
-            outcome = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, how)
+            outcome = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
         graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
         self._graphs.append(graph)
         for session in sessions:

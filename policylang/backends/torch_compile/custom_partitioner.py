@@ -24,14 +24,13 @@ from policylang.backends.joint.partitioner import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph
 from policylang.errors import PolicyError
 from policylang.language.syntax import Policy
-from policylang.ranks.accounts import Account
-from policylang.ranks.comparison import comparing
+from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo, inductor
 
 _Base: Any = inductor.partitioner_base()
 _THIS_PROCESS = uuid.uuid4().hex
 _reports: WeakKeyDictionary[PolicyPartitioner, list[Report]] = WeakKeyDictionary()
-_known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PolicyPartitioner, dict[int, Known]] = WeakKeyDictionary()
 """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
 
@@ -52,7 +51,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph. Raises as ``policylang.partition`` does."""
         known = _known.setdefault(self, {}).setdefault(dynamo.code_being_compiled(), [])
-        topic = f"splitting {dynamo.code_location() or 'a joint graph'}{f' under {self.root}' if self.root else ''}"
+        topic = dynamo_graph.topic_of("splitting", "a joint graph", self.root)
         settings = dynamo_graph.comparable_settings
         try:
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:

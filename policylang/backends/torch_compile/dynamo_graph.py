@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,9 +22,9 @@ from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
 from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
-from policylang.ranks.accounts import Account
-from policylang.ranks.comparison import Comparison, Known, agree_on_accounts, comparing
-from policylang.torch_compat import inductor
+from policylang.ranks.comparison import RankComparison, agree_on_cached
+from policylang.ranks.rank_account import RankAccount
+from policylang.torch_compat import dynamo, inductor
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ _MOVES_COLLECTIVES = re.compile(
 _WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
+Compare = Callable[..., AbstractContextManager[RankComparison]]
 WhyGone = Callable[[], PolicyDivergenceError | None]
 
 
@@ -45,7 +47,7 @@ def _nobody_has() -> None:
 
 
 @frozen
-class Outcome:
+class CompiledWithFindings:
     run: Callable[..., Any]
     """The compiled graph."""
     findings: tuple[Findings, ...]
@@ -55,25 +57,19 @@ class Outcome:
     """Asked where a collective of the graph fails: why another rank takes no part in it."""
 
 
-@frozen
-class Comparing:
-    """How ranks are to compare one graph; as in :func:`policylang.ranks.comparison.comparing`."""
-
-    topic: str
-    agree: bool
-    known: Known
+def topic_of(doing: str, graph: str, root: str) -> str:
+    """What ranks compare while Dynamo has a graph compiled: ``compiling forward (model.py:12) under layers.0``."""
+    return f"{doing} {dynamo.code_location() or graph}{f' under {root}' if root else ''}"
 
 
 def with_aot_eager(
-    partitioner: JointPartitioner,
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    how: Comparing,
-) -> Outcome:
-    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
-    with comparing(how.topic, how.agree, known=how.known) as comparison, partitions() as done:
+    partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any], compare: Compare
+) -> CompiledWithFindings:
+    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed. ``compare``: opens
+    the comparison of ranks."""
+    with compare() as comparison, partitions() as done:
         run = inductor.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
-        return Outcome(run, _findings(done), why_gone=comparison.why_gone())
+        return CompiledWithFindings(run, _findings(done), why_gone=comparison.why_gone())
 
 
 def with_inductor(
@@ -82,8 +78,8 @@ def with_inductor(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
-    how: Comparing,
-) -> Outcome:
+    compare: Compare,
+) -> CompiledWithFindings:
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
     A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
@@ -92,8 +88,7 @@ def with_inductor(
     """
     if partitioner.policy.offloads:
         settings = {**_IN_ORDER, **settings}
-    compared = partial(comparable_settings, settings)
-    with comparing(how.topic, how.agree, known=how.known, settings=compared) as comparison:
+    with compare(settings=partial(comparable_settings, settings)) as comparison:
         outcome = _with_inductor(partitioner, key, gm, inputs, settings, comparison)
         return evolve(outcome, why_gone=comparison.why_gone())
 
@@ -111,8 +106,8 @@ def _with_inductor(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
-    comparison: Comparison,
-) -> Outcome:
+    comparison: RankComparison,
+) -> CompiledWithFindings:
     key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
     remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
     patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
@@ -121,13 +116,13 @@ def _with_inductor(
     with partitions() as done:
         run = inductor.compile_with_inductor(gm, inputs, patched)
     if not wanted:
-        return Outcome(run, ())
+        return CompiledWithFindings(run, ())
     if not done and inductor.cache_hits() > hits:
         remembered = _remembered(remembered_as, partitioner.policy)
         if remembered is not None and groups.can_ensure(remembered.groups):
-            agree_on_accounts(remembered.accounts, partitioner.policy)
+            agree_on_cached(remembered.accounts, partitioner.policy)
             groups.ensure(remembered.groups)
-            return Outcome(run, remembered.findings, from_cache=True)
+            return CompiledWithFindings(run, remembered.findings, from_cache=True)
         log.info("no record of what was decided for a cached graph: compiling it again")
         with partitions() as done:
             run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
@@ -136,7 +131,7 @@ def _with_inductor(
     partitions_as_json = [to_json(found) for found in findings]
     told = [account.pack() for account in comparison.accounts]
     sidecar.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made), "accounts": told})
-    return Outcome(run, findings)
+    return CompiledWithFindings(run, findings)
 
 
 def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -154,7 +149,7 @@ class _Remembered:
     findings: tuple[Findings, ...]
     groups: tuple[RankOrder, ...]
     """Those that the compiled graph names."""
-    accounts: tuple[Account, ...]
+    accounts: tuple[RankAccount, ...]
     """What other ranks compare."""
 
 
@@ -164,7 +159,7 @@ def _remembered(key: str, policy: Policy) -> _Remembered | None:
         return None
     try:
         findings = tuple(from_json(found, policy) for found in content["partitions"])
-        accounts = tuple(Account.unpack(account) for account in content["accounts"])
+        accounts = tuple(RankAccount.unpack(account) for account in content["accounts"])
         return _Remembered(findings, groups.from_json(content["groups"]), accounts)
     except (KeyError, TypeError, ValueError):
         return None

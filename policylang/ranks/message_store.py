@@ -1,4 +1,4 @@
-"""The store of the default process group, where ranks post what they tell each other.
+"""The store of the default process group, through which ranks send each other messages, and what a rank keeps of them.
 
 Every group has a store, whatever carries its data, so comparing through it needs no collective and no device. Nothing
 runs beside the program: a rank reads and writes while it compares, and at no other time.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -16,14 +17,15 @@ from typing import Any
 
 from attrs import define, field
 
-from policylang.ranks.memory import Memory
-from policylang.ranks.messages import End, Key, Status
+from policylang.ranks.messages import Absence, EndOfComparison, RankKey, RankStatus
 from policylang.torch_compat import store
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
 _PART = 1 << 20
 """Bytes in one value of the store, which takes no values of any size."""
+_KEPT = 32
+"""Of what is said again with every message."""
 
 
 def is_on() -> bool:
@@ -32,15 +34,67 @@ def is_on() -> bool:
 
 
 @define(eq=False)
-class Board:
-    """Where this rank posts and reads, over a connection of policylang's own."""
+class SentMessages:
+    """Messages of this rank that others may still read."""
+
+    readers: frozenset[int]
+    places: frozenset[str]
+    keys: list[str]
+    """In the store."""
+
+
+@define(eq=False)
+class RankHistory:
+    """What a rank remembers of comparisons, so that it takes no message for one of another occasion.
+
+    Never forgotten while the process lives: a store may outlive a process group.
+    """
+
+    entered: dict[str, int] = field(factory=dict)
+    """How often this rank has come to each topic, by address."""
+    absences: tuple[Absence, ...] = ()
+    """The last of this rank."""
+    heard: dict[tuple[int, int], None] = field(factory=dict)
+    """The absences of other ranks that it knows of."""
+    sent: list[SentMessages] = field(factory=list)
+    open: list[tuple[RankKey, ...]] = field(factory=list)
+    """The keys of the comparisons that this rank is in, in any of its threads."""
+    threads: set[int] = field(factory=set)
+    """Those that have compared anything."""
+
+    def enter(self, topic: str, at_least: int = 0) -> int:
+        """This rank comes to a topic; how often it has by now."""
+        self.threads.add(threading.get_ident())
+        found = self.entered[topic] = max(self.entered.get(topic, 0) + 1, at_least)
+        return found
+
+    def catch_up(self, topic: str, occasion: int) -> None:
+        self.entered[topic] = max(self.entered.get(topic, 0), occasion)
+
+    def add_absence(self, rank: int, about: str, entered: int, reason: str, stopped: bool) -> tuple[Absence, ...]:
+        """This rank is absent from what others may compare."""
+        serial = 1 + max((each.serial for each in self.absences), default=0)
+        self.absences = (*self.absences, Absence(rank, serial, about, entered, reason, stopped))[-_KEPT:]
+        return self.absences
+
+    def hear(self, absence: Absence | None) -> None:
+        if absence is not None:
+            self.heard[absence.rank, absence.serial] = None
+
+    def last_heard(self) -> frozenset[tuple[int, int]]:
+        return frozenset(list(self.heard)[-_KEPT:])
+
+
+@define(eq=False)
+class MessageStore:
+    """Where this rank sends and reads messages, over a connection of policylang's own."""
 
     rank: int
     store: Any
     default: Any
     """A weak reference to the store of torch.distributed. Not kept alive: its server's port belongs to the user."""
-    memory: Memory = field(factory=Memory)
-    said: Status = field(factory=Status)
+    history: RankHistory = field(factory=RankHistory)
+    said: RankStatus = field(factory=RankStatus)
 
     def write(self, key: str, value: Any) -> None:
         self.store.set(f"{PREFIX}/{key}", _packed(value))
@@ -85,24 +139,19 @@ class Board:
         parts = None if keys is None else self.read(keys)
         return None if parts is None else pickle.loads(zlib.decompress(b"".join(parts)))
 
-    def end_of(self, keys: Iterable[Key], step: float) -> End | None:
+    def end_of(self, keys: Iterable[RankKey], step: float) -> EndOfComparison | None:
         """What concerns a rank that is in a step of a comparison over these keys."""
-        for key in keys:
-            end: End | None = self.read_one(key.end)
-            if end is not None and end.ends(key, step):
-                return end
-        return None
+        found = ((key, self.read_one(key.end)) for key in keys)
+        return next((end for key, end in found if end is not None and end.ends(key, step)), None)
 
-    # --- what a rank says of itself ---
-
-    def say(self, status: Status) -> None:
+    def say(self, status: RankStatus) -> None:
+        """Tell other ranks what this one does."""
         if status != self.said:
             self.write(f"status/{self.rank}", status)
             self.said = status
 
-    def status(self, rank: int) -> Status:
-        found: Status | None = self.read_one(f"status/{rank}")
-        return found or Status()
+    def status(self, rank: int) -> RankStatus:
+        return self.read_one(f"status/{rank}") or RankStatus()
 
 
 def _packed(value: Any) -> str:
@@ -114,17 +163,16 @@ def _unpacked(text: bytes) -> Any:
     return pickle.loads(base64.b64decode(text))
 
 
-_current: Board | None = None
-_memory = Memory()
+_current: MessageStore | None = None
+_history = RankHistory()
 
 
-def board() -> Board | None:
-    """The board of the default process group; None where there are no ranks to compare with."""
+def message_store() -> MessageStore | None:
+    """Of the default process group; None where there are no ranks to compare with."""
     global _current
-    default = store.default_store()
-    if default is None:
+    default, rank = store.default_store(), store.own_rank()
+    if default is None or rank is None:
         return None
-    rank = store.own_rank()
-    if rank is not None and (_current is None or _current.default() is not default):
-        _current = Board(rank, store.own_connection(default), weakref.ref(default), _memory)
+    if _current is None or _current.default() is not default:
+        _current = MessageStore(rank, store.own_connection(default), weakref.ref(default), _history)
     return _current
