@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
-from policylang.language.syntax import Policy
 from policylang.torch_compat.subclasses import SubclassLayout, take_apart
 from policylang.torch_compat.tracing import (
     compiling,
@@ -26,15 +25,13 @@ from policylang.torch_compat.tracing import (
     tracing_context,
     tree_flatten,
 )
+from policylang.tracing.backward_marks import BackwardRegions
+from policylang.tracing.checks import check_writes, trace_failure
 from policylang.tracing.finish import GraphInput, finish
-from policylang.tracing.marks.backward_regions import BackwardRegions, backward_regions
-from policylang.tracing.marks.checkpoint_regions import checkpoint_regions
-from policylang.tracing.marks.current_meta import without_leaks
-from policylang.tracing.problems import trace_failure
-from policylang.tracing.state.model_state import ModelState
-from policylang.tracing.state.optimizer import OptimizerState
+from policylang.tracing.forward_marks import checkpoint_regions, without_leaks
+from policylang.tracing.model_state import ModelState
+from policylang.tracing.optimizer_state import OptimizerState
 from policylang.tracing.whole_step import WholeStep
-from policylang.tracing.writes import check_writes
 
 LossFn = Callable[..., Tensor]
 
@@ -51,8 +48,8 @@ class Captured:
     """What the graph writes, once, at its end."""
     unrepeated: tuple[str, ...]
     """Attributes of modules that the forward changed while it was traced, and that the graph does not change."""
-    followed: tuple[Policy, ...]
-    """The policies of the model's own checkpoints, which the graph does not carry out."""
+    followed: tuple[Any, ...]
+    """What the model's policylang checkpoints follow, which the graph does not carry out."""
 
 
 def capture(
@@ -68,10 +65,10 @@ def capture(
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
-    policies: list[Policy] = []
+    followed: list[Any] = []
     step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
     try:
-        gm = _trace(step.run, plain, regions, policies)
+        gm = _trace(step.run, plain, regions, followed)
     except PolicyError:
         raise
     except Exception as error:
@@ -82,11 +79,11 @@ def capture(
     mutated = dict.fromkeys(inputs[position].name for position in step.mutated)
     unrepeated = (*step.substitution.changed, *(name for _, name in step.outgrown))
     outputs, gradients = tuple(step.outputs), tuple(step.gradients)
-    return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(policies))
+    return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(followed))
 
 
 def _trace(
-    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, policies: list[Policy]
+    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, followed: list[Any]
 ) -> fx.GraphModule:
     mode = fake_mode_of(plain) or fake_tensor_mode()
     with ExitStack() as stack:
@@ -99,8 +96,8 @@ def _trace(
             # the engine's threads for other devices would not see what is set for this one
             torch.autograd.set_multithreading_enabled(False),
             torch.compiler.set_stance("force_eager"),
-            backward_regions(regions),
-            checkpoint_regions(policies),
+            regions.marked(),
+            checkpoint_regions(followed),
             compiling(),
             functionalized(),
         ):

@@ -20,11 +20,11 @@ from policylang.torch_compat.tracing import (
     to_functional,
     tree_unflatten,
 )
-from policylang.tracing.loss import check_loss, no_gradient
-from policylang.tracing.marks.backward_regions import BackwardRegions
-from policylang.tracing.marks.module_paths import module_paths
-from policylang.tracing.state.model_state import ModelState, Substitution, substituted
-from policylang.tracing.state.optimizer import OptimizerState, substituted_optimizer, take_step
+from policylang.tracing.backward_marks import BackwardRegions
+from policylang.tracing.checks import check_loss, no_gradient
+from policylang.tracing.forward_marks import module_paths
+from policylang.tracing.model_state import ModelState, Substitution, substituted
+from policylang.tracing.optimizer_state import OptimizerState, substituted_optimizer, take_step
 
 
 @define(eq=False)

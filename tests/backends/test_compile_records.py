@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import policylang
-from policylang.backends.caching.cached_partitioner import CachedPartitioner, fingerprint, sidecar
+from policylang.backends.caching import fingerprint, sidecar
+from policylang.backends.caching.cached_partitioner import CachedPartitioner
 from policylang.backends.joint.partitioner import JointPartitioner
 from policylang.backends.torch_compile import model_wide_errors
 from policylang.graph import marks

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from policylang.torch_compat.tracing import accumulation_hooks
-from policylang.tracing.problems import UNTRACEABLE, problem
+from policylang.tracing.checks import UNTRACEABLE, problem
 
 
 @frozen(eq=False)

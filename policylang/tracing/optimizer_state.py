@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from policylang.errors import PolicyGraphError
-from policylang.tracing.problems import MODEL_CHANGED, OPTIMIZER, problem
-from policylang.tracing.state.model_state import ModelState
-from policylang.tracing.state.signature import TensorKind
+from policylang.tracing.checks import OPTIMIZER, problem
+from policylang.tracing.model_state import ModelState
 
 _FOR_TRACING = {"capturable": True, "foreach": False, "fused": None, "differentiable": False}
 """Settings under which an optimizer's step asks no tensor for its value, and updates one parameter after the other."""
@@ -47,42 +46,6 @@ class OptimizerState:
                     tensors[f"{names[id(parameter)]}.{key}"] = value
         settings = ({k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups)
         return cls(tensors, tuple(settings))
-
-
-@frozen(eq=False)
-class OptimizerSignature:
-    """What of an optimizer the graph holds."""
-
-    kinds: dict[str, TensorKind]
-    settings: tuple[dict[str, Any], ...]
-
-    @classmethod
-    def of(cls, state: OptimizerState) -> OptimizerSignature:
-        return cls({name: TensorKind.of(value) for name, value in state.tensors.items()}, state.settings)
-
-    def check(self, state: OptimizerState) -> None:
-        """Raises PolicyGraphError if the graph no longer is the optimizer's."""
-        now = OptimizerSignature.of(state)
-        if list(self.kinds.items()) == list(now.kinds.items()) and self.settings == now.settings:
-            return
-        raise problem(
-            MODEL_CHANGED,
-            "the optimizer has changed since this step was traced, and the graph has not",
-            help="learning rates and the values of its state may change; trace the step again for anything else",
-            details=self._differences(now),
-        )
-
-    def _differences(self, now: OptimizerSignature) -> list[str]:
-        found = [
-            f"group {number}: `{key}` was {then[key]!r}, now {group.get(key)!r}"
-            for number, (then, group) in enumerate(zip(self.settings, now.settings, strict=False))
-            for key in then
-            if then[key] != group.get(key)
-        ]
-        names = list(dict.fromkeys([*self.kinds, *now.kinds]))
-        changed = [name for name in names if self.kinds.get(name) != now.kinds.get(name)]
-        found += [f"`{name}`: traced with {self.kinds.get(name)}, now {now.kinds.get(name)}" for name in changed[:8]]
-        return found
 
 
 @contextmanager
