@@ -118,7 +118,7 @@ class Ref:
 
 
 @frozen
-class LostRecord:
+class LostMarker:
     """A value that an earlier partition saved, and that is not to be found for certain in this graph."""
 
     name: str
@@ -178,7 +178,7 @@ class Facts:
     rank: int | None = None
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: str = ""
-    lost_records: tuple[LostRecord, ...] = ()
+    lost_records: tuple[LostMarker, ...] = ()
     annotations: Sequence[tuple[str, ...]] = ()
     """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
     own are left out. Empty where nobody knows: snapshots that were written before there was this column."""

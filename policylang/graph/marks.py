@@ -16,7 +16,7 @@ SAVED = "policylang_saved"
 """``custom`` key: a partition saved this value (``where recorded saved``).
 
 On the nodes of a partition itself True, or :data:`PARTLY`. On those of a graph that is to be traced again, an
-annotation of :class:`policylang.graph.reading.saved_markers.Record`, which outlives decompositions.
+annotation of :class:`policylang.graph.reading.saved_markers.SavedMarker`, which outlives decompositions.
 """
 
 PARTLY = "partly"

@@ -10,7 +10,7 @@ from torch import fx
 
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
-from policylang.graph.reading.seeds import is_seed
+from policylang.graph.reading.flat_phases import is_seed
 from policylang.torch_compat.tracing import input_descriptor, rename_node
 from policylang.tracing.backward_marks import REGION
 from policylang.tracing.forward_marks import FORWARD_STACK, STACK, TAGS

@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase, read_by_backward, users_of
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostMarker, Phase, read_by_backward, users_of
 from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
 from policylang.graph.reading.collectives import group_columns
-from policylang.graph.reading.flat_phases import said_phase
-from policylang.graph.reading.inputs import Source, input_columns
+from policylang.graph.reading.flat_phases import is_seed, said_phase
+from policylang.graph.reading.inputs import InputSource, input_columns
 from policylang.graph.reading.memory import memory_of
 from policylang.graph.reading.meshes import meshes_of
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.graph.reading.mutation import mutated_reads
-from policylang.graph.reading.phases import Marks, check_kind, check_operators, kind_of, phases_of
-from policylang.graph.reading.saved_markers import Columns, Record, find, from_annotation
-from policylang.graph.reading.seeds import is_seed
-from policylang.graph.reading.values import Values, value_of
+from policylang.graph.reading.phases import PhaseMarks, check_kind, check_operators, kind_of, phases_of
+from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
+from policylang.graph.reading.values import Measurements, value_of
 from policylang.operators.arguments import argument_column
 from policylang.operators.categories import GETITEM, WAITS, Operator, argument, describe, draws_random, nodes_in
 from policylang.operators.flops import count, formula_for
@@ -50,7 +49,7 @@ def collect(
     *,
     kind: GraphKind | None = None,
     static_inputs: Sequence[int] | None = None,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[InputSource] | None = None,
     root: str = "",
     groups: Mapping[str, Group] | None = None,
     mesh: Any = None,
@@ -82,7 +81,7 @@ class _Collector:
         self,
         gm: fx.GraphModule | fx.Graph,
         static_inputs: Sequence[int] | None,
-        sources: Sequence[Source] | None,
+        sources: Sequence[InputSource] | None,
         root: str,
         groups: Mapping[str, Group],
         mesh: Any,
@@ -119,7 +118,7 @@ class _Collector:
         self._flag_calls(flags, owners)
         self._flag_data_dependent(flags)
         names = [node.name for node in nodes]
-        lost = self._flag_recorded(flags, Columns(names, targets, phases, inputs, users, owners))
+        lost = self._flag_recorded(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
             flags[row] |= _FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
@@ -182,7 +181,7 @@ class _Collector:
         descs = _flatten(last.meta.get("desc"))
         return rows, descs if len(descs) == len(rows) else [None] * len(rows)
 
-    def _marks(self, output_descs: Sequence[Any]) -> Marks:
+    def _marks(self, output_descs: Sequence[Any]) -> PhaseMarks:
         said = bytearray(len(self.nodes))
         hooked = bytearray(len(self.nodes))
         recorded = bytearray(len(self.nodes))
@@ -206,7 +205,7 @@ class _Collector:
                 undescribed += desc is None
                 if type(desc).__name__ == "TangentAOTInput" or (desc is None and node.name.startswith("tangents")):
                     tangents.append(row)
-        return Marks(tags, said, hooked, recorded, seeds, tangents, output_descs, bool(described and undescribed))
+        return PhaseMarks(tags, said, hooked, recorded, seeds, tangents, output_descs, bool(described and undescribed))
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
         """Whose decision each row shares, and in whose memory its value lies."""
@@ -233,7 +232,7 @@ class _Collector:
         return owners, roots
 
     def _values(self, flags: array[int]) -> list[Any]:
-        values = Values()
+        values = Measurements()
         measured = []
         for row, node in enumerate(self.nodes):
             value = values.measure(value_of(node.meta))
@@ -254,9 +253,9 @@ class _Collector:
             if node.meta.get("has_backward_hook"):
                 flags[row] |= _BACKWARD_HOOK
 
-    def _flag_recorded(self, flags: array[int], columns: Columns) -> tuple[LostRecord, ...]:
+    def _flag_recorded(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
         """What an earlier partition saved: marked on the very node, or found by its record."""
-        records: dict[int, Record] = {}
+        records: dict[int, SavedMarker] = {}
         for row, node in enumerate(self.nodes):
             if recorded_saved(node.meta):
                 flags[row] |= _RECORDED_SAVED

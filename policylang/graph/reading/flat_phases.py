@@ -12,8 +12,12 @@ the ones, and is not needed for another such scalar, is backward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Phase
@@ -35,6 +39,20 @@ def said_phase(meta: dict[str, Any]) -> int:
     if said is not None:
         return said
     return Phase.BACKWARD if found.get("phase") == "backward" or found.get("remat_pass_tag") == "is_backward" else 0
+
+
+def is_seed(node: fx.Node) -> bool:
+    """Whether a node is the gradient of a scalar with respect to itself, as ``torch.autograd`` makes it:
+    where a backward begins.
+
+    It asks for a memory format by name, which nobody who writes ``ones_like(loss)`` does.
+    """
+    if node.target is not torch.ops.aten.ones_like.default:
+        return False
+    if node.kwargs.get("memory_format") is not torch.preserve_format:
+        return False
+    shape = getattr(node.meta.get("val"), "shape", ())
+    return all(isinstance(size, int) for size in shape) and math.prod(shape) == 1
 
 
 def flat_phases(

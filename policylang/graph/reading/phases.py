@@ -23,7 +23,7 @@ _BACKWARD_WORDS = ("_backward.", "_backward_", "_grad_")
 
 
 @frozen(eq=False)
-class Marks:
+class PhaseMarks:
     """What a first look at the nodes finds; rows are those of the graph."""
 
     tags: Sequence[str | None]
@@ -47,7 +47,7 @@ class Marks:
         return any(self.hooked) or Phase.BACKWARD in self.said
 
 
-def kind_of(marks: Marks, targets: Sequence[str]) -> GraphKind:
+def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
     """What kind of graph the marks speak of.
 
     Raises:
@@ -77,7 +77,7 @@ def kind_of(marks: Marks, targets: Sequence[str]) -> GraphKind:
 
 def phases_of(
     kind: GraphKind,
-    marks: Marks,
+    marks: PhaseMarks,
     ops: Sequence[str],
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
@@ -124,7 +124,7 @@ def phases_of(
     return phases
 
 
-def _copies(marks: Marks) -> Sequence[int]:
+def _copies(marks: PhaseMarks) -> Sequence[int]:
     """Which rows an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
     backward inside it; torch before 2.12 does not mark them."""
     if all(desc is None for desc in marks.output_descs):
@@ -146,7 +146,7 @@ def _last_tagged_forward(tags: Sequence[str | None], ops: Sequence[str], copies:
 def _claim_for_forward(
     phases: bytearray,
     late: bytearray,
-    marks: Marks,
+    marks: PhaseMarks,
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
 ) -> None:
@@ -165,7 +165,7 @@ def _claim_for_forward(
                 needed[read] = 1
 
 
-def check_kind(kind: GraphKind, marks: Marks) -> None:
+def check_kind(kind: GraphKind, marks: PhaseMarks) -> None:
     """Whether a graph can be of the kind that the caller says it is.
 
     Raises:

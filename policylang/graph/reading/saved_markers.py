@@ -13,14 +13,14 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from policylang.graph.facts import LostRecord, Phase
+from policylang.graph.facts import LostMarker, Phase
 
 COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default"})
 """What autograd keeps instead of a value: a ``detach`` of a result, a ``clone`` of what is then written to."""
 
 
 @frozen
-class Record:
+class SavedMarker:
     """What one partition saved of one operator's value, as it stands in an annotation."""
 
     partition: str
@@ -50,18 +50,18 @@ class Record:
         return asdict(self)
 
 
-def from_annotation(annotation: object) -> Record | None:
-    """None for what :meth:`Record.annotation` did not write."""
+def from_annotation(annotation: object) -> SavedMarker | None:
+    """None for what :meth:`SavedMarker.annotation` did not write."""
     if not isinstance(annotation, Mapping):
         return None
     try:
-        return Record(**annotation)
+        return SavedMarker(**annotation)
     except TypeError:
         return None
 
 
 @frozen(eq=False)
-class Columns:
+class MarkerColumns:
     """The part of a graph's facts that this needs."""
 
     names: Sequence[str]
@@ -73,13 +73,13 @@ class Columns:
 
 
 @frozen
-class Found:
+class FoundMarkers:
     saved: list[int] = field(factory=list)
     """Rows whose values were saved, with the owners of those rows."""
-    lost: list[LostRecord] = field(factory=list)
+    lost: list[LostMarker] = field(factory=list)
 
 
-def find(records: Mapping[int, Record], columns: Columns) -> Found:
+def find(records: Mapping[int, SavedMarker], columns: MarkerColumns) -> FoundMarkers:
     """The values that the records of a graph speak of. ``records``: row to record, in graph order."""
     group_of = {
         row: (record.partition, record.name)
@@ -90,7 +90,7 @@ def find(records: Mapping[int, Record], columns: Columns) -> Found:
     for row, key in group_of.items():
         rows_of.setdefault(key, []).append(row)
     groups = [_Group(records[rows[0]], rows, group_of, columns) for rows in rows_of.values()]
-    found = Found()
+    found = FoundMarkers()
     for group in groups:
         _add(group, found)
     by_partition: dict[str, list[_Group]] = {}
@@ -105,7 +105,7 @@ class _Group:
     """The forward nodes that came of one operator."""
 
     def __init__(
-        self, record: Record, rows: list[int], group_of: Mapping[int, tuple[str, str]], columns: Columns
+        self, record: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], columns: MarkerColumns
     ) -> None:
         self.record = record
         self.rows = rows
@@ -179,21 +179,21 @@ class _Group:
             yield self.columns.owners[row]
 
 
-def _source(row: int, columns: Columns) -> int:
+def _source(row: int, columns: MarkerColumns) -> int:
     return columns.inputs[row][0] if columns.inputs[row] else -1
 
 
-def _add(group: _Group, found: Found) -> None:
+def _add(group: _Group, found: FoundMarkers) -> None:
     if not (group.record.value or group.record.copies):
         return
     problem = group.problem()
     if problem:
-        found.lost.append(LostRecord(group.record.name, problem))
+        found.lost.append(LostMarker(group.record.name, problem))
     else:
         found.saved.extend(group.saved())
 
 
-def _add_missing(groups: Sequence[_Group], found: Found) -> None:
+def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
     """What no forward node carries of one partition: the value that it is a view of stands in, or it is lost."""
     count = groups[0].record.count
     present = {group.record.number: group.record for group in groups if group.record.number is not None}
@@ -207,4 +207,4 @@ def _add_missing(groups: Sequence[_Group], found: Found) -> None:
             continue
         before = present.get((number - 1) % count)
         name = f"value {number + 1} of {count}" if before is None else before.following
-        found.lost.append(LostRecord(name, "no forward node of this graph comes of it"))
+        found.lost.append(LostMarker(name, "no forward node of this graph comes of it"))

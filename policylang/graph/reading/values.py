@@ -25,7 +25,7 @@ NOTHING = Value(0, 0, None, None, "", "", False)
 SYMBOL = Value(0, 0, None, None, "", "", True)
 
 
-class Values:
+class Measurements:
     """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
 
     def __init__(self) -> None:
