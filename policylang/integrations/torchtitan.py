@@ -72,7 +72,9 @@ class MemoryPolicy:
         self._refuse_to_precompile(getattr(config, "compile", None))
         facts = collect(gm, static_inputs=parameters_of(gm), mesh=self.mesh)
         if facts.kind is not GraphKind.FLAT:
-            raise PolicyGraphError([_not_flat(facts.kind)])
+            message = f"a memory policy acts on the graph of a whole step, and this is a {facts.kind.value} graph"
+            help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism"
+            raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
         apply_to_step(gm, self.policy, facts, self.mesh)
         _take_off_tags(gm)
         return gm
@@ -80,15 +82,9 @@ class MemoryPolicy:
     def _refuse_to_precompile(self, options: Any) -> None:
         chosen = getattr(options, "memory_policy", None)
         if chosen == self.also_called and getattr(options, "precompile_artifact_dir", ""):
-            raise PolicyGraphError(
-                [
-                    diagnose(
-                        UNTOLD_NAME,
-                        f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy",
-                        help="choose the memory policy by the name that `register` returns",
-                    )
-                ]
-            )
+            message = f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy"
+            help = "choose the memory policy by the name that `register` returns"
+            raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
 
 
 def _take_off_tags(gm: fx.GraphModule) -> None:
@@ -103,22 +99,8 @@ def _registry() -> dict[str, Any]:
         # the module with the built-in policies; the registry alone would be filled by it later, over ours
         from torchtitan.experiments.graph_trainer import memory_policy
     except ImportError as error:
-        raise PolicyGraphError(
-            [
-                diagnose(
-                    NO_GRAPH_TRAINER,
-                    f"TorchTitan's graph trainer cannot be imported: {error}",
-                    help="install it beside torch: `pip install torchtitan==0.3.0`; its kernels import triton",
-                )
-            ]
-        ) from error
+        message = f"TorchTitan's graph trainer cannot be imported: {error}"
+        help = "install it beside torch: `pip install torchtitan==0.3.0`; its kernels import triton"
+        raise PolicyGraphError([diagnose(NO_GRAPH_TRAINER, message, help=help)]) from error
     registry: dict[str, Any] = memory_policy.MEMORY_POLICY_REGISTRY
     return registry
-
-
-def _not_flat(kind: GraphKind) -> Any:
-    return diagnose(
-        NOT_FLAT,
-        f"a memory policy acts on the graph of a whole step, and this is a {kind.value} graph",
-        help="the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism",
-    )

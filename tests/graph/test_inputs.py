@@ -47,7 +47,7 @@ def facts_while_compiling(
         return gm
 
     def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
-        sources.extend([] if without_sources else sources_of(gm))
+        sources.extend([] if without_sources else sources_of(gm.graph.find_nodes(op="placeholder")))
         return aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=partition)(gm, example_inputs)
 
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Facts from an FX graph, in passes that each look at every node once."""
+"""Reads an FX graph into facts, in passes that each look at every node once."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _Collector:
         else:
             for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
                 flags[row] |= _READS_MUTATED
-        tags, regions = self._user_tags()
+        tags = [user_tag(node.meta) for node in nodes]
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
         kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
         path_of = self.paths.table()
@@ -139,8 +139,8 @@ class _Collector:
             targets=targets,
             phases=phases,
             modules=[path_of[raw] for raw in modules],
-            ac_regions=regions,
-            user_tags=tags,
+            ac_regions=[region for _, region in tags],
+            user_tags=[tag for tag, _ in tags],
             flags=flags,
             bytes=array("q", [value.bytes for value in values]),
             numel=array("q", [value.numel for value in values]),
@@ -169,43 +169,29 @@ class _Collector:
         last = self.nodes[-1] if self.nodes and self.nodes[-1].op == "output" else None
         if last is None:
             return [], []
-        leaves: list[Any] = []
-        pending = [last.args[0]]
-        while pending:
-            value = pending.pop()
-            if isinstance(value, (tuple, list)):
-                pending.extend(reversed(value))
-            else:
-                leaves.append(value)
-        rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
-        descs = _flatten(last.meta.get("desc"))
+        rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in _leaves(last.args[0])]
+        descs = _leaves(last.meta.get("desc"))
         return rows, descs if len(descs) == len(rows) else [None] * len(rows)
 
     def _marks(self, output_descs: Sequence[Any]) -> PhaseMarks:
-        said = bytearray(len(self.nodes))
-        hooked = bytearray(len(self.nodes))
-        recorded = bytearray(len(self.nodes))
-        seeds = []
-        tags: list[str | None] = []
-        tangents = []
-        described = undescribed = 0
-        for row, node in enumerate(self.nodes):
-            meta = node.meta
-            tags.append(meta.get("partitioner_tag"))
-            said[row] = said_phase(meta)
-            if meta.get("autograd_backward"):
-                hooked[row] = 1
-            if SAVED in custom(meta):
-                recorded[row] = 1
-            if is_seed(node):
-                seeds.append(row)
-            if node.op == "placeholder":
-                desc = meta.get("desc")
-                described += desc is not None
-                undescribed += desc is None
-                if type(desc).__name__ == "TangentAOTInput" or (desc is None and node.name.startswith("tangents")):
-                    tangents.append(row)
-        return PhaseMarks(tags, said, hooked, recorded, seeds, tangents, output_descs, bool(described and undescribed))
+        metas = [node.meta for node in self.nodes]
+        rows = [row for row, node in enumerate(self.nodes) if node.op == "placeholder"]
+        descs = [metas[row].get("desc") for row in rows]
+        return PhaseMarks(
+            tags=[meta.get("partitioner_tag") for meta in metas],
+            said=bytearray(map(said_phase, metas)),
+            hooked=bytearray(bool(meta.get("autograd_backward")) for meta in metas),
+            recorded=bytearray(SAVED in custom(meta) for meta in metas),
+            seeds=[row for row, node in enumerate(self.nodes) if is_seed(node)],
+            tangents=[
+                row
+                for row, desc in zip(rows, descs, strict=True)
+                if type(desc).__name__ == "TangentAOTInput"
+                or (desc is None and self.nodes[row].name.startswith("tangents"))
+            ],
+            output_descs=output_descs,
+            some_undescribed=len({desc is None for desc in descs}) == 2,
+        )
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
         """Whose decision each row shares, and in whose memory its value lies."""
@@ -299,24 +285,13 @@ class _Collector:
         for row in range(len(self.nodes)):  # an owner comes before what it owns
             owners[row] = owners[owners[row]]
 
-    def _user_tags(self) -> tuple[list[str | None], list[int | None]]:
-        tags: list[str | None] = []
-        regions: list[int | None] = []
-        for node in self.nodes:
-            tag, region = user_tag(node.meta)
-            tags.append(tag)
-            regions.append(region)
-        return tags, regions
-
     def _flops(self) -> array[int]:
-        flops = array("q", bytes(8 * len(self.nodes)))
-        for row, node in enumerate(self.nodes):
-            if node.op == "call_function" and (formula := formula_for(node.target)) is not None:
-                flops[row] = count(formula, node)
-        return flops
+        made = ((node, formula_for(node.target) if node.op == "call_function" else None) for node in self.nodes)
+        return array("q", [0 if formula is None else count(formula, node) for node, formula in made])
 
 
-def _flatten(value: Any) -> list[Any]:
+def _leaves(value: Any) -> list[Any]:
+    """What nested tuples and lists hold, in order; None counts."""
     if isinstance(value, (tuple, list)):
-        return [leaf for part in value for leaf in _flatten(part)]
+        return [leaf for part in value for leaf in _leaves(part)]
     return [value]

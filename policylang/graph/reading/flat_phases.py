@@ -42,8 +42,8 @@ def said_phase(meta: dict[str, Any]) -> int:
 
 
 def is_seed(node: fx.Node) -> bool:
-    """Whether a node is the gradient of a scalar with respect to itself, as ``torch.autograd`` makes it:
-    where a backward begins.
+    """Whether a node is the gradient of a scalar with respect to itself, as ``torch.autograd`` makes it: a backward
+    begins there.
 
     It asks for a memory format by name, which nobody who writes ``ones_like(loss)`` does.
     """
