@@ -16,9 +16,8 @@ from policylang.errors import PolicyWarning
 from policylang.graph import marks
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
-from policylang.tracing.model_state import check_hooks, read_state
-from policylang.tracing.optimizer_state import OptimizerState
 from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
+from policylang.tracing.step_state import OptimizerState, check_hooks, read_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -34,36 +34,30 @@ _CYCLE = 4
 log = logging.getLogger("policylang.ranks")
 
 
+@define
 class EndedByOther(Exception):
     """Another rank has ended the comparison, for all."""
 
-    def __init__(self, end: EndOfComparison) -> None:
-        super().__init__(end)
-        self.end = end
+    end: EndOfComparison
 
 
+@define
 class CannotGoOn(Exception):
-    """This rank has found why nobody can go on. ``keys``: who waits there is to hear it too."""
+    """This rank has found why nobody can go on."""
 
-    def __init__(
-        self,
-        diagnostic: Diagnostic,
-        keys: Sequence[RankKey] = (),
-        rules: Mapping[str, int] | None = None,
-        absence: Absence | None = None,
-    ) -> None:
-        super().__init__(diagnostic)
-        self.keys = keys
-        self.end = EndOfComparison(diagnostic, dict(rules or {}), absence)
+    diagnostic: Diagnostic
+    keys: Sequence[RankKey] = ()
+    """Who waits there is to hear it too."""
+    rules: Mapping[str, int] = field(factory=dict)
+    absence: Absence | None = None
 
 
+@define
 class BehindOthers(Exception):
     """Others of this rank's have come to the topic more often, and wait for it there: they run another part of the
     program than the others did until now."""
 
-    def __init__(self, occasion: int) -> None:
-        super().__init__(occasion)
-        self.occasion = occasion
+    occasion: int
 
 
 @define(eq=False)

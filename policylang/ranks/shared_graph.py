@@ -255,7 +255,7 @@ class SharedGraph:
                 yield
                 return
             except CannotGoOn as failed:
-                end = self.end(failed.end, failed.keys)
+                end = self.end(EndOfComparison(failed.diagnostic, failed.rules, failed.absence), failed.keys)
             except EndedByOther as ended:  # over one of the groups: those of the others are to hear it too
                 end = self.end(ended.end)
             self._say_nothing()

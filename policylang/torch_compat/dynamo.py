@@ -173,8 +173,7 @@ def through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
     exceptions that are also a ``ShortenTraceback`` pass, and lose the frames before ``frame``.
     """
     kind: Any = type(error)  # exception classes are hashable, whatever their stubs say
-    passing: Exception = _passing(kind)(error, frame)
-    return passing
+    return _passing(kind)(error, frame)
 
 
 @cache

@@ -14,6 +14,8 @@ from torch import fx
 from torch.utils import _python_dispatch, weak
 from torch.utils._pytree import tree_leaves
 
+from policylang.torch_compat.tracing import checkpoint_generator
+
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
 """By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python half
 of a tensor that C++ keeps."""
@@ -82,12 +84,8 @@ def is_wrapper_class(kind: type) -> bool:
 
 def storage_address(tensor: torch.Tensor) -> int | None:
     """Which memory a plain tensor lies in, the same after FSDP has let it go and filled it again; None without any."""
-    if tensor.layout is not torch.strided:
-        return None
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # a tensor made of tensors
-        return None
+    storage = _storage(tensor)
+    return None if storage is None else int(storage._cdata)
 
 
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -108,17 +106,21 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def storage_is_freed(tensor: torch.Tensor) -> bool:
     """Whether the memory of a plain tensor has been let go under it, as FSDP does with gathered weights."""
-    return tensor.numel() > 0 and tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0
+    storage = _storage(tensor)
+    return storage is not None and tensor.numel() > 0 and storage.nbytes() == 0
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     """How large the memory is that a plain tensor lies in; 0 without any."""
-    if tensor.layout is not torch.strided:
-        return 0
+    storage = _storage(tensor)
+    return 0 if storage is None else int(storage.nbytes())
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
-        return int(tensor.untyped_storage().nbytes())
+        return tensor.untyped_storage() if tensor.layout is torch.strided else None
     except NotImplementedError:  # a tensor made of tensors
-        return 0
+        return None
 
 
 def is_of_fsdp(hook: object) -> bool:
@@ -147,8 +149,7 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     if not generators:
         return None
     index = torch.accelerator.current_device_index() if device.index is None else device.index
-    generator: torch.Generator = generators[index]
-    return generator
+    return generators[index]
 
 
 def clear_cast_weights() -> None:
@@ -183,9 +184,7 @@ def checkpoints_are_tagged() -> bool:
     """Whether checkpoints are not carried out at the moment: ``trace_step`` only tags what they hold."""
     import torch.utils.checkpoint as library
 
-    names = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
-    found = next((getattr(library, name) for name in names if hasattr(library, name)), None)
-    return bool(getattr(found, "__module__", library.__name__) != library.__name__)
+    return bool(getattr(library, checkpoint_generator()).__module__ != library.__name__)
 
 
 def compiled_around() -> tuple[Any, str]:

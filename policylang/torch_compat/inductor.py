@@ -37,16 +37,14 @@ def partitioner_base() -> type[Any]:
     """Inductor takes a partitioner only as an instance of this class, whose ``uuid`` its caches ask for."""
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-    base: type[Any] = CustomPartitionerFn
-    return base
+    return CustomPartitionerFn
 
 
 def graph_pass_base() -> type[Any]:
     """Inductor's caches take a custom pass only as an instance of this class, whose ``uuid`` they ask for."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    base: type[Any] = CustomGraphPass
-    return base
+    return CustomGraphPass
 
 
 def hooks_that_hold(custom_pass: object) -> tuple[str, ...]:
@@ -76,8 +74,7 @@ def inductor_settings() -> dict[str, Any]:
     """Every setting of Inductor with its present value."""
     import torch._inductor.config as config
 
-    settings: dict[str, Any] = config.get_config_copy()
-    return settings
+    return config.get_config_copy()
 
 
 def settings_lines(module: str, settings: Mapping[str, Any]) -> list[str]:
@@ -94,8 +91,7 @@ def inductor_mode(mode: str) -> dict[str, Any]:
     """The settings that ``torch.compile(mode=...)`` stands for. Raises ``RuntimeError`` for a mode it does not know."""
     from torch._inductor import list_mode_options
 
-    settings: dict[str, Any] = list_mode_options(mode)
-    return settings
+    return list_mode_options(mode)
 
 
 def inductor_cache_folder() -> str:

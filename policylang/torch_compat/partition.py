@@ -41,10 +41,7 @@ def extract_forward_backward(
     else:
         saved.extend(saved_opaque)
     static = _static_primals(joint.graph, static_inputs)
-    halves: tuple[fx.GraphModule, fx.GraphModule] = extract(
-        joint, *lists, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_nodes=static
-    )
-    return halves
+    return extract(joint, *lists, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_nodes=static)
 
 
 def modules_without_code() -> AbstractContextManager[None]:
@@ -54,8 +51,7 @@ def modules_without_code() -> AbstractContextManager[None]:
     """
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-    context: AbstractContextManager[None] = _use_lazy_graph_module(True)
-    return context
+    return _use_lazy_graph_module(True)
 
 
 def offload_activations(
@@ -94,8 +90,7 @@ def cse_enabled() -> bool:
 
 def functorch_settings() -> dict[str, Any]:
     """Every setting of AOTAutograd with its present value."""
-    settings: dict[str, Any] = _functorch_config().get_config_copy()
-    return settings
+    return _functorch_config().get_config_copy()
 
 
 # --- what min-cut would save --------------------------------------------------------------------------------------
@@ -180,8 +175,7 @@ def _fake_mode_of(nodes: list[fx.Node]) -> AbstractContextManager[Any]:
 
 def thread_random_states(module: fx.GraphModule, *, is_backward: bool) -> fx.GraphModule:
     """Pass on the generator states that nested subgraphs ask for (CUDA-graph-safe random numbers)."""
-    threaded: fx.GraphModule = _partitioners().thread_graphsafe_rng_from_hops(module, is_backward=is_backward)
-    return threaded
+    return _partitioners().thread_graphsafe_rng_from_hops(module, is_backward=is_backward)
 
 
 def random_state_operators() -> tuple[Any, Any]:

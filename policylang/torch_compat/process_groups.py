@@ -6,7 +6,6 @@ Supported: torch 2.11 to the newest; seen to run on 2.13.0.
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,14 +15,6 @@ from attrs import frozen
 
 from policylang.torch_compat.missing import require
 from policylang.torch_compat.reading import outside_of_modes
-
-
-def keeps_rank_order() -> bool:
-    """Whether torch stands by groups whose ranks are not sorted (``new_group(sort_ranks=False)``, from 2.12).
-
-    Not private; a signature is the only thing that tells.
-    """
-    return dist.is_available() and "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 @frozen

@@ -129,8 +129,7 @@ def outside_of_modes() -> AbstractContextManager[Any]:
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
-    found: AbstractContextManager[Any] = _disable_current_modes()
-    return found
+    return _disable_current_modes()
 
 
 def group_ranks(name: str) -> tuple[int, ...]:

@@ -64,8 +64,7 @@ def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
     """Announces a trace: higher-order operators look the fake mode up there."""
     from torch._guards import TracingContext, tracing
 
-    context: AbstractContextManager[Any] = tracing(TracingContext(fake_mode))
-    return context
+    return tracing(TracingContext(fake_mode))
 
 
 def functionalized() -> AbstractContextManager[Any]:
@@ -76,23 +75,20 @@ def functionalized() -> AbstractContextManager[Any]:
     """
     from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-    mode: AbstractContextManager[Any] = FunctionalTensorMode()
-    return mode
+    return FunctionalTensorMode()
 
 
 def below_functionalization() -> AbstractContextManager[Any]:
     """Keeps the dispatcher's functionalization key, which the mode sets where it wants it, from acting on its own."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(keys)
-    return guard
+    return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
 def to_functional(value: torch.Tensor) -> torch.Tensor:
     """Call under :func:`functionalized`."""
     from torch._subclasses.functional_tensor import FunctionalTensor
 
-    functional: torch.Tensor = FunctionalTensor.to_functional(value)
-    return functional
+    return FunctionalTensor.to_functional(value)
 
 
 def from_functional(value: torch.Tensor) -> torch.Tensor:
@@ -134,6 +130,15 @@ def accumulation_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor],
     return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
+def checkpoint_generator() -> str:
+    """The name in ``torch.utils.checkpoint`` of the generator around the function of a non-reentrant checkpoint."""
+    import torch.utils.checkpoint as library
+
+    name = "_checkpoint_without_reentrant_generator"
+    require(library, (name, "CheckpointFunction"), "reads checkpoint regions with torch 2.11 and later")
+    return f"{name}_impl" if hasattr(library, f"{name}_impl") else name  # from 2.15 the other one only calls it
+
+
 @contextmanager
 def checkpoint_replaced(
     non_reentrant: Callable[..., Iterator[None]], reentrant: Callable[..., object]
@@ -149,11 +154,8 @@ def checkpoint_replaced(
     def with_arguments(function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, **rest: Any) -> Any:
         return non_reentrant(function, preserve_rng_state, **rest)
 
-    generator, stand_in_generator = "_checkpoint_without_reentrant_generator", non_reentrant
-    if hasattr(library, f"{generator}_impl"):  # from 2.15 the other one only calls it
-        generator, stand_in_generator = f"{generator}_impl", with_arguments
-    names = (generator, "CheckpointFunction")
-    require(library, names, "reads checkpoint regions with torch 2.11 and later")
+    names = (checkpoint_generator(), "CheckpointFunction")
+    stand_in_generator = with_arguments if names[0].endswith("_impl") else non_reentrant
     originals = [getattr(library, name) for name in names]
     stand_in = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
     for name, value in zip(names, (stand_in_generator, stand_in), strict=True):
@@ -177,10 +179,8 @@ def input_descriptor(kind: Literal["user", "parameter", "buffer"], name: str, po
     from torch._functorch._aot_autograd import descriptors
 
     if kind == "user":
-        plain: object = descriptors.PlainAOTInput(position)
-        return plain
-    named: object = (descriptors.ParamAOTInput if kind == "parameter" else descriptors.BufferAOTInput)(name)
-    return named
+        return descriptors.PlainAOTInput(position)
+    return (descriptors.ParamAOTInput if kind == "parameter" else descriptors.BufferAOTInput)(name)
 
 
 def fake_mode_of(values: Sequence[Any]) -> Any | None:

@@ -10,8 +10,7 @@ from attrs import frozen
 
 from policylang.torch_compat.tracing import tree_flatten, tree_paths
 from policylang.tracing.checks import BATCH_CHANGED, MODEL_CHANGED, problem
-from policylang.tracing.model_state import ModelState
-from policylang.tracing.optimizer_state import OptimizerState
+from policylang.tracing.step_state import ModelState, OptimizerState
 
 _MOST_DIFFERENCES = 8
 
