@@ -1,4 +1,4 @@
-"""The private names of torch that list its operators, one function each, and why."""
+"""The private names of torch that list its operators."""
 
 from __future__ import annotations
 

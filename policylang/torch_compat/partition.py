@@ -1,7 +1,4 @@
-"""The private names of torch that splitting a graph, and recomputing parts of one, stand on.
-
-One function each, and why it is needed. Supported: torch 2.11 to the newest; seen to run on 2.13.0.
-"""
+"""The private names of torch that splitting a graph, and recomputing parts of one, stand on."""
 
 from __future__ import annotations
 

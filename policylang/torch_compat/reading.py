@@ -1,4 +1,4 @@
-"""The private names of torch that reading a graph stands on, one function each, and why.
+"""The private names of torch that reading a graph stands on.
 
 Descriptors of graph inputs and outputs (``torch._functorch._aot_autograd.descriptors``) were seen in 2.11 to 2.15. They
 are told apart by class name, so that a version that adds one, or lacks one, needs no change here.

@@ -1,7 +1,6 @@
-"""The private names of torch.distributed that comparing ranks stands on, one function each, and why.
+"""The private names of torch.distributed that comparing ranks stands on.
 
-Supported: torch 2.11 to the newest; seen to run on 2.13.0. Imports no torch that is not loaded already, since a policy
-is loaded by programs that never import it.
+Imports no torch that is not loaded already, since a policy is loaded by programs that never import it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The private names of torch that tracing a step stands on, one function each, and why.
-
-Supported: torch 2.11 to the newest; seen to run on 2.13.0.
-"""
+"""The private names of torch that tracing a step stands on."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class _Collector:
         self._flag_calls(flags, owners)
         self._flag_data_dependent(flags)
         names = [node.name for node in nodes]
-        lost = self._flag_recorded(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
+        lost = self._flag_saved(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
             flags[row] |= _FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
@@ -239,15 +239,15 @@ class _Collector:
             if node.meta.get("has_backward_hook"):
                 flags[row] |= _BACKWARD_HOOK
 
-    def _flag_recorded(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
-        """What an earlier partition saved: marked on the very node, or found by its record."""
-        records: dict[int, SavedMarker] = {}
+    def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
+        """What an earlier partition saved: marked on the very node, or found by its marker."""
+        markers: dict[int, SavedMarker] = {}
         for row, node in enumerate(self.nodes):
             if recorded_saved(node.meta):
                 flags[row] |= _RECORDED_SAVED
-            elif (record := from_annotation(custom(node.meta).get(SAVED))) is not None:
-                records[row] = record
-        found = find(records, columns)
+            elif (marker := from_annotation(custom(node.meta).get(SAVED))) is not None:
+                markers[row] = marker
+        found = find(markers, columns)
         for row in found.saved:
             flags[row] |= _RECORDED_SAVED
         return tuple(found.lost)
