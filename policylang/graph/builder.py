@@ -1,4 +1,4 @@
-"""Facts by hand: rows one after the other, a million of them if need be, with what follows from them filled in."""
+"""Builds facts node by node, without an FX graph, and fills in what follows from what is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a graph: one row a node, in graph order, as plain columns that need no torch to read.
+"""The facts of a graph: one row a node, in graph order, as plain columns that need no torch to read.
 
 Filled in one linear pass over an FX graph by :mod:`policylang.graph.reading.collect`, or from a snapshot file. Rows are
 numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a

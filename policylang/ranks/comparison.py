@@ -1,4 +1,4 @@
-"""Where a graph is about to run under a policy, and ranks compare it: the way in for everything that plans.
+"""Opens a comparison of ranks, and finds the one that is under way: the way in for everything that plans.
 
 Plans are made deep inside torch, which passes nothing on. So whoever starts (a backend, ``apply``, a block in a
 checkpoint) opens a comparison, and whoever plans finds it. For one graph the steps are, in order: the settings, what

@@ -18,7 +18,7 @@ from attrs import define, field
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
 from policylang.ranks.message_store import MessageStore
-from policylang.ranks.messages import Absence, EndOfComparison, RankKey, RankMessage, RankStatus, named
+from policylang.ranks.messages import Absence, Awaited, EndOfComparison, RankKey, RankMessage, RankStatus, named
 
 NOTICE = 10.0
 """Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
@@ -67,8 +67,8 @@ class _WaitCycle:
     rank: int
     """The one that this rank waits for."""
     key: RankKey
-    awaited: list[str]
-    """The messages that are waited for."""
+    awaited: list[Awaited]
+    """All messages that are waited for."""
     waiting: dict[int, RankStatus] = field(factory=dict)
 
 
@@ -85,7 +85,7 @@ class Exchange:
     named_by: dict[RankKey, RankMessage] = field(factory=dict)
     awaited: dict[int, RankKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
-    cycle: tuple[frozenset[str], int] = (frozenset(), 0)
+    cycle: tuple[frozenset[Awaited], int] = (frozenset(), 0)
     """The messages that ranks wait for in a cycle, and in how many looks on end they have been the same."""
 
     def run(self) -> dict[int, RankMessage]:
@@ -154,7 +154,7 @@ class Exchange:
         for rank, key in self._few():
             if rank in self.awaited:
                 self._read({rank: key})
-        awaited = tuple(key.message(rank, self.step) for rank, key in self.awaited.items())
+        awaited = tuple((key, self.step, rank) for rank, key in self.awaited.items())
         history = self.store.history
         self.store.say(RankStatus("waiting", self.mine.label, history.absences, awaited, len(history.threads)))
         for rank, _ in self._few():
@@ -167,9 +167,9 @@ class Exchange:
         """Of the ranks that are awaited, those that are looked at one by one: at first the lowest."""
         return sorted(self.awaited.items(), key=lambda each: each[0])[:_FEW]
 
-    def _check_occasion(self, awaited: Sequence[str]) -> None:
+    def _check_occasion(self, awaited: Sequence[Awaited]) -> None:
         own = {key.place: key for key in self.mine.keys}
-        for key in map(RankKey.of_message, awaited):
+        for key, _, _ in awaited:
             if key.place in own and key.occasion > own[key.place].occasion:
                 raise BehindOthers(key.occasion)
 
@@ -183,12 +183,12 @@ class Exchange:
         awaited = frozenset() if found is None else frozenset(found.awaited)
         self.cycle = (awaited, self.cycle[1] + 1 if awaited == self.cycle[0] else 1)
         if found is not None and self.cycle[1] >= _CYCLE:
-            keys = [RankKey.of_message(each) for each in found.awaited]
+            keys = [key for key, _, _ in found.awaited]
             raise CannotGoOn(differences.waiting(self.mine, found.key, found.rank, found.waiting), keys)
 
     def _cycle_over(self, rank: int, key: RankKey) -> _WaitCycle | None:
         """What a rank waits for counts only while it is not there, and only where no other thread of it may come."""
-        cycle = _WaitCycle(rank, key, [key.message(rank, self.step)])
+        cycle = _WaitCycle(rank, key, [(key, self.step, rank)])
         queue = deque([rank])
         while queue:
             at = queue.popleft()
@@ -196,10 +196,9 @@ class Exchange:
             if status.kind != "waiting" or status.threads > 1 or len(self.store.history.threads) > 1:
                 continue
             cycle.waiting[at] = status
-            for message in status.awaited:
-                sender = int(message.rpartition("/")[2])
-                if sender not in cycle.waiting and not self.store.has(message):
-                    cycle.awaited.append(message)
+            for key, step, sender in status.awaited:
+                if sender not in cycle.waiting and not self.store.has(key.message(sender, step)):
+                    cycle.awaited.append((key, step, sender))
                     if sender == self.mine.rank:
                         return cycle
                     queue.append(sender)

@@ -1,4 +1,4 @@
-"""The store of the default process group, through which ranks send each other messages, and what a rank keeps of them.
+"""Messages between ranks through the store of the default process group, and what a rank remembers of them.
 
 Every group has a store, whatever carries its data, so comparing through it needs no collective and no device. Nothing
 runs beside the program: a rank reads and writes while it compares, and at no other time.

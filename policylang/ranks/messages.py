@@ -1,4 +1,4 @@
-"""What ranks tell each other while they compare, as plain data, and under which keys of the store.
+"""The messages that ranks compare by, as plain data, and their keys in the store.
 
 A message is addressed by its topic (a piece of code that is compiled, a call of ``apply``, a block in a checkpoint), by
 the set of ranks that compare, and by how often these have come to the topic.
@@ -40,16 +40,14 @@ class RankKey:
         """Where the message of a rank stands in one step of the comparison, counted from 1."""
         return f"{self.place}/{self.occasion}/{step}/{rank}"
 
-    @classmethod
-    def of_message(cls, message: str) -> RankKey:
-        place, occasion, _, _ = message.rsplit("/", 3)
-        topic, _, ranks = place.partition("/")
-        return cls(from_ranges(ranks), topic, int(occasion))
-
     @property
     def end(self) -> str:
         """Where a rank says why nobody is to go on. The last few are kept, for ranks that come late."""
         return f"{self.place}/end/{self.occasion % _ENDS}"
+
+
+Awaited = tuple[RankKey, int, int]
+"""A message that is waited for: its key, the step, the rank that is to send it."""
 
 
 @frozen
@@ -142,7 +140,7 @@ class RankStatus:
     """For people: what the rank has, why it stopped, or why it does not compare."""
     absences: tuple[Absence, ...] = ()
     """Its last."""
-    awaited: tuple[str, ...] = ()
+    awaited: tuple[Awaited, ...] = ()
     """The messages that a rank waits for."""
     threads: int = 1
     """How many threads of the rank have compared anything: one may come while another waits."""
@@ -164,16 +162,6 @@ def ranges(ranks: Sequence[int]) -> str:
             parts.append(f"{ranks[start]}-{ranks[end]}" + (f"/{step}" if step > 1 else ""))
         start = end + 1
     return ",".join(parts)
-
-
-def from_ranges(text: str) -> tuple[int, ...]:
-    """The inverse of :func:`ranges`."""
-    found: list[int] = []
-    for part in text.split(","):
-        bounds, _, step = part.partition("/")
-        first, _, last = bounds.partition("-")
-        found.extend(range(int(first), int(last or first) + 1, int(step or 1)))
-    return tuple(found)
 
 
 def in_order(ranks: Sequence[int]) -> str:

@@ -1,10 +1,11 @@
-"""What a rank is about to do with a graph, as other ranks see it: enough to compare, without torch or the graph.
+"""What a rank is about to do with a graph, reduced to what other ranks can compare: digests, and text behind them.
 
-Two kinds of things are compared. What all ranks have alike that hang together: the operators and what was decided
-about them, the policy, the order in which groups are used. And what the members of one process group have alike: each
-collective over it, with its reduction, element type and sizes. Sizes are numbers here, symbolic ones those of this
-call: ranks that compare now are about to run now. Names of nodes are for people. A rank that has seen more shapes than
-another has nodes for sizes that the other has not, so nodes without a tensor do not count.
+Needs neither torch nor the graph. Two kinds of things are compared. What all ranks have alike that hang together: the
+operators and what was decided about them, the policy, the order in which groups are used. And what the members of one
+process group have alike: each collective over it, with its reduction, element type and sizes. Sizes are numbers here,
+symbolic ones those of this call: ranks that compare now are about to run now. Names of nodes are for people. A rank
+that has seen more shapes than another has nodes for sizes that the other has not, so nodes without a tensor do not
+count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ranks that share one graph, while they compare step by step what they are about to do with it."""
+"""The steps in which this rank compares one graph with the other ranks that share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the forward nodes of a trace carry, since no Dynamo writes it: module paths, and the user's checkpoints as tags.
+"""Marks forward nodes while a step is traced, where no Dynamo does: module paths, and the user's checkpoints as tags.
 
 Traced as it stands, a ``torch.utils.checkpoint`` region would be recomputed in the trace itself, where no policy could
 reach it, or (with a policy of its own, ``context_fn``) leave its tag on every node that follows, backward included.

@@ -1,4 +1,4 @@
-"""The partitioner as Inductor's caches want it: a thing with a ``uuid`` that pickles to the same bytes everywhere."""
+"""A partitioner that Inductor's caches accept: its ``uuid`` stands for it, and it pickles alike in every process."""
 
 from __future__ import annotations
 

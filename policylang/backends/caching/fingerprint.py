@@ -1,4 +1,4 @@
-"""What a compiled graph depends on, as digests: the policy and the code that acts on it, and the graph itself.
+"""Keys of compiled graphs: digests of the policy, of the code that acts on it, and of the graph.
 
 Inductor's caches key a graph by its code and its inputs. A policy also reads what is not in the code (module paths,
 annotations), so that has to enter the key of the partitioner, or a model whose modules were renamed would be handed

@@ -1,4 +1,4 @@
-"""What was decided for a graph, kept beside Inductor's caches for the process that takes the graph from there.
+"""The cache sidecar: a file beside Inductor's caches with what was decided for a graph, read when the graph is a hit.
 
 On a cache hit no partitioner runs, so there would be no plan to check and nothing to report. A sidecar is a small JSON
 file named by :func:`~policylang.backends.caching.fingerprint.record_key`. Losing one costs a compilation, never an

@@ -1,4 +1,4 @@
-"""Which nodes of a flat graph are forward: from what its tracer said, and from the data flow where it said nothing.
+"""Tells forward from backward in a flat graph: from what its tracer said, else from the data flow.
 
 Three tracers, three states of knowledge. ``policylang.trace_step`` says of every node where it lies. An annotation
 around ``torch.autograd.grad`` says it of what was made inside, which is all of the backward but the sums of gradients

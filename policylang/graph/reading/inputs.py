@@ -1,4 +1,4 @@
-"""Which graph input is a parameter, a buffer, the user's, a tangent, and what it is called.
+"""Classifies graph inputs (parameter, buffer, the user's, tangent) and finds their names.
 
 Three sources, in this order. Descriptors say it outright where AOTAutograd was given a module. Under Dynamo they say
 only the position, and parameters are inputs like any other: then the expression that Dynamo reads an input from,

@@ -1,4 +1,4 @@
-"""Module paths as the model's owner would write them.
+"""Normalises module paths to what the model's owner would write.
 
 Dynamo names a module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``;
 wrappers add components that nobody wrote. What is left after normalisation is ``layers.0.attn``.

@@ -1,4 +1,4 @@
-"""Size, shape and type of what a node returns, read from its fake value."""
+"""Measures what a node returns (bytes, shape, type) by its fake value."""
 
 from __future__ import annotations
 
