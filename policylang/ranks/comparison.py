@@ -81,21 +81,20 @@ class RankComparison:
     # --- one graph ---
 
     def begin(self, facts: Facts, policy: Policy) -> None:
-        """A graph is about to be planned, or taken further."""
+        """A graph is about to be planned, or taken further. Raises ``PolicyGraphError`` where the mesh does not contain
+        its groups."""
         if self.account is None or self.facts is not facts:
+            self.close()
             self.facts, self.collectives = facts, collectives_of(GraphRun("", facts))
+            self._check_mesh(facts)
             sets = [group.ranks for group in facts.groups.values()]
-            self._open(account_of(facts, self.collectives), sets, policy, self._outside_mesh(facts))
+            self._open(account_of(facts, self.collectives), sets, policy)
 
-    def _open(
-        self, account: RankAccount, sets: Sequence[tuple[int, ...]], policy: Policy, outside: PolicyGraphError | None
-    ) -> None:
+    def _open(self, account: RankAccount, sets: Sequence[tuple[int, ...]], policy: Policy) -> None:
         self.close()
         self.account, self.before = account, None
         self.accounts.append(account)
         self.members |= {rank for each in (*sets, *self.around) for rank in each}
-        if outside is not None and not self.asks:
-            raise outside
         if self.store is None:
             return
         if not self.asks:
@@ -107,7 +106,7 @@ class RankComparison:
         if self.before is None and alike and all(each.inputs != account.inputs for each in alike):
             raise self._refused_alone(account)  # a new shape, which nobody else may have met
         if self.before is None:
-            self._share(account, sets, policy, outside)
+            self._share(account, sets, policy)
 
     def _refused_alone(self, account: RankAccount) -> PolicyDivergenceError:
         assert self.store is not None
@@ -115,25 +114,15 @@ class RankComparison:
         self._be_absent(ALONE, 0, found.message, stopped=True)
         return PolicyDivergenceError([found])
 
-    def _share(
-        self,
-        account: RankAccount,
-        sets: Sequence[tuple[int, ...]],
-        policy: Policy,
-        outside: PolicyGraphError | None = None,
-    ) -> None:
+    def _share(self, account: RankAccount, sets: Sequence[tuple[int, ...]], policy: Policy) -> None:
         """Meet the ranks that share the graph, if there are any, and compare the settings."""
         assert self.store is not None
         mesh = () if self.mesh is None else process_groups.mesh_ranks(self.mesh)
         shared = [each for each in (*sets, *self.around, mesh) if len(each) > 1 and self.store.rank in each]
         if not shared:
             return
-        label = self._label(account)
-        self.shared = SharedGraph(
-            self.store, self.topic, shared, account.operators, label, policy, _patience(account.groups)
-        )
-        if outside is not None:
-            raise outside
+        label, patience = self._label(account), _patience(account.groups)
+        self.shared = SharedGraph(self.store, self.topic, shared, account.operators, label, policy, patience)
         self.shared.compare(settings_stage([*self._mesh_lines(), *self.settings()]))
 
     def _label(self, account: RankAccount) -> str:
@@ -144,13 +133,11 @@ class RankComparison:
             self.shared.leave()
             self.shared = None
 
-    def _outside_mesh(self, facts: Facts) -> PolicyGraphError | None:
-        if self.mesh is None:
-            return None
-        inside = process_groups.mesh_ranks(self.mesh)
-        groups = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
-        found = [differences.outside_mesh(group.name, group.ranks, inside) for group in groups]
-        return PolicyGraphError(found) if found else None
+    def _check_mesh(self, facts: Facts) -> None:
+        inside = () if self.mesh is None else process_groups.mesh_ranks(self.mesh)
+        outside = [group for group in facts.groups.values() if not set(inside).issuperset(group.ranks)]
+        if self.mesh is not None and outside:
+            raise PolicyGraphError([differences.outside_mesh(group.name, group.ranks, inside) for group in outside])
 
     def _mesh_lines(self) -> list[str]:
         if self.mesh is None:
@@ -193,7 +180,7 @@ class RankComparison:
     def compare_cached(self, account: RankAccount, policy: Policy) -> None:
         """All steps of a graph that came out of a cache, as they were when it was compiled."""
         self.facts = None
-        self._open(evolve(account, steps=[], launched=[]), [group_ranks(name) for name in account.groups], policy, None)
+        self._open(evolve(account, steps=[], launched=[]), [group_ranks(name) for name in account.groups], policy)
         for at, step in enumerate(account.steps):
             if isinstance(step, OfferRound):
                 self._settle_again(step, account.steps[at + 1 : at + 2])
