@@ -361,7 +361,7 @@ def agree_on_collectives(plan: Plan, runs: Sequence[GraphRun], settings: Sequenc
 
 
 def agree_on_cached(accounts: Sequence[RankAccount], policy: Policy) -> None:
-    """The same for graphs that came out of a cache: their plans were recorded when they were made."""
+    """The same for graphs that came out of a cache: what was compared stands in their sidecars."""
     comparison = _comparison.get()
     if comparison is not None:
         for account in accounts:

@@ -57,10 +57,10 @@ def groups_key(policy: Policy) -> str:
     return digest_of([groups.surroundings()]) if policy.rewrites else ""
 
 
-def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
+def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Over everything that decides which compiled graph Inductor would take from its caches.
 
-    ``key`` is the partitioner's. A record names process groups as its rank knows them, so each rank has its own.
+    ``key`` is the partitioner's. A sidecar names process groups as its rank knows them, so each rank has its own.
     Symbolic sizes count by name: their present values say nothing of a cached graph.
     """
     words = [key, torch.__version__, str(torch.is_grad_enabled()), store.place_among_ranks()]

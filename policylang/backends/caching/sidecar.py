@@ -1,7 +1,7 @@
 """The cache sidecar: a file beside Inductor's caches with what was decided for a graph, read when the graph is a hit.
 
 On a cache hit no partitioner runs, so there would be no plan to check and nothing to report. A sidecar is a small JSON
-file named by :func:`~policylang.backends.caching.fingerprint.record_key`. Losing one costs a compilation, never an
+file named by :func:`~policylang.backends.caching.fingerprint.sidecar_key`. Losing one costs a compilation, never an
 answer.
 """
 
@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 def write(key: str, content: dict[str, Any]) -> bool:
-    """Store a record; False where the folder does not take it (read-only, full)."""
+    """Store a sidecar; False where the folder does not take it (read-only, full)."""
     text = json.dumps({"format": FORMAT, "key": key, "content": content}, separators=(",", ":"), sort_keys=True)
     path = _path(key)
     temporary: str | None = None
@@ -29,7 +29,7 @@ def write(key: str, content: dict[str, Any]) -> bool:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{key[:8]}-", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)  # readers see the old record or the new one, never half of one
+        os.replace(temporary, path)  # readers see the old file or the new one, never half of one
     except OSError:
         if temporary is not None:
             with suppress(OSError):
@@ -39,7 +39,7 @@ def write(key: str, content: dict[str, Any]) -> bool:
 
 
 def read(key: str) -> dict[str, Any] | None:
-    """The record, or None where there is none that can be read and is about this graph."""
+    """What was stored, or None where there is none that can be read and is about this graph."""
     try:
         found = json.loads(_path(key).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

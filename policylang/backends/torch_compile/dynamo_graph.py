@@ -82,9 +82,9 @@ def with_inductor(
 ) -> CompiledWithFindings:
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
-    A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
+    A hit whose sidecar is lost is compiled once more without the caches: a policy that was not seen to hold is not
     assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
-    its caches compares the recorded plan with those of ranks that partition, where these compare theirs.
+    its caches compares the plan of the sidecar with those of ranks that partition, where these compare theirs.
     """
     if partitioner.policy.offloads:
         settings = {**_IN_ORDER, **settings}
@@ -109,7 +109,7 @@ def _with_inductor(
     comparison: RankComparison,
 ) -> CompiledWithFindings:
     key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
-    remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
+    remembered_as = fingerprint.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
     patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
     wanted = needs_gradients(gm, inputs)
     hits = inductor.cache_hits()
