@@ -72,8 +72,9 @@ def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int,
     except (RuntimeError, ValueError, LookupError, AssertionError):
         return None
     with outside_of_modes():
+        ranks = mesh.mesh
         for dim, members in enumerate(groups):
-            row = mesh.mesh[tuple(slice(None) if each == dim else at for each, at in enumerate(place))]
+            row = ranks[tuple(slice(None) if each == dim else at for each, at in enumerate(place))]
             if members != frozenset(row.tolist()):  # a later default group has groups of the same names
                 return None
     return mesh_order(mesh)

@@ -34,32 +34,27 @@ def partitions() -> Iterator[list[Partition]]:
             outer.extend(collected)
 
 
-class ReportingPartitioner:
-    """A ``partition_fn`` that leaves what it did with whoever waits in :func:`partitions`."""
-
-    def __init__(self, partitioner: JointPartitioner) -> None:
-        self._partitioner = partitioner
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        static = options.get("static_lifetime_input_indices")
-        done = self._partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static)
-        collected = _partitioned.get()
-        if collected is not None:
-            collected.append(done)
-        return done.forward, done.backward
+def split(
+    partitioner: JointPartitioner, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """A ``partition_fn``, given its partitioner. Leaves what was done with whoever waits in :func:`partitions`."""
+    static = options.get("static_lifetime_input_indices")
+    done = partitioner.partition(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static)
+    collected = _partitioned.get()
+    if collected is not None:
+        collected.append(done)
+    return done.forward, done.backward
 
 
 class CachedPartitioner(_Base):  # type: ignore[misc]
-    """The same under a key that stands for it in Inductor's caches and has to cover all that it depends on."""
+    """:func:`split` under a key that stands for it in Inductor's caches and has to cover all that it depends on."""
 
     def __init__(self, partitioner: JointPartitioner, key: str) -> None:
         self._partitioner = partitioner
         self._key = key
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return ReportingPartitioner(self._partitioner)(gm, joint_inputs, **options)
+        return split(self._partitioner, gm, joint_inputs, **options)
 
     def uuid(self) -> str:
         return self._key

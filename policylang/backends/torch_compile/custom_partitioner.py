@@ -18,7 +18,7 @@ from torch import fx
 
 from policylang.audit.summary.data import Report
 from policylang.backends.caching import fingerprint
-from policylang.backends.caching.cached_partitioner import ReportingPartitioner, partitions
+from policylang.backends.caching.cached_partitioner import partitions, split
 from policylang.backends.joint import findings
 from policylang.backends.joint.partitioner import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph
@@ -55,7 +55,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         settings = dynamo_graph.comparable_settings
         try:
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
-                halves = ReportingPartitioner(self._partitioner)(gm, joint_inputs, **options)
+                halves = split(self._partitioner, gm, joint_inputs, **options)
         except PolicyError as error:
             if not dynamo.dynamo_graphs():
                 raise

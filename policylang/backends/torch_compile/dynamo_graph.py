@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from torch import fx
 
 from policylang.backends.caching import fingerprint, sidecar
-from policylang.backends.caching.cached_partitioner import CachedPartitioner, ReportingPartitioner, partitions
+from policylang.backends.caching.cached_partitioner import CachedPartitioner, partitions, split
 from policylang.backends.joint.findings import Findings, from_json, of_partition, to_json
 from policylang.backends.joint.partitioner import JointPartitioner, Partition
 from policylang.backends.runtime import groups
@@ -68,7 +68,7 @@ def with_aot_eager(
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed. ``compare``: opens
     the comparison of ranks."""
     with compare() as comparison, partitions() as done:
-        run = inductor.compile_with_aot_eager(gm, inputs, ReportingPartitioner(partitioner))
+        run = inductor.compile_with_aot_eager(gm, inputs, partial(split, partitioner))
         return CompiledWithFindings(run, _findings(done), why_gone=comparison.why_gone())
 
 
