@@ -96,20 +96,26 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Within, each ``(owner, name, value)`` holds in place of what the owner had."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    for owner, name, value in attributes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
     """Replaces the one door to the autograd engine, behind both ``torch.autograd.grad`` and ``Tensor.backward``."""
     doors = (torch.autograd, torch.autograd.graph)
     for door in doors:
         require(door, ["_engine_run_backward"], "traces backward passes with torch 2.11 and later")
     engine: Any = torch.autograd.graph._engine_run_backward
     replacement = wraps(engine)(wrap(engine))
-    for door in doors:
-        door._engine_run_backward = replacement
-    try:
-        yield
-    finally:
-        for door in doors:
-            door._engine_run_backward = engine
+    return replaced(*((door, "_engine_run_backward", replacement) for door in doors))
 
 
 def sequence_number(grad_fn: Any) -> int:
@@ -136,10 +142,9 @@ def checkpoint_generator() -> str:
     return f"{name}_impl" if hasattr(library, f"{name}_impl") else name  # from 2.15 the other one only calls it
 
 
-@contextmanager
 def checkpoint_replaced(
     non_reentrant: Callable[..., Iterator[None]], reentrant: Callable[..., object]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Replaces what ``torch.utils.checkpoint.checkpoint`` does around the function that it is given.
 
     ``non_reentrant(function, preserve_rng_state, context_fn, ...)`` is a generator that yields where the function
@@ -151,17 +156,10 @@ def checkpoint_replaced(
     def with_arguments(function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, **rest: Any) -> Any:
         return non_reentrant(function, preserve_rng_state, **rest)
 
-    names = (checkpoint_generator(), "CheckpointFunction")
-    stand_in_generator = with_arguments if names[0].endswith("_impl") else non_reentrant
-    originals = [getattr(library, name) for name in names]
-    stand_in = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
-    for name, value in zip(names, (stand_in_generator, stand_in), strict=True):
-        setattr(library, name, value)
-    try:
-        yield
-    finally:
-        for name, value in zip(names, originals, strict=True):
-            setattr(library, name, value)
+    name = checkpoint_generator()
+    generator = with_arguments if name.endswith("_impl") else non_reentrant
+    function = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
+    return replaced((library, name, generator), (library, "CheckpointFunction", function))
 
 
 def rename_node(node: fx.Node, name: str) -> None:
@@ -203,17 +201,10 @@ def data_dependence_errors() -> tuple[type[Exception], ...]:
     return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 
-@contextmanager
-def compiling() -> Iterator[None]:
+def compiling() -> AbstractContextManager[None]:
     """Under it ``torch.compiler.is_compiling()`` is true: models then take the path without data-dependent shortcuts.
 
     The flag has no public setter; ``torch.compile`` sets it for as long as it compiles.
     """
-    name = "_is_compiling_flag"
-    require(torch.compiler, [name], "traces with it set")
-    before = getattr(torch.compiler, name)
-    setattr(torch.compiler, name, True)
-    try:
-        yield
-    finally:
-        setattr(torch.compiler, name, before)
+    require(torch.compiler, ["_is_compiling_flag"], "traces with it set")
+    return replaced((torch.compiler, "_is_compiling_flag", True))

@@ -17,7 +17,7 @@ from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph import marks
-from policylang.torch_compat.tracing import checkpoint_replaced
+from policylang.torch_compat.tracing import checkpoint_replaced, replaced
 
 STACK = "nn_module_stack"
 """The key Dynamo uses on forward nodes: path to ``(path, class)``, outermost first."""
@@ -42,8 +42,7 @@ def without_leaks() -> Iterator[None]:
     yield
 
 
-@contextmanager
-def module_paths(model: nn.Module) -> Iterator[None]:
+def module_paths(model: nn.Module) -> AbstractContextManager[None]:
     """Under it, every node traced inside a submodule's call carries the modules it lies in.
 
     ``nn.Module.__call__`` is replaced rather than hooks registered: what a module's own hooks compute (FSDP's gathers)
@@ -60,11 +59,7 @@ def module_paths(model: nn.Module) -> Iterator[None]:
         with _carrying({STACK: {**(outer or {}), path: (path, type(module))}}):
             return original(module, *args, **kwargs)
 
-    nn.Module.__call__ = call
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = original
+    return replaced((nn.Module, "__call__", call))
 
 
 def checkpoint_regions(followed: list[Any]) -> AbstractContextManager[None]:
