@@ -85,8 +85,8 @@ class RankComparison:
         its groups."""
         if self.account is None or self.facts is not facts:
             self.close()
-            self.facts, self.collectives = facts, collectives_of(GraphRun("", facts))
             self._check_mesh(facts)
+            self.facts, self.collectives = facts, collectives_of(GraphRun("", facts))
             sets = [group.ranks for group in facts.groups.values()]
             self._open(account_of(facts, self.collectives), sets, policy)
 
@@ -229,11 +229,11 @@ class RankComparison:
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
         """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
         found, keys = self.store, () if self.shared is None else self.shared.keys
-        members = self.members - {found.rank} if found is not None else frozenset()
+        if found is None:
+            return lambda: None
+        members = self.members - {found.rank}
 
         def why() -> PolicyDivergenceError | None:
-            if found is None:
-                return None
             with suppress(RuntimeError):
                 end = found.end_of(keys, math.inf)
                 if end is not None:

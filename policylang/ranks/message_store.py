@@ -6,18 +6,15 @@ runs beside the program: a rank reads and writes while it compares, and at no ot
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
 import threading
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import define, field
 
-from policylang.ranks.messages import Absence, EndOfComparison, RankKey, RankStatus
+from policylang.ranks.messages import Absence, EndOfComparison, RankKey, RankStatus, pack, unpack
 from policylang.torch_compat import store
 
 SWITCH = "POLICYLANG_AGREE"
@@ -97,12 +94,15 @@ class MessageStore:
     said: RankStatus = field(factory=RankStatus)
 
     def write(self, key: str, value: Any) -> None:
-        self.store.set(f"{PREFIX}/{key}", _packed(value))
+        self.store.set(f"{PREFIX}/{key}", pack(value))
 
     def read(self, keys: Sequence[str]) -> list[Any] | None:
         """None where one of them is not there."""
-        found = store.read_all(self.store, [f"{PREFIX}/{key}" for key in keys])
-        return None if found is None else [_unpacked(value) for value in found]
+        found = self._read_texts(keys)
+        return None if found is None else [unpack(text) for text in found]
+
+    def _read_texts(self, keys: Sequence[str]) -> list[bytes] | None:
+        return store.read_all(self.store, [f"{PREFIX}/{key}" for key in keys])
 
     def read_one(self, key: str) -> Any:
         found = self.read([key])
@@ -118,26 +118,26 @@ class MessageStore:
     def replace(self, key: str, is_past: Callable[[Any], bool], value: Any) -> Any:
         """What stands there afterwards: ``value``, unless there is something that is not past. One of several ranks
         that do this at once has its way."""
-        old = store.read_all(self.store, [f"{PREFIX}/{key}"])
-        if old is not None and not is_past(standing := _unpacked(old[0])):
+        old = self._read_texts([key])
+        if old is not None and not is_past(standing := unpack(old[0])):
             return standing
         expected = "" if old is None else old[0].decode()
-        return _unpacked(self.store.compare_set(f"{PREFIX}/{key}", expected, _packed(value)))
+        return unpack(self.store.compare_set(f"{PREFIX}/{key}", expected, pack(value)))
 
     def write_parts(self, place: str, content: Any) -> list[str]:
         """What is too long for one value. The keys that were written."""
-        packed = zlib.compress(pickle.dumps(content), 1)
-        keys = [f"{place}/{at}" for at in range(0, len(packed), _PART)]
-        for number, key in enumerate(keys):
-            self.write(key, packed[number * _PART : (number + 1) * _PART])
-        self.write(place, keys)
-        return [*keys, place]
+        text = pack(content)
+        parts = {f"{place}/{at}": text[at : at + _PART] for at in range(0, len(text), _PART)}
+        for key, part in parts.items():
+            self.store.set(f"{PREFIX}/{key}", part)
+        self.write(place, list(parts))
+        return [*parts, place]
 
     def read_parts(self, place: str) -> Any:
         """None while it is not there."""
         keys = self.read_one(place)
-        parts = None if keys is None else self.read(keys)
-        return None if parts is None else pickle.loads(zlib.decompress(b"".join(parts)))
+        parts = None if keys is None else self._read_texts(keys)
+        return None if parts is None else unpack(b"".join(parts))
 
     def end_of(self, keys: Iterable[RankKey], step: float) -> EndOfComparison | None:
         """What concerns a rank that is in a step of a comparison over these keys."""
@@ -152,15 +152,6 @@ class MessageStore:
 
     def status(self, rank: int) -> RankStatus:
         return self.read_one(f"status/{rank}") or RankStatus()
-
-
-def _packed(value: Any) -> str:
-    """Everything that ranks say is plain data of this package; the store compares text."""
-    return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def _unpacked(text: bytes) -> Any:
-    return pickle.loads(base64.b64decode(text))
 
 
 _current: MessageStore | None = None

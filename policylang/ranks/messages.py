@@ -6,8 +6,12 @@ the set of ranks that compare, and by how often these have come to the topic.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import pickle
+import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import field, frozen
 
@@ -144,6 +148,16 @@ class RankStatus:
     """The messages that a rank waits for."""
     threads: int = 1
     """How many threads of the rank have compared anything: one may come while another waits."""
+
+
+def pack(value: Any) -> str:
+    """Plain data of this package as text, which is what a store compares."""
+    return base64.b64encode(zlib.compress(pickle.dumps(value), 1)).decode()
+
+
+def unpack(text: str | bytes) -> Any:
+    """The inverse of :func:`pack`; raises whatever unpickling runs into."""
+    return pickle.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def ranges(ranks: Sequence[int]) -> str:

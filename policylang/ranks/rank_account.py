@@ -10,9 +10,6 @@ count.
 
 from __future__ import annotations
 
-import base64
-import pickle
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -25,7 +22,7 @@ from policylang.planning.digest import digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.edits.rank_view import words_of
 from policylang.planning.plan import Decision, Plan, Why
-from policylang.ranks.messages import GroupDigest
+from policylang.ranks.messages import GroupDigest, pack, unpack
 
 SETTINGS = "settings"
 PLAN = "plan"
@@ -178,13 +175,13 @@ class RankAccount:
             each if isinstance(each, OfferRound) else evolve(each, content=partial(_known, each.content()))
             for each in self.steps
         ]
-        return base64.b64encode(zlib.compress(pickle.dumps(evolve(self, steps=steps)), 1)).decode()
+        return pack(evolve(self, steps=steps))
 
     @classmethod
     def unpack(cls, text: str) -> RankAccount:
         """Raises ``ValueError`` for a text that is not what :meth:`pack` gives."""
         try:
-            found = pickle.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            found = unpack(text)
         except Exception as error:  # whatever unpickling runs into
             raise ValueError(f"not an account: {error}") from error
         if not isinstance(found, cls):
