@@ -1,4 +1,4 @@
-"""The steps in which this rank compares one graph with the other ranks that share it."""
+"""Compares one graph, step by step, with the other ranks that share it."""
 
 from __future__ import annotations
 

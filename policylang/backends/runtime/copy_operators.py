@@ -1,5 +1,4 @@
-"""The operators that move a value to the host and back: ``policylang::offload``, ``policylang::reload`` and
-``policylang::wait``.
+"""The operators that copy a value to the host and back, and wait: ``policylang::offload``, ``reload`` and ``wait``.
 
 ::
 

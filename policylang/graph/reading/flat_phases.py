@@ -1,6 +1,6 @@
 """Tells forward from backward in a flat graph: from what its tracer said, else from the data flow.
 
-Three tracers, three states of knowledge. ``policylang.trace_step`` says of every node where it lies. An annotation
+Tracers say more or less of it. ``policylang.trace_step`` says of every node where it lies. An annotation
 around ``torch.autograd.grad`` says it of what was made inside, which is all of the backward but the sums of gradients
 afterwards. Torch's own mark (``autograd_backward``) is set by hooks and also stays on derivatives that are part of a
 forward: a Jacobian, a gradient penalty. And plain ``make_fx`` says nothing.
