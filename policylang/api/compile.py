@@ -18,7 +18,7 @@ from policylang.backends.torch_compile.options import Inner
 from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
-from policylang.torch_compat import aot
+from policylang.torch_compat import dynamo
 
 
 def backend(policy: PolicyLike, inner: Inner = "inductor", root: str = "", agree: bool = True) -> PolicyBackend:
@@ -83,7 +83,7 @@ def policylang_backend(
         chosen = backend_options.parse(options, mode, policy_around(gm))
         policy = policy_of(chosen.policy)
     except PolicyError as error:
-        raise aot.through_dynamo(error, sys._getframe()) from None
+        raise dynamo.through_dynamo(error, sys._getframe()) from None
     place = policy_text(policy) if isinstance(chosen.policy, Policy) else str(chosen.policy.absolute())
     key = (place, chosen.inner, chosen.root, chosen.agree)
     serving = _by_options.get(key)

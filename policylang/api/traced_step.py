@@ -18,9 +18,8 @@ from policylang.errors import PolicyWarning
 from policylang.graph import marks
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
-from policylang.tracing.state.model_state import check_hooks, read_state
-from policylang.tracing.state.optimizer import OptimizerSignature, OptimizerState
-from policylang.tracing.state.signature import BatchSignature, ModelSignature
+from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
+from policylang.tracing.step_state import OptimizerState, check_hooks, read_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -50,7 +49,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
     check_hooks(state)
     updates = OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates)
-    graph_registry.remember_checkpoints(captured.gm, _followed(captured))
+    graph_registry.remember_checkpoints(captured.gm, captured.followed)
     signatures = BatchSignature.of(batch), ModelSignature.of(model, state), OptimizerSignature.of(updates)
     return TracedStep(model, optimizer, *signatures, captured)
 
@@ -110,7 +109,7 @@ class TracedStep:
     def _warn_of_checkpoints(self) -> None:
         if graph_registry.outcome_of(self.gm) is not None:
             return
-        followed, nodes = _followed(self._captured), self.gm.graph.nodes
+        followed, nodes = self._captured.followed, self.gm.graph.nodes
         if followed:
             message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
             warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
@@ -142,15 +141,6 @@ class TracedStep:
         if captured.unrepeated:
             lines.append(f"  does not repeat the change of {_some(captured.unrepeated)}")
         return "\n".join(lines)
-
-
-def _followed(captured: Captured) -> list[Policy]:
-    """The policies of the model's checkpoints, each once."""
-    found: list[Policy] = []
-    for session in captured.sessions:
-        if session.policy not in found:
-            found.append(session.policy)
-    return found
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class BackendPath:
         made = make_plan(self.part_of(policy), facts, self.capabilities, place, ranks=ranks)
         self.refuse((*made.diagnostics, *self.refusals(made)), deferred)
         if self.compares_ranks:
-            agree_on_plan(made, facts)
+            agree_on_plan(made)
         return made
 
     def part_of(self, policy: Policy) -> Policy:

@@ -1,4 +1,4 @@
-"""Which block each node lies in."""
+"""Assigns the nodes of a graph to the blocks of its model."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Facts by hand: rows one after the other, a million of them if need be, with what follows from them filled in."""
+"""Builds facts node by node, without an FX graph, and fills in what follows from what is given."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import Any
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, Phase
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
 from policylang.operators.names import FOLLOWERS
 
 INPUTS = {
@@ -16,36 +17,19 @@ INPUTS = {
 }
 """The words for what a graph is given."""
 NO_FLAG = Flag(0)
-
-
-class Row(TypedDict):
-    name: str
-    op: str
-    target: str
-    phase: int
-    module: str
-    region: int | None
-    tag: str | None
-    flags: int
-    bytes: int
-    numel: int
-    shape: tuple[int, ...] | None
-    dtype: str
-    device: str
-    flops: int
-    inputs: tuple[int, ...]
-    owner: int
-    input_kind: int
-    input_name: str
-    group: str
-    annotations: tuple[str, ...]
+_COLUMNS = (
+    *("names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes"),
+    *("strides", "dtypes", "devices", "flops", "inputs", "owners", "input_kinds", "input_names", "arguments"),
+    *("group_names", "annotations"),
+)
 
 
 class GraphBuilder:
     """``FEEDS_BACKWARD``, ``FORWARD_OUTPUT``, users and owners are filled in; everything else is as it is given."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[dict[str, Any]] = []
+        """By column of :class:`Facts`."""
         self.index: dict[str, int] = {}
         self.groups: dict[str, Group] = {}
 
@@ -82,80 +66,52 @@ class GraphBuilder:
         elif target == "output":
             op, phase = "output", Phase.OUTPUT
         if owner is None and inputs and target in FOLLOWERS:
-            owner = self.rows[inputs[0]]["owner"]
+            owner = self.rows[inputs[0]]["owners"]
         if group and group not in self.groups:
             size = int(group.rpartition(":")[2])
             self.groups[group] = Group(group, tuple(range(size)), size)
         self.rows.append(
-            Row(
-                name=name,
-                op=op,
-                target=target if op == "call_function" else "",
-                phase=int(phase),
-                module=module,
-                region=region,
-                tag=tag,
-                flags=int(flags),
-                bytes=bytes,
-                numel=numel,
-                shape=shape,
-                dtype=dtype,
-                device=device,
-                flops=flops,
-                inputs=inputs,
-                owner=row if owner is None else owner,
-                input_kind=int(input_kind),
-                input_name=input_name,
-                group=group,
-                annotations=annotations,
-            )
+            {
+                "names": name,
+                "ops": op,
+                "targets": target if op == "call_function" else "",
+                "phases": int(phase),
+                "modules": module,
+                "ac_regions": region,
+                "user_tags": tag,
+                "flags": int(flags),
+                "bytes": bytes,
+                "numel": numel,
+                "shapes": shape,
+                "strides": None,
+                "dtypes": dtype,
+                "devices": device,
+                "flops": flops,
+                "inputs": inputs,
+                "owners": row if owner is None else owner,
+                "input_kinds": int(input_kind),
+                "input_names": input_name,
+                "arguments": (),
+                "group_names": group,
+                "annotations": annotations,
+            }
         )
         self.index[name] = row
         return row
 
     def facts(self, kind: GraphKind) -> Facts:
-        users: list[list[int]] = [[] for _ in self.rows]
-        for row, node in enumerate(self.rows):
-            for source in node["inputs"]:
-                users[source].append(row)
+        users = users_of([row["inputs"] for row in self.rows])
         self._flag_readers(users)
-        rows = self.rows
-        return Facts(
-            kind=kind,
-            names=[node["name"] for node in rows],
-            ops=[node["op"] for node in rows],
-            targets=[node["target"] for node in rows],
-            phases=[node["phase"] for node in rows],
-            modules=[node["module"] for node in rows],
-            ac_regions=[node["region"] for node in rows],
-            user_tags=[node["tag"] for node in rows],
-            flags=[node["flags"] for node in rows],
-            bytes=[node["bytes"] for node in rows],
-            numel=[node["numel"] for node in rows],
-            shapes=[node["shape"] for node in rows],
-            strides=[None for _ in rows],
-            dtypes=[node["dtype"] for node in rows],
-            devices=[node["device"] for node in rows],
-            flops=[node["flops"] for node in rows],
-            inputs=[node["inputs"] for node in rows],
-            users=[tuple(readers) for readers in users],
-            owners=[node["owner"] for node in rows],
-            input_kinds=[node["input_kind"] for node in rows],
-            input_names=[node["input_name"] for node in rows],
-            arguments=[() for _ in rows],
-            group_names=[node["group"] for node in rows],
-            groups=self.groups,
-            annotations=[node["annotations"] for node in rows],
-        )
+        columns: dict[str, Any] = {name: [row[name] for row in self.rows] for name in _COLUMNS}
+        return Facts(kind=kind, users=users, groups=self.groups, **columns)
 
-    def _flag_readers(self, users: list[list[int]]) -> None:
-        rows = self.rows
-        for row, node in enumerate(rows):
-            if node["phase"] != Phase.FORWARD:
+    def _flag_readers(self, users: Sequence[Sequence[int]]) -> None:
+        for row, node in enumerate(self.rows):
+            if node["phases"] != Phase.FORWARD:
                 continue
-            readers = [rows[user] for user in users[row]]
-            if any(reader["phase"] == Phase.BACKWARD for reader in readers):
+            readers = [self.rows[user] for user in users[row]]
+            if any(reader["phases"] == Phase.BACKWARD for reader in readers):
                 node["flags"] |= int(Flag.FEEDS_BACKWARD)
-                rows[node["owner"]]["flags"] |= int(Flag.FEEDS_BACKWARD)
-            if any(reader["op"] == "output" for reader in readers):
+                self.rows[node["owners"]]["flags"] |= int(Flag.FEEDS_BACKWARD)
+            if any(reader["ops"] == "output" for reader in readers):
                 node["flags"] |= int(Flag.FORWARD_OUTPUT)

@@ -1,4 +1,4 @@
-"""What is known of a graph: one row a node, in graph order, as plain columns that need no torch to read.
+"""The facts of a graph: one row a node, in graph order, as plain columns that need no torch to read.
 
 Filled in one linear pass over an FX graph by :mod:`policylang.graph.reading.collect`, or from a snapshot file. Rows are
 numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a
@@ -113,7 +113,7 @@ class Ref:
 
 
 @frozen
-class LostRecord:
+class LostMarker:
     """A value that an earlier partition saved, and that is not to be found for certain in this graph."""
 
     name: str
@@ -173,7 +173,7 @@ class Facts:
     rank: int | None = None
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: str = ""
-    lost_records: tuple[LostRecord, ...] = ()
+    lost_records: tuple[LostMarker, ...] = ()
     annotations: Sequence[tuple[str, ...]] = ()
     """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
     own are left out. Empty where nobody knows: snapshots that were written before there was this column."""

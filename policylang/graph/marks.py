@@ -1,4 +1,4 @@
-"""What policylang leaves on a graph's nodes, and how it is told from what the user's own ``checkpoint`` left.
+"""The metadata that policylang leaves on a graph's nodes, and how it is told from that of the user's ``checkpoint``.
 
 The stages that write (``backends``) and the one that reads (``graph.collect``) share these names, nothing else.
 Provenance lives in ``node.meta["custom"]``, which torch carries into copies of a node and into a second compilation.
@@ -16,7 +16,7 @@ SAVED = "policylang_saved"
 """``custom`` key: a partition saved this value (``where recorded saved``).
 
 On the nodes of a partition itself True, or :data:`PARTLY`. On those of a graph that is to be traced again, an
-annotation of :class:`policylang.graph.reading.saved_markers.Record`, which outlives decompositions.
+annotation of :class:`policylang.graph.reading.saved_markers.SavedMarker`, which outlives decompositions.
 """
 
 PARTLY = "partly"

@@ -1,4 +1,4 @@
-"""Policies in TorchTitan's graph trainer, as one of its memory policies (TorchTitan 0.3.0).
+"""A policy as a memory policy of TorchTitan's graph trainer (TorchTitan 0.3.0).
 
 The graph trainer traces forward, loss and backward as one flat graph and runs passes over it. One of them asks a
 registry for the memory policy that ``compile.memory_policy`` names. What stands there under a policy of ours carries it
@@ -8,9 +8,12 @@ do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
 
 from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching.fingerprint import policy_key
@@ -18,7 +21,6 @@ from policylang.backends.dispatch import apply_to_step
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect
-from policylang.integrations.torchtitan_state import parameters_of
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
 
@@ -71,7 +73,9 @@ class MemoryPolicy:
         self._refuse_to_precompile(getattr(config, "compile", None))
         facts = collect(gm, static_inputs=parameters_of(gm), mesh=self.mesh)
         if facts.kind is not GraphKind.FLAT:
-            raise PolicyGraphError([_not_flat(facts.kind)])
+            message = f"a memory policy acts on the graph of a whole step, and this is a {facts.kind.value} graph"
+            help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism"
+            raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
         apply_to_step(gm, self.policy, facts, self.mesh)
         _take_off_tags(gm)
         return gm
@@ -79,15 +83,9 @@ class MemoryPolicy:
     def _refuse_to_precompile(self, options: Any) -> None:
         chosen = getattr(options, "memory_policy", None)
         if chosen == self.also_called and getattr(options, "precompile_artifact_dir", ""):
-            raise PolicyGraphError(
-                [
-                    diagnose(
-                        UNTOLD_NAME,
-                        f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy",
-                        help="choose the memory policy by the name that `register` returns",
-                    )
-                ]
-            )
+            message = f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy"
+            help = "choose the memory policy by the name that `register` returns"
+            raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
 
 
 def _take_off_tags(gm: fx.GraphModule) -> None:
@@ -102,22 +100,57 @@ def _registry() -> dict[str, Any]:
         # the module with the built-in policies; the registry alone would be filled by it later, over ours
         from torchtitan.experiments.graph_trainer import memory_policy
     except ImportError as error:
-        raise PolicyGraphError(
-            [
-                diagnose(
-                    NO_GRAPH_TRAINER,
-                    f"TorchTitan's graph trainer cannot be imported: {error}",
-                    help="install it beside torch: `pip install torchtitan==0.3.0`; its kernels import triton",
-                )
-            ]
-        ) from error
+        message = f"TorchTitan's graph trainer cannot be imported: {error}"
+        help = "install it beside torch: `pip install torchtitan==0.3.0`; its kernels import triton"
+        raise PolicyGraphError([diagnose(NO_GRAPH_TRAINER, message, help=help)]) from error
     registry: dict[str, Any] = memory_policy.MEMORY_POLICY_REGISTRY
     return registry
 
 
-def _not_flat(kind: GraphKind) -> Any:
-    return diagnose(
-        NOT_FLAT,
-        f"a memory policy acts on the graph of a whole step, and this is a {kind.value} graph",
-        help="the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism",
-    )
+# --- the inputs that are parameters ---------------------------------------------------------------------------------
+
+
+def parameters_of(gm: fx.GraphModule) -> list[int]:
+    """The positions, among the inputs of ``gm``, of those that hold a parameter. Never one that holds anything else.
+
+    The graph does not say. What is known is how the trainer calls its tracer: the inputs begin with the model's
+    parameters, in the order of ``named_parameters``, then come buffers, then the batch. The outputs are the loss and
+    the gradients of what is trained, in that order too. A parameter that is a DTensor, as SimpleFSDP makes every one,
+    is its local tensor and then its mesh. Found are all but frozen ones behind the last that is trained, and of those
+    the DTensors.
+    """
+    inputs = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    end = _behind_the_trained(inputs, list(_gradients(gm)))
+    while end + 1 < len(inputs) and isinstance(inputs[end], torch.Tensor) and isinstance(inputs[end + 1], DeviceMesh):
+        end += 2
+    return [position for position in range(end) if isinstance(inputs[position], torch.Tensor)]
+
+
+def _behind_the_trained(inputs: Sequence[Any], gradients: Sequence[torch.Tensor]) -> int:
+    """Where the inputs that the gradients belong to end, at the earliest; 0 where they do not belong together.
+
+    Each gradient is paired with the first input that it fits, behind the pair before it. Where parameters are frozen
+    that may be another input than its own, and never one behind its own.
+    """
+    position = 0
+    for gradient in gradients:
+        while position < len(inputs) and not _fits(inputs[position], gradient):
+            position += 1
+        if position == len(inputs):
+            return 0
+        position += 1
+    beyond_mesh = position < len(inputs) and isinstance(inputs[position], DeviceMesh)
+    return position + beyond_mesh
+
+
+def _fits(value: Any, gradient: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == gradient.shape and value.dtype == gradient.dtype
+
+
+def _gradients(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
+    """What the step returns behind the loss, without the meshes of DTensors."""
+    output = next(iter(reversed(gm.graph.nodes)))
+    for returned in output.args[0][1:]:
+        value = returned.meta.get("val") if isinstance(returned, fx.Node) else None
+        if isinstance(value, torch.Tensor):
+            yield value

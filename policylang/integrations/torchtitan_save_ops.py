@@ -1,4 +1,4 @@
-"""Policies from TorchTitan's ``full_recompute_save_ops``: ``layers.*.moe.router.gate::aten.mm.default | …``.
+"""Imports TorchTitan's ``full_recompute_save_ops`` as a policy: ``layers.*.moe.router.gate::aten.mm.default | …``.
 
 The string is of the memory policy ``full`` of TorchTitan's graph trainer (pytorch/torchtitan PR 4153): every layer is
 computed again, but for what it hands to the next, for random operators, and for the operations that the string selects.

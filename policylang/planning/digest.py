@@ -24,15 +24,10 @@ def plan_digest(
     Of a rewrite, what every rank has alike: names and sizes, not the ranks of its own group. What is left as it is does
     not count: it changes nothing, whatever the reason.
     """
-    digest = hashlib.sha256()
-    _feed(digest, [policy_text(policy)])
-    _feed(digest, common_names(facts))
-    _feed(digest, facts.targets)
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
-    _feed(digest, (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions))
-    if rewrites.done:
-        _feed(digest, words_of(rewrites))
-    return digest.hexdigest()
+    decided = (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions)
+    columns = [[policy_text(policy)], common_names(facts), facts.targets, decided, words_of(rewrites)]
+    return digest_of(map(digest_of, columns))
 
 
 def policy_text(policy: Policy) -> str:
@@ -49,9 +44,9 @@ def _word(decision: Decision | None) -> str:
     return f"{action} {decision.rule} {decision.why.name}"
 
 
-def _feed(digest: hashlib._Hash, words: Iterable[str]) -> None:
-    """Add a column. Neither names nor operators hold a NUL, so words and columns cannot run together."""
-    pending = iter(words)
+def digest_of(words: Iterable[str]) -> str:
+    """Hex SHA-256 over some words. None of them holds a NUL, so that they cannot run together."""
+    digest, pending = hashlib.sha256(), iter(words)
     while chunk := list(islice(pending, _CHUNK)):
         digest.update("\0".join(chunk).encode("utf-8", "surrogatepass") + b"\0")
-    digest.update(b"\0\0")
+    return digest.hexdigest()

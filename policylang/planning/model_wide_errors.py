@@ -23,10 +23,10 @@ DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NO
 
 @frozen
 class Complaint:
-    """One deferred diagnostic of one graph, as plain data that a record can hold.
+    """One deferred diagnostic of one graph, as plain data that a sidecar can hold.
 
     ``statement`` numbers the sentences that planning acts on; ``start`` and ``end`` count from where it starts, so
-    that a record outlives an edit elsewhere in the file.
+    that a sidecar outlives an edit elsewhere in the file.
     """
 
     statement: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.graph.facts import Facts, InputKind, LostRecord
+from policylang.graph.facts import Facts, InputKind, LostMarker
 from policylang.language.diagnostics import Diagnostic, Related, Severity
 from policylang.language.figures import figure
 from policylang.language.source import Span
@@ -169,7 +169,7 @@ def _routing_kept(asked: str, rule: Rule | None, rows: Sequence[int], facts: Fac
     )
 
 
-def records_lost(span: Span, lost: Sequence[LostRecord]) -> Diagnostic:
+def records_lost(span: Span, lost: Sequence[LostMarker]) -> Diagnostic:
     which = f"`{lost[0].name}` is" if len(lost) == 1 else f"`{lost[0].name}` and {len(lost) - 1} more are"
     return Diagnostic(
         RECORDS_LOST,

@@ -1,4 +1,4 @@
-"""How ranks differ, and what is said then: the one place where these sentences are written."""
+"""The diagnostics of ranks that differ or do not come: the one place where these sentences are written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import zip_longest
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.ranks.accounts import COLLECTIVES, PLAN, Content, Row
-from policylang.ranks.messages import Absence, Entry, Key, Status, named, spell
+from policylang.ranks.messages import Absence, RankKey, RankMessage, RankStatus, in_order, named, ranges
+from policylang.ranks.rank_account import COLLECTIVES, PLAN, CollectiveCall, ComparedNode, StageContent
 
 DECIDED = "APL601"
 GRAPHS = "APL602"
@@ -27,38 +27,39 @@ _SAME_FILE = "give every rank the same policy file"
 _SAME_TRACE = "what is traced may not depend on the rank"
 _SWITCH = "`agree=False`, or `POLICYLANG_AGREE=0` for the whole program, leaves the ranks uncompared"
 
+Pair = tuple[int, int]
 Found = tuple[Diagnostic, dict[str, int]]
 """What is said, and by the digest of a policy the rule that it is about."""
 
 
-def first_pair(entries: Mapping[int, Entry]) -> tuple[int, int] | None:
+def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
     """Two ranks that differ, the same two whoever asks; None where all are alike.
 
     First those that differ in what all have alike, then those that differ over a group that they share.
     """
-    first = min(entries)
-    digest = entries[first].digest, entries[first].stage
-    other = next((rank for rank in sorted(entries) if (entries[rank].digest, entries[rank].stage) != digest), None)
+    first = min(messages)
+    digest = messages[first].digest, messages[first].stage
+    other = next((rank for rank in sorted(messages) if (messages[rank].digest, messages[rank].stage) != digest), None)
     if other is not None:
         return first, other
-    for rank in sorted(entries):
-        for number, share in enumerate(entries[rank].shares):
-            for member in share.ranks:
-                if share not in entries[member].shares[number : number + 1]:
+    for rank in sorted(messages):
+        for number, group in enumerate(messages[rank].by_group):
+            for member in group.ranks:
+                if group not in messages[member].by_group[number : number + 1]:
                     return min(rank, member), max(rank, member)
     return None
 
 
-def between(stage: str, entries: Mapping[int, Entry], contents: Mapping[int, Content]) -> Found:
+def between(stage: str, messages: Mapping[int, RankMessage], contents: Mapping[int, StageContent]) -> Found:
     """``contents``: what is behind the digests of two ranks."""
     left, right = pair = min(contents), max(contents)
-    if entries[left].stage != entries[right].stage:
-        return out_of_step(entries[left], right, entries[right]), {}
+    if messages[left].stage != messages[right].stage:
+        return out_of_step(messages[left], right, messages[right]), {}
     one, two = contents[left], contents[right]
-    parties = _parties(entries, pair)
     if stage == PLAN:
-        return _plans(entries, pair, one, two, parties)
-    lines = _lines(left, right, *_first_unlike(one.lines, two.lines))
+        return _unlike_plans(pair, one, two, messages)
+    parties = _parties(messages, pair)
+    lines = _first_unlike(pair, one.lines, two.lines)
     if stage == COLLECTIVES:
         found = _unlike_collectives(pair, one, two)
         if found is not None:
@@ -70,11 +71,10 @@ def between(stage: str, entries: Mapping[int, Entry], contents: Mapping[int, Con
     return diagnose(SETTINGS_DIFFER, message, help=help, details=(*lines, *parties)), {}
 
 
-def _plans(
-    entries: Mapping[int, Entry], pair: tuple[int, int], one: Content, two: Content, parties: tuple[str, ...]
-) -> Found:
+def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Mapping[int, RankMessage]) -> Found:
     left, right = pair
-    rewrites = _lines(left, right, *_first_unlike(one.rewrites, two.rewrites))
+    parties = _parties(messages, pair)
+    rewrites = _first_unlike(pair, one.rewrites, two.rewrites)
     for ours, theirs in zip_longest(one.rows, two.rows):
         if ours is None or theirs is None or ours.operator != theirs.operator:
             message = f"ranks {left} and {right} have different graphs: {_has(left, ours)}, and {_has(right, theirs)}"
@@ -93,12 +93,11 @@ def _plans(
         details = (_decision(left, ours), _decision(right, theirs), *rewrites, *parties)
         help = f"{_SAME_FILE}, and let no rule depend on a size that differs between ranks"
         rules = {
-            entries[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
+            messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
         }
         return diagnose(DECIDED, message, help=help, details=details), rules
     if one.policy != two.policy:
-        here, there = _first_unlike(one.policy.splitlines(), two.policy.splitlines())
-        details = (*_lines(left, right, here, there), *rewrites, *parties)
+        details = (*_first_unlike(pair, one.policy.splitlines(), two.policy.splitlines()), *rewrites, *parties)
         message = f"ranks {left} and {right} have different policies, which come to the same on this graph"
         return diagnose(POLICIES, message, help=_SAME_FILE, details=details), {}
     message = f"ranks {left} and {right} rewrite the collectives of this graph differently"
@@ -106,30 +105,29 @@ def _plans(
     return diagnose(DECIDED, message, help=help, details=(*rewrites, *parties)), {}
 
 
-def _unlike_collectives(pair: tuple[int, int], one: Content, two: Content) -> tuple[str, tuple[str, ...]] | None:
+def _unlike_collectives(pair: Pair, one: StageContent, two: StageContent) -> tuple[str, tuple[str, ...]] | None:
     """The first collective in which two graphs differ."""
     left, right = pair
-    here, there = ([row for row in each.rows if row.collective] for each in (one, two))
+    here, there = ([row.collective for row in each.rows if row.collective] for each in (one, two))
     numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    for at, (ours, theirs) in enumerate(zip_longest(here, there), 1):
-        details = (_runs(left, ours), _runs(right, theirs))
-        a, b = (None if row is None else row.collective for row in (ours, theirs))
+    for at, (a, b) in enumerate(zip_longest(here, there), 1):
+        details = (_runs(left, a), _runs(right, b))
         if a is None or b is None:
             more, which = (left, a) if a is not None else (right, b)
             assert which is not None
             where = f" in the {which.when}" if which.when else ""
             return f"rank {more} runs collective {at}{where}, `{which.node}`, and the other has no further one", details
-        shared = left in theirs.group and right in ours.group
+        shared = left in b.ranks and right in a.ranks
         if (a.when, a.operator) != (b.when, b.operator) or (shared and str(a) != str(b)):
             return f"ranks {left} and {right} run different collectives at place {at}: {a} and {b}", details
         places = [number.setdefault(each.group, len(number)) for number, each in zip(numbers, (a, b), strict=True)]
-        one_sided = (right in ours.group) != (left in theirs.group)
-        if one_sided or places[0] != places[1] or (shared and (a.group, ours.group) != (b.group, theirs.group)):
+        one_sided = (right in a.ranks) != (left in b.ranks)
+        if one_sided or places[0] != places[1] or (shared and (a.group, a.ranks) != (b.group, b.ranks)):
             return f"ranks {left} and {right} run `{a.node}` (collective {at}) over different process groups", details
     return None
 
 
-def missing(mine: Entry, why: Mapping[int, str]) -> Diagnostic:
+def missing(mine: RankMessage, why: Mapping[int, str]) -> Diagnostic:
     """``why``: by rank that has not come, a phrase."""
     ranks = named(list(why))
     message = f"{ranks} did not say what is planned for a graph that rank {mine.rank} shares: {mine.label}"
@@ -149,7 +147,7 @@ def stopped(rank: int, error: str) -> Diagnostic:
     return diagnose(STOPPED, message, help=f"mend the error of rank {rank}")
 
 
-def absent(mine: Entry, absence: Absence) -> Diagnostic:
+def absent(mine: RankMessage, absence: Absence) -> Diagnostic:
     """A rank takes no part in what this rank waits to compare with it."""
     rank = absence.rank
     if absence.stopped:
@@ -159,18 +157,18 @@ def absent(mine: Entry, absence: Absence) -> Diagnostic:
     return diagnose(UNCOMPARED, message, help="set it on every rank alike, or on none", details=details)
 
 
-def not_shared(entry: Entry, key: Key, other: Entry) -> Diagnostic:
-    """``other`` shares a graph over ``key``, and the graph of ``entry`` does not."""
+def not_shared(mine: RankMessage, key: RankKey, other: RankMessage) -> Diagnostic:
+    """``other`` shares a graph over ``key``, and the graph of ``mine`` does not."""
     message = (
-        f"ranks {other.rank} and {entry.rank} have different graphs: rank {other.rank} compares with ranks "
-        f"{spell(key.ranks)}, and the graph of rank {entry.rank} has no collective over these"
+        f"ranks {other.rank} and {mine.rank} have different graphs: rank {other.rank} compares with ranks "
+        f"{ranges(key.ranks)}, and the graph of rank {mine.rank} has no collective over these"
     )
-    details = (_scope(other), _scope(entry))
+    details = (_scope(other), _scope(mine))
     help = f"pass the same mesh on every rank, and trace the same graphs in the same order; {_SWITCH}"
     return diagnose(GRAPHS, message, help=help, details=details)
 
 
-def out_of_step(mine: Entry, rank: int, other: Entry) -> Diagnostic:
+def out_of_step(mine: RankMessage, rank: int, other: RankMessage) -> Diagnostic:
     """One of the two has its graph from a cache, with other steps than are taken now."""
     message = f"rank {mine.rank} is at the {mine.stage}, and rank {rank} at the {other.stage}"
     help = "clear the compile caches of all ranks, or give every rank the cache of the same run"
@@ -185,11 +183,11 @@ def settled_before(rank: int, offer: str, why: str) -> Diagnostic:
     return diagnose(SETTLED, message, help=help, details=(f"the rewrite is `{offer}`",))
 
 
-def waiting(mine: Entry, key: Key, rank: int, others: Mapping[int, Status]) -> Diagnostic:
+def waiting(mine: RankMessage, key: RankKey, rank: int, others: Mapping[int, RankStatus]) -> Diagnostic:
     """``others``: ranks that wait, and in the end for this one."""
     message = f"rank {mine.rank} waits for rank {rank} over another graph than rank {rank} waits over, and so for ever"
     details = (
-        f"rank {mine.rank} has {mine.label}, and waits among ranks {spell(key.ranks)}",
+        f"rank {mine.rank} has {mine.label}, and waits among ranks {ranges(key.ranks)}",
         *(f"rank {each} has {status.text}" for each, status in sorted(others.items())),
     )
     help = f"compile and trace the same graphs in the same order on every rank; {_SWITCH}"
@@ -207,61 +205,48 @@ def compiled_otherwise(rank: int, label: str) -> Diagnostic:
 
 
 def outside_mesh(group: str, ranks: Sequence[int], mesh: Sequence[int]) -> Diagnostic:
-    return diagnose(
-        MESH,
-        f"the mesh does not contain the graph's groups: `{group}` runs over ranks {spell(sorted(ranks))}, and the mesh "
-        f"has ranks {spell(mesh)}",
-        help="pass the mesh that the model was sharded over, on every rank",
-    )
+    mine, inside = ranges(sorted(ranks)), ranges(mesh)
+    message = "the mesh does not contain the graph's groups"
+    help = "pass the mesh that the model was sharded over, on every rank"
+    return diagnose(MESH, f"{message}: `{group}` runs over ranks {mine}, and the mesh has ranks {inside}", help=help)
 
 
-def _parties(entries: Mapping[int, Entry], pair: tuple[int, int]) -> tuple[str, ...]:
+def _parties(messages: Mapping[int, RankMessage], pair: Pair) -> tuple[str, ...]:
     """Who is with whom; the lowest rank's first. Where all are with all, the two that differ over a group."""
     by_digest: dict[str, list[int]] = {}
-    for rank in sorted(entries):
-        by_digest.setdefault(entries[rank].digest, []).append(rank)
+    for rank in sorted(messages):
+        by_digest.setdefault(messages[rank].digest, []).append(rank)
     if len(by_digest) == 1:
-        return tuple(f"rank {rank}: {entries[rank].label}" for rank in pair)
+        return tuple(f"rank {rank}: {messages[rank].label}" for rank in pair)
     return tuple(
-        f"{named(ranks)}: {entries[ranks[0]].label}, {entries[ranks[0]].stage} {digest[:12]}"
+        f"{named(ranks)}: {messages[ranks[0]].label}, {messages[ranks[0]].stage} {digest[:12]}"
         for digest, ranks in by_digest.items()
     )
 
 
-def _first_unlike(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
-    return next(((a, b) for a, b in zip_longest(ours, theirs, fillvalue="") if a != b), ("", ""))
-
-
-def _lines(left: int, right: int, ours: str, theirs: str) -> tuple[str, ...]:
-    if not (ours or theirs):
-        return ()
+def _first_unlike(pair: Pair, ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, ...]:
+    """The first lines in which two ranks differ, one a rank; empty where all are alike."""
+    lines = next((both for both in zip_longest(ours, theirs, fillvalue="") if both[0] != both[1]), ())
     return tuple(
-        f"rank {rank} has `{line}`" if line else f"rank {rank} has nothing there"
-        for rank, line in ((left, ours), (right, theirs))
+        f"rank {rank} has {f'`{line}`' if line else 'nothing there'}" for rank, line in zip(pair, lines, strict=False)
     )
 
 
-def _has(rank: int, row: Row | None) -> str:
+def _has(rank: int, row: ComparedNode | None) -> str:
     operator = "" if row is None else row.operator or "an input or output"
     return f"rank {rank} has `{row.node}` ({operator})" if row else f"rank {rank} has no further node"
 
 
-def _runs(rank: int, row: Row | None) -> str:
-    if row is None or row.collective is None:
+def _runs(rank: int, call: CollectiveCall | None) -> str:
+    if call is None:
         return f"rank {rank} runs no further collective"
-    one = row.collective
-    return f"rank {rank} runs `{one.node}`, {one}, over group `{one.group}` of ranks {_ordered(row.group)}"
+    return f"rank {rank} runs `{call.node}`, {call}, over group `{call.group}` of ranks {in_order(call.ranks)}"
 
 
-def _ordered(ranks: Sequence[int]) -> str:
-    return spell(ranks) if list(ranks) == sorted(ranks) else ", ".join(map(str, ranks))
+def _decision(rank: int, row: ComparedNode) -> str:
+    return f"rank {rank} {row.did}{f': {row.by}' if row.by else ''}"
 
 
-def _decision(rank: int, row: Row) -> str:
-    by = f": {row.by}" if row.by else ""
-    return f"rank {rank} {row.did}{by}"
-
-
-def _scope(entry: Entry) -> str:
-    sets = "; ".join(spell(key.ranks) for key in entry.keys)
-    return f"rank {entry.rank} has {entry.label}, with collectives over ranks {sets}"
+def _scope(message: RankMessage) -> str:
+    sets = "; ".join(ranges(key.ranks) for key in message.keys)
+    return f"rank {message.rank} has {message.label}, with collectives over ranks {sets}"

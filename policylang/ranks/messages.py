@@ -1,13 +1,17 @@
-"""What ranks tell each other, as plain data, and where in the store it stands.
+"""The messages that ranks compare by, as plain data, and their keys in the store.
 
-A message is addressed by what it is about: a piece of code that is compiled, a call of ``apply``, a block in a
-checkpoint; by the set of ranks that it concerns; and by how often these have come to that.
+A message is addressed by its topic (a piece of code that is compiled, a call of ``apply``, a block in a checkpoint), by
+the set of ranks that compare, and by how often these have come to the topic.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import pickle
+import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import field, frozen
 
@@ -17,20 +21,13 @@ _ENDS = 8
 """How many are kept of those over one set of ranks and one topic."""
 
 
-@frozen
-class Topic:
-    """What a comparison is about, the same words on every rank."""
-
-    text: str
-    """For people: ``compiling forward (model.py:12)``."""
-
-    @property
-    def address(self) -> str:
-        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+def address_of(topic: str) -> str:
+    """``topic``: what a comparison is about, the same words on every rank: ``compiling forward (model.py:12)``."""
+    return hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 @frozen
-class Key:
+class RankKey:
     """A set of ranks, a topic, and how often they have come to it: one program comes equally often on all."""
 
     ranks: tuple[int, ...]
@@ -41,17 +38,11 @@ class Key:
 
     @property
     def place(self) -> str:
-        return f"{self.topic}/{spell(self.ranks)}"
+        return f"{self.topic}/{ranges(self.ranks)}"
 
-    def post(self, rank: int, step: int) -> str:
-        """Where a rank posts what it has to say in one step of the comparison, counted from 1."""
+    def message(self, rank: int, step: int) -> str:
+        """Where the message of a rank stands in one step of the comparison, counted from 1."""
         return f"{self.place}/{self.occasion}/{step}/{rank}"
-
-    @classmethod
-    def of_post(cls, post: str) -> Key:
-        place, occasion, _, _ = post.rsplit("/", 3)
-        topic, _, ranks = place.partition("/")
-        return cls(unspell(ranks), topic, int(occasion))
 
     @property
     def end(self) -> str:
@@ -59,8 +50,12 @@ class Key:
         return f"{self.place}/end/{self.occasion % _ENDS}"
 
 
+Awaited = tuple[RankKey, int, int]
+"""A message that is waited for: its key, the step, the rank that is to send it."""
+
+
 @frozen
-class Share:
+class GroupDigest:
     """What a rank is about to run over one process group: every member has to be about to run the same."""
 
     name: str
@@ -88,20 +83,20 @@ class Absence:
 
 
 @frozen
-class Entry:
-    """What a rank posts in one step, the same under each of its keys."""
+class RankMessage:
+    """What a rank sends in one step, the same under each of its keys."""
 
     rank: int
     stage: str
     """``settings``, ``rewrites of the joint graph``, ``plan``, ``collectives``: what the step compares."""
     digest: str
     """Of what has to be equal on all ranks that hang together."""
-    keys: tuple[Key, ...]
+    keys: tuple[RankKey, ...]
     label: str = ""
     """For people: what is compared, ``a joint graph of 812 nodes``."""
     policy: str = ""
     """The digest of its policy's text."""
-    shares: tuple[Share, ...] = ()
+    by_group: tuple[GroupDigest, ...] = ()
     """In the order in which the graph first uses the groups."""
     elsewhere: tuple[str, ...] = ()
     """The places of comparisons that other threads of this rank are in."""
@@ -119,28 +114,28 @@ class Entry:
 
 
 @frozen
-class End:
+class EndOfComparison:
     """Why a comparison ends without anybody going on. All ranks show the same."""
 
-    occasion: int
     diagnostic: Diagnostic
-    """Its span does not travel."""
-    steps: int = 0
-    """How many steps the rank that says it has taken with the others: until there, all go on."""
+    """Its span is not sent."""
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
     absence: Absence | None = None
     """Where that is why."""
-    keys: tuple[Key, ...] = ()
+    occasion: int = 0
+    steps: int = 0
+    """How many steps the rank that says it has taken with the others: until there, all go on."""
+    keys: tuple[RankKey, ...] = ()
     """All that it is said under: whoever hears it has come to these topics as often."""
 
-    def ends(self, key: Key, step: float) -> bool:
+    def ends(self, key: RankKey, step: float) -> bool:
         """Whether it concerns a rank that is in a step of the comparison over a key."""
         return self.occasion > key.occasion or (self.occasion == key.occasion and self.steps < step)
 
 
 @frozen
-class Status:
+class RankStatus:
     """What a rank has to say outside of any comparison. The last one replaces those before."""
 
     kind: str = ""
@@ -149,13 +144,23 @@ class Status:
     """For people: what the rank has, why it stopped, or why it does not compare."""
     absences: tuple[Absence, ...] = ()
     """Its last."""
-    posts: tuple[str, ...] = ()
-    """What a rank waits for."""
+    awaited: tuple[Awaited, ...] = ()
+    """The messages that a rank waits for."""
     threads: int = 1
     """How many threads of the rank have compared anything: one may come while another waits."""
 
 
-def spell(ranks: Sequence[int]) -> str:
+def pack(value: Any) -> str:
+    """Plain data of this package as text, which is what a store compares."""
+    return base64.b64encode(zlib.compress(pickle.dumps(value), 1)).decode()
+
+
+def unpack(text: str | bytes) -> Any:
+    """The inverse of :func:`pack`; raises whatever unpickling runs into."""
+    return pickle.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def ranges(ranks: Sequence[int]) -> str:
     """Sorted ranks, short: ``0-7``, ``0-56/8`` (every eighth), ``0,3,4``."""
     parts: list[str] = []
     start = 0
@@ -165,24 +170,19 @@ def spell(ranks: Sequence[int]) -> str:
         while end + 1 < len(ranks) and ranks[end + 1] - ranks[end] == step:
             end += 1
         if end - start < 2:
+            end = start
             parts.append(str(ranks[start]))
-            start += 1
-            continue
-        parts.append(f"{ranks[start]}-{ranks[end]}" + (f"/{step}" if step > 1 else ""))
+        else:
+            parts.append(f"{ranks[start]}-{ranks[end]}" + (f"/{step}" if step > 1 else ""))
         start = end + 1
     return ",".join(parts)
 
 
-def unspell(text: str) -> tuple[int, ...]:
-    found: list[int] = []
-    for part in text.split(","):
-        bounds, _, step = part.partition("/")
-        first, _, last = bounds.partition("-")
-        found.extend(range(int(first), int(last or first) + 1, int(step or 1)))
-    return tuple(found)
+def in_order(ranks: Sequence[int]) -> str:
+    """Ranks whose order counts; as :func:`ranges` where they are sorted."""
+    return ranges(ranks) if list(ranks) == sorted(ranks) else ", ".join(map(str, ranks))
 
 
 def named(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-2``."""
-    listed = sorted(ranks)
-    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {spell(listed)}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(sorted(ranks))}"

@@ -1,16 +1,17 @@
-"""The private names of torch that the eager checkpoint stands on, one function each, and why. See also ``aot.py``.
-
-Supported: torch 2.11 to the newest; seen to run on 2.13.0.
-"""
+"""The private names of torch that running a model in eager stands on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _python_dispatch, weak
+from torch.utils._pytree import tree_leaves
+
+from policylang.torch_compat.tracing import checkpoint_generator
 
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
 """By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python half
@@ -46,9 +47,26 @@ def detached(value: Any) -> Any:
         return value.detach()
 
 
-def outside_of_modes() -> Any:
-    """A context in which no dispatch mode is active: what runs there is nothing of the program's."""
-    return _python_dispatch._disable_current_modes()
+def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextManager[object]:
+    """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too.
+
+    Private because dispatch modes are; there is no public way to see the operators of code that another compiler runs.
+    Inductor's kernels are no operators: under that inner compiler only what it leaves to aten is seen.
+    """
+
+    class Watching(DispatchMode):  # type: ignore[misc]
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:  # else compiled code would run uncompiled under the mode
+            return True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    watch(leaf)
+            return result
+
+    return Watching()
 
 
 def active_modes() -> list[Any]:
@@ -63,12 +81,8 @@ def is_wrapper_class(kind: type) -> bool:
 
 def storage_address(tensor: torch.Tensor) -> int | None:
     """Which memory a plain tensor lies in, the same after FSDP has let it go and filled it again; None without any."""
-    if tensor.layout is not torch.strided:
-        return None
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # a tensor made of tensors
-        return None
+    storage = _storage(tensor)
+    return None if storage is None else int(storage._cdata)
 
 
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -89,17 +103,21 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def storage_is_freed(tensor: torch.Tensor) -> bool:
     """Whether the memory of a plain tensor has been let go under it, as FSDP does with gathered weights."""
-    return tensor.numel() > 0 and tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0
+    storage = _storage(tensor)
+    return storage is not None and tensor.numel() > 0 and storage.nbytes() == 0
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     """How large the memory is that a plain tensor lies in; 0 without any."""
-    if tensor.layout is not torch.strided:
-        return 0
+    storage = _storage(tensor)
+    return 0 if storage is None else int(storage.nbytes())
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
-        return int(tensor.untyped_storage().nbytes())
+        return tensor.untyped_storage() if tensor.layout is torch.strided else None
     except NotImplementedError:  # a tensor made of tensors
-        return 0
+        return None
 
 
 def is_of_fsdp(hook: object) -> bool:
@@ -128,8 +146,7 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     if not generators:
         return None
     index = torch.accelerator.current_device_index() if device.index is None else device.index
-    generator: torch.Generator = generators[index]
-    return generator
+    return generators[index]
 
 
 def clear_cast_weights() -> None:
@@ -164,19 +181,7 @@ def checkpoints_are_tagged() -> bool:
     """Whether checkpoints are not carried out at the moment: ``trace_step`` only tags what they hold."""
     import torch.utils.checkpoint as library
 
-    names = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
-    found = next((getattr(library, name) for name in names if hasattr(library, name)), None)
-    return bool(getattr(found, "__module__", library.__name__) != library.__name__)
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a module was given to ``torch.compile`` or had ``.compile()`` called on it."""
-    return is_wrapped_by_compiler(module) or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
-    """Which of some modules had ``.compile()`` called on them: their positions. Cheap, since every call asks."""
-    return tuple([at for at, module in enumerate(modules) if "_compiled_call_impl" in module.__dict__])
+    return bool(getattr(library, checkpoint_generator()).__module__ != library.__name__)
 
 
 def compiled_around() -> tuple[Any, str]:
@@ -215,25 +220,3 @@ def remove_saved_tensor_hooks() -> None:
 
 def restore_saved_tensor_hooks(pair: Any) -> None:
     torch._C._autograd._push_saved_tensors_default_hooks(*pair)
-
-
-def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
-    """Whether a module is what ``torch.compile(module)`` returns, and not itself a part of any model."""
-    from torch._dynamo.eval_frame import OptimizedModule
-
-    return bool(isinstance(module, OptimizedModule))
-
-
-def compiler_of(module: torch.nn.Module) -> Any:
-    """The backend of ``torch.compile`` that a compiled module was given; None where it cannot be told.
-
-    Private because ``module.compile()`` keeps it in the closure of a function alone.
-    """
-    from policylang.torch_compat.aot import backend_behind, backend_of
-
-    function = getattr(module, "_compiled_call_impl", None)
-    if function is None:
-        return backend_of(module)
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
-    return backend_behind(cells["callback"].cell_contents) if "callback" in cells else None

@@ -1,4 +1,4 @@
-"""The private names of torch that list its operators (see ``aot.py`` for the rules)."""
+"""The private names of torch that list its operators."""
 
 from __future__ import annotations
 

@@ -1,30 +1,17 @@
-"""The private names of torch.distributed that process groups stand on, one function each. See also ``aot.py``.
-
-Seen in 2.11 to 2.13.
-"""
+"""The private names of torch.distributed that process groups and meshes stand on."""
 
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from attrs import frozen
 
-# Steps out of the modes of a trace; no public name.
-from torch.utils._python_dispatch import _disable_current_modes
-
-
-def keeps_rank_order() -> bool:
-    """Whether torch stands by groups whose ranks are not sorted (``new_group(sort_ranks=False)``, from 2.12).
-
-    Not private; a signature is the only thing that tells.
-    """
-    return dist.is_available() and "sort_ranks" in inspect.signature(dist.new_group).parameters
+from policylang.torch_compat.missing import require
+from policylang.torch_compat.reading import outside_of_modes
 
 
 @frozen
@@ -76,26 +63,38 @@ def known_meshes() -> list[Any]:
 
 def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] | None:
     """Names and sizes of a mesh's dimensions and its global ranks in row-major order; None where this rank is not in
-    it, or where its groups are not there any more, as after the default group was destroyed.
-
-    Not private; torch names the dimensions of a mesh without names as this does, in the descriptions of their groups.
-    """
-    if mesh.get_coordinate() is None:
+    it, or where its groups are not there any more, as after the default group was destroyed."""
+    place = mesh.get_coordinate()
+    if place is None:
         return None
     try:
         groups = [frozenset(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
     except (RuntimeError, ValueError, LookupError, AssertionError):
         return None
-    shape = tuple(int(size) for size in mesh.shape)
-    with _disable_current_modes():  # a compilation's fake tensors are no place for the mesh's own
-        place, ranks = mesh.get_coordinate(), mesh.mesh
+    with outside_of_modes():
+        ranks = mesh.mesh
         for dim, members in enumerate(groups):
             row = ranks[tuple(slice(None) if each == dim else at for each, at in enumerate(place))]
             if members != frozenset(row.tolist()):  # a later default group has groups of the same names
                 return None
-        flat = ranks.flatten().tolist()
-    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(shape)))
-    return tuple(map(str, names)), shape, tuple(map(int, flat))
+    return mesh_order(mesh)
+
+
+def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order.
+
+    Not private. Dimensions without names are called as torch calls them in the descriptions of their groups. A mesh
+    makes its tensor of ranks under the modes that are active: a ``FakeTensorMode`` would leave no numbers in it.
+    """
+    with outside_of_modes():
+        ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(mesh.shape)))
+    return tuple(map(str, names)), tuple(int(size) for size in mesh.shape), ranks
+
+
+def mesh_ranks(mesh: Any) -> tuple[int, ...]:
+    """The global ranks of a ``DeviceMesh``, sorted."""
+    return tuple(sorted(mesh_order(mesh)[2]))
 
 
 def rename_group(name: str, known_as: str) -> None:
@@ -159,9 +158,6 @@ def _c10d() -> Any:
     import torch.distributed.distributed_c10d as c10d
 
     wanted = ("_new_process_group_helper", "_register_process_group", "_resolve_process_group", "_get_default_timeout")
-    if missing := [name for name in (*wanted, "_world") if not hasattr(c10d, name)]:
-        raise ImportError(
-            f"torch {torch.__version__} has no `{'`, `'.join(missing)}` in torch.distributed.distributed_c10d; "
-            "policylang makes the process groups of fused collectives with torch 2.11 and later"
-        )
+    why = "makes the process groups of fused collectives with torch 2.11 and later"
+    require(c10d, (*wanted, "_world"), why)
     return c10d

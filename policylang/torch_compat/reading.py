@@ -1,4 +1,4 @@
-"""The private names of torch that reading a graph stands on, one function each, and why. See also ``aot.py``.
+"""The private names of torch that reading a graph stands on.
 
 Descriptors of graph inputs and outputs (``torch._functorch._aot_autograd.descriptors``) were seen in 2.11 to 2.15. They
 are told apart by class name, so that a version that adds one, or lacks one, needs no change here.
@@ -6,10 +6,10 @@ are told apart by class name, so that a version that adds one, or lacks one, nee
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -88,43 +88,30 @@ def is_saved_output(desc: Any) -> bool:
     return type(desc).__name__ in _SAVED
 
 
+def descriptor_classes() -> dict[str, type]:
+    """The classes of descriptors by name: an imported graph has its descriptors as they print."""
+    from torch._functorch._aot_autograd import descriptors
+
+    return {
+        name: found
+        for name in dir(descriptors)
+        if name.endswith(("Input", "Output")) and isinstance(found := getattr(descriptors, name), type)
+    }
+
+
+def load_distributed_operators() -> None:
+    """Registers the operators of collectives, functional and DTensor's; torch imports them only where they are used."""
+    if torch.distributed.is_available():
+        import_module("torch.distributed._functional_collectives")
+        import_module("torch.distributed.tensor")
+
+
 @cache
 def side_effect_functions() -> frozenset[Any]:
     """The functions that torch's own dead-code elimination spares; empty where the set has moved."""
     import torch.fx.node as node
 
     return frozenset(getattr(node, "_side_effectful_functions", ()))
-
-
-def running_dynamo_inputs() -> list[torch.fx.Node]:
-    """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling.
-
-    AOTAutograd tells a partitioner only the position of an input that Dynamo lifted. The tracing context lists every
-    tensor that Dynamo has looked at, those that the graph does not take included; what it takes is known to the
-    running translator alone. Not imported for that: where nobody has, nothing is being compiled.
-    """
-    translating = sys.modules.get("torch._dynamo.symbolic_convert")
-    if translating is None:
-        return []
-    try:
-        return list(translating.InstructionTranslator.current_tx().output.placeholders)
-    except AttributeError:  # none is running in this thread
-        return []
-
-
-def input_source(placeholder: torch.fx.Node) -> tuple[str, bool]:
-    """Of an input of a graph from Dynamo: its source expression, and whether it is a ``Parameter``.
-
-    Private because Dynamo hangs the source on the node itself. Empty for an input without one, or that is no tensor.
-    """
-    source, value = getattr(placeholder, "_dynamo_source", None), input_value(placeholder)
-    name = _source_name(source) if source is not None and isinstance(value, torch.Tensor) else ""
-    return name, isinstance(value, torch.nn.Parameter)
-
-
-def input_value(placeholder: torch.fx.Node) -> Any:
-    """What Dynamo has traced an input of its graph with. Undocumented: other graphs keep it as ``val``."""
-    return placeholder.meta.get("example_value")
 
 
 def value_of(meta: Mapping[str, Any]) -> Any:
@@ -161,13 +148,6 @@ def has_data_symbol(value: Any) -> bool:
     return False
 
 
-def own_rank() -> int | None:
-    """This process's global rank; None where torch.distributed is not set up."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return None
-    return int(torch.distributed.get_rank())
-
-
 def outside_of_modes() -> AbstractContextManager[Any]:
     """Within, no mode of a trace is active; fake tensors still act under their own.
 
@@ -176,8 +156,7 @@ def outside_of_modes() -> AbstractContextManager[Any]:
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
-    found: AbstractContextManager[Any] = _disable_current_modes()
-    return found
+    return _disable_current_modes()
 
 
 def group_ranks(name: str) -> tuple[int, ...]:
@@ -216,9 +195,3 @@ def compute_operators() -> frozenset[str]:
     from torch._functorch.partitioners import get_default_op_list
 
     return frozenset(str(packet) for packet in get_default_op_list().compute_intensive_ops)
-
-
-def _source_name(source: Any) -> str:
-    """A method up to 2.11, a property since."""
-    name = source.name
-    return str(name() if callable(name) else name)

@@ -1,7 +1,6 @@
-"""What policylang needs of torch.distributed to let ranks compare: the default store, and whether there is one.
+"""The private names of torch.distributed that comparing ranks stands on.
 
-Supported: torch 2.11 to the newest; seen to run on 2.13.0. Imports no torch that is not loaded already, since a policy
-is loaded by programs that never import it.
+Imports no torch that is not loaded already, since a policy is loaded by programs that never import it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ def default_store() -> Any:
     Private because torch hands the store out to nobody: a group of gloo, NCCL or any other kind has one, so comparing
     through it needs no collective and no device. Ranks of the ``fake`` group are pretended by one process.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = _initialized()
+    if distributed is None:
         return None
     from torch.distributed.distributed_c10d import _get_default_store
 
@@ -43,23 +42,24 @@ def own_connection(store: Any) -> Any:
     return found
 
 
-def own_rank() -> int:
-    import torch.distributed as distributed
-
-    return int(distributed.get_rank())
+def own_rank() -> int | None:
+    """This process's global rank; None where torch.distributed is not set up."""
+    distributed = _initialized()
+    return None if distributed is None else int(distributed.get_rank())
 
 
 def place_among_ranks() -> str:
     """``3 of 8`` in a program of several ranks, real or pretended; empty in any other."""
+    distributed = _initialized()
+    return "" if distributed is None else f"{distributed.get_rank()} of {distributed.get_world_size()}"
+
+
+def _initialized() -> Any:
+    """``torch.distributed``, where it has a default process group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return ""
-    return f"{distributed.get_rank()} of {distributed.get_world_size()}"
-
-
-def mesh_ranks(mesh: Any) -> tuple[int, ...]:
-    """The global ranks of a ``DeviceMesh``, sorted."""
-    return tuple(sorted(mesh_order(mesh)[2]))
+        return None
+    return distributed
 
 
 def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
@@ -79,7 +79,7 @@ def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
     return found
 
 
-def patience(groups: Iterable[str]) -> float:
+def shortest_timeout(groups: Iterable[str]) -> float:
     """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
 
     Private because a group's timeout is to be had from its backends alone, and a group from its name. Where none
@@ -97,17 +97,3 @@ def patience(groups: Iterable[str]) -> float:
 
     found = [each for name in groups for each in timeouts(partial(c10d._resolve_process_group, name))]
     return min(found or timeouts(c10d._get_default_group), default=1800.0)
-
-
-def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order.
-
-    Private because a mesh makes its tensor of ranks anew for whoever asks, under whatever modes are active then: a
-    ``FakeTensorMode`` around a trace would leave no numbers in it.
-    """
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
-    names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(mesh.shape)))
-    return tuple(map(str, names)), tuple(int(size) for size in mesh.shape), ranks

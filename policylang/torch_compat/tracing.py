@@ -1,7 +1,4 @@
-"""The private names of torch that tracing a step stands on, one function each, and why. See also ``aot.py``.
-
-Supported: torch 2.11 to the newest; seen to run on 2.13.0.
-"""
+"""The private names of torch that tracing a step stands on."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+
+from policylang.torch_compat.missing import require
 
 
 def tree_flatten(tree: object) -> tuple[list[Any], Any]:
@@ -51,12 +50,18 @@ def fake_tensor_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 
+def fixed_size_fake_mode() -> Any:
+    """The same without symbols: every size is a number, and an operator whose size depends on data is refused."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
 def tracing_context(fake_mode: Any) -> AbstractContextManager[Any]:
     """Announces a trace: higher-order operators look the fake mode up there."""
     from torch._guards import TracingContext, tracing
 
-    context: AbstractContextManager[Any] = tracing(TracingContext(fake_mode))
-    return context
+    return tracing(TracingContext(fake_mode))
 
 
 def functionalized() -> AbstractContextManager[Any]:
@@ -67,23 +72,20 @@ def functionalized() -> AbstractContextManager[Any]:
     """
     from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-    mode: AbstractContextManager[Any] = FunctionalTensorMode()
-    return mode
+    return FunctionalTensorMode()
 
 
 def below_functionalization() -> AbstractContextManager[Any]:
     """Keeps the dispatcher's functionalization key, which the mode sets where it wants it, from acting on its own."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(keys)
-    return guard
+    return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
 def to_functional(value: torch.Tensor) -> torch.Tensor:
     """Call under :func:`functionalized`."""
     from torch._subclasses.functional_tensor import FunctionalTensor
 
-    functional: torch.Tensor = FunctionalTensor.to_functional(value)
-    return functional
+    return FunctionalTensor.to_functional(value)
 
 
 def from_functional(value: torch.Tensor) -> torch.Tensor:
@@ -94,23 +96,26 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replaces the one door to the autograd engine, behind both ``torch.autograd.grad`` and ``Tensor.backward``."""
-    doors = (torch.autograd, torch.autograd.graph)
-    originals: list[Any] = [getattr(door, "_engine_run_backward", None) for door in doors]
-    if originals[0] is None or originals[0] is not originals[1]:
-        raise ImportError(
-            f"torch {torch.__version__} has no `torch.autograd._engine_run_backward`; "
-            "policylang traces backward passes with torch 2.11 and later"
-        )
-    replacement = wraps(originals[0])(wrap(originals[0]))
-    for door in doors:
-        door._engine_run_backward = replacement
+def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Within, each ``(owner, name, value)`` holds in place of what the owner had."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    for owner, name, value in attributes:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        for door in doors:
-            door._engine_run_backward = originals[0]
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Replaces the one door to the autograd engine, behind both ``torch.autograd.grad`` and ``Tensor.backward``."""
+    doors = (torch.autograd, torch.autograd.graph)
+    for door in doors:
+        require(door, ["_engine_run_backward"], "traces backward passes with torch 2.11 and later")
+    engine: Any = torch.autograd.graph._engine_run_backward
+    replacement = wraps(engine)(wrap(engine))
+    return replaced(*((door, "_engine_run_backward", replacement) for door in doors))
 
 
 def sequence_number(grad_fn: Any) -> int:
@@ -128,10 +133,18 @@ def accumulation_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor],
     return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
-@contextmanager
+def checkpoint_generator() -> str:
+    """The name in ``torch.utils.checkpoint`` of the generator around the function of a non-reentrant checkpoint."""
+    import torch.utils.checkpoint as library
+
+    name = "_checkpoint_without_reentrant_generator"
+    require(library, (name, "CheckpointFunction"), "reads checkpoint regions with torch 2.11 and later")
+    return f"{name}_impl" if hasattr(library, f"{name}_impl") else name  # from 2.15 the other one only calls it
+
+
 def checkpoint_replaced(
     non_reentrant: Callable[..., Iterator[None]], reentrant: Callable[..., object]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Replaces what ``torch.utils.checkpoint.checkpoint`` does around the function that it is given.
 
     ``non_reentrant(function, preserve_rng_state, context_fn, ...)`` is a generator that yields where the function
@@ -143,25 +156,10 @@ def checkpoint_replaced(
     def with_arguments(function: Any, args: Any, kwargs: Any, *, preserve_rng_state: bool = True, **rest: Any) -> Any:
         return non_reentrant(function, preserve_rng_state, **rest)
 
-    generator, stand_in_generator = "_checkpoint_without_reentrant_generator", non_reentrant
-    if hasattr(library, f"{generator}_impl"):  # from 2.15 the other one only calls it
-        generator, stand_in_generator = f"{generator}_impl", with_arguments
-    names = (generator, "CheckpointFunction")
-    missing = [name for name in names if not hasattr(library, name)]
-    if missing:
-        raise ImportError(
-            f"torch {torch.__version__} has no `{'`, `'.join(missing)}` in torch.utils.checkpoint; "
-            "policylang reads checkpoint regions with torch 2.11 and later"
-        )
-    originals = [getattr(library, name) for name in names]
-    stand_in = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
-    for name, value in zip(names, (stand_in_generator, stand_in), strict=True):
-        setattr(library, name, value)
-    try:
-        yield
-    finally:
-        for name, value in zip(names, originals, strict=True):
-            setattr(library, name, value)
+    name = checkpoint_generator()
+    generator = with_arguments if name.endswith("_impl") else non_reentrant
+    function = type("CheckpointFunction", (), {"apply": staticmethod(reentrant)})
+    return replaced((library, name, generator), (library, "CheckpointFunction", function))
 
 
 def rename_node(node: fx.Node, name: str) -> None:
@@ -176,10 +174,8 @@ def input_descriptor(kind: Literal["user", "parameter", "buffer"], name: str, po
     from torch._functorch._aot_autograd import descriptors
 
     if kind == "user":
-        plain: object = descriptors.PlainAOTInput(position)
-        return plain
-    named: object = (descriptors.ParamAOTInput if kind == "parameter" else descriptors.BufferAOTInput)(name)
-    return named
+        return descriptors.PlainAOTInput(position)
+    return (descriptors.ParamAOTInput if kind == "parameter" else descriptors.BufferAOTInput)(name)
 
 
 def fake_mode_of(values: Sequence[Any]) -> Any | None:
@@ -205,18 +201,10 @@ def data_dependence_errors() -> tuple[type[Exception], ...]:
     return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 
-@contextmanager
-def compiling() -> Iterator[None]:
+def compiling() -> AbstractContextManager[None]:
     """Under it ``torch.compiler.is_compiling()`` is true: models then take the path without data-dependent shortcuts.
 
     The flag has no public setter; ``torch.compile`` sets it for as long as it compiles.
     """
-    name = "_is_compiling_flag"
-    if not hasattr(torch.compiler, name):
-        raise ImportError(f"torch {torch.__version__} has no `torch.compiler.{name}`; policylang traces with it set")
-    before = getattr(torch.compiler, name)
-    setattr(torch.compiler, name, True)
-    try:
-        yield
-    finally:
-        setattr(torch.compiler, name, before)
+    require(torch.compiler, ["_is_compiling_flag"], "traces with it set")
+    return replaced((torch.compiler, "_is_compiling_flag", True))

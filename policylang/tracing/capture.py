@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, field, frozen
 from torch import Tensor, fx, nn
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -15,25 +15,34 @@ from torch.optim import Optimizer
 
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
-from policylang.torch_compat.subclasses import SubclassLayout, take_apart
+from policylang.graph.marks import EPILOGUE, PHASE
+from policylang.torch_compat.subclasses import SubclassLayout, put_together, take_apart
 from policylang.torch_compat.tracing import (
+    below_functionalization,
     compiling,
     fake_mode_of,
     fake_tensor_mode,
     fake_tensors,
+    from_functional,
     functionalized,
+    gradient_hooks,
+    to_functional,
     tracing_context,
     tree_flatten,
+    tree_unflatten,
 )
+from policylang.tracing.backward_marks import BackwardRegions
+from policylang.tracing.checks import check_loss, check_writes, no_gradient, trace_failure
 from policylang.tracing.finish import GraphInput, finish
-from policylang.tracing.marks.backward_regions import BackwardRegions, backward_regions
-from policylang.tracing.marks.checkpoint_regions import checkpoint_regions
-from policylang.tracing.marks.current_meta import without_leaks
-from policylang.tracing.problems import trace_failure
-from policylang.tracing.state.model_state import ModelState
-from policylang.tracing.state.optimizer import OptimizerState
-from policylang.tracing.whole_step import WholeStep
-from policylang.tracing.writes import check_writes
+from policylang.tracing.forward_marks import checkpoint_regions, module_paths, without_leaks
+from policylang.tracing.step_state import (
+    ModelState,
+    OptimizerState,
+    Substitution,
+    substituted,
+    substituted_optimizer,
+    take_step,
+)
 
 LossFn = Callable[..., Tensor]
 
@@ -50,8 +59,8 @@ class Captured:
     """What the graph writes, once, at its end."""
     unrepeated: tuple[str, ...]
     """Attributes of modules that the forward changed while it was traced, and that the graph does not change."""
-    sessions: tuple[Any, ...]
-    """Of the model's checkpoints that say themselves what they keep, which the graph does not carry out."""
+    followed: tuple[Any, ...]
+    """What the model's policylang checkpoints follow, which the graph does not carry out."""
 
 
 def capture(
@@ -67,10 +76,10 @@ def capture(
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
-    sessions: list[Any] = []
+    followed: list[Any] = []
     step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
     try:
-        gm = _trace(step.run, plain, regions, sessions)
+        gm = _trace(step.run, plain, regions, followed)
     except PolicyError:
         raise
     except Exception as error:
@@ -81,11 +90,11 @@ def capture(
     mutated = dict.fromkeys(inputs[position].name for position in step.mutated)
     unrepeated = (*step.substitution.changed, *(name for _, name in step.outgrown))
     outputs, gradients = tuple(step.outputs), tuple(step.gradients)
-    return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(sessions))
+    return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(followed))
 
 
 def _trace(
-    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, sessions: list[Any]
+    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, followed: list[Any]
 ) -> fx.GraphModule:
     mode = fake_mode_of(plain) or fake_tensor_mode()
     with ExitStack() as stack:
@@ -98,8 +107,8 @@ def _trace(
             # the engine's threads for other devices would not see what is set for this one
             torch.autograd.set_multithreading_enabled(False),
             torch.compiler.set_stance("force_eager"),
-            backward_regions(regions),
-            checkpoint_regions(sessions),
+            regions.marked(),
+            checkpoint_regions(followed),
             compiling(),
             functionalized(),
         ):
@@ -118,3 +127,117 @@ def _inputs(
         *(GraphInput(InputKind.BUFFER, f"optimizer.{name}") for name in optimizer_state.tensors),
     ]
     return [item for item, layout in zip(whole, layouts, strict=True) for _ in range(layout.size_in_parts)]
+
+
+@define(eq=False)
+class WholeStep:
+    """The function that is traced: a step on plain tensors, without mutations, its writes at the end.
+
+    ``run`` is traced; what it learns meanwhile stands in the fields from ``substitution`` on.
+    """
+
+    model: nn.Module
+    loss_fn: Callable[..., Tensor]
+    leaves: list[Any]
+    spec: Any
+    state: ModelState
+    optimizer: Optimizer | None
+    optimizer_state: OptimizerState
+    layouts: list[SubclassLayout]
+    """Of parameters, buffers, the batch's tensors and the optimizer's."""
+    regions: BackwardRegions
+
+    substitution: Substitution = field(init=False)
+    outputs: list[SubclassLayout] = field(factory=list)
+    gradients: list[str] = field(factory=list)
+    mutated: list[int] = field(factory=list)
+    """Positions of the plain inputs that are written."""
+    outgrown: list[tuple[int, str]] = field(factory=list)
+    """Positions and names of those that the forward replaces by something of another kind."""
+
+    def run(self, *plain: Tensor) -> list[Tensor]:
+        with below_functionalization():
+            functional = [to_functional(value) for value in plain]
+            tensors = put_together(functional, self.layouts)
+            loss, gradients = self._loss_and_gradients(tensors)
+            if self.optimizer is not None:
+                with traceback.annotate({PHASE: EPILOGUE}):
+                    self._update(self.optimizer, tensors, gradients)
+                gradients = {}
+            self.gradients = list(gradients)
+            values, self.outputs = take_apart([loss, *gradients.values()])
+            outputs = [from_functional(value) for value in values]
+            with traceback.annotate({PHASE: EPILOGUE}):
+                self._write_back(plain, functional)
+        return outputs
+
+    def _loss_and_gradients(self, tensors: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        given = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        count, end = len(self.state.names), len(self.state.names) + len(given)
+        own, inputs = tensors[:count], tensors[count:end]
+        for tensor, original in zip(tensors[:end], [*self.state.tensors, *given], strict=True):
+            if original.requires_grad:
+                tensor.requires_grad_()
+                for hook in gradient_hooks(original):
+                    tensor.register_hook(hook)
+        left = iter(inputs)
+        batch = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec)
+        with module_paths(self.model), substituted(self.model, self.state.tensors, own) as self.substitution:
+            loss = self.loss_fn(self.model, *batch)
+        parameters = dict(zip(self.state.parameters, own, strict=False))
+        wanted = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        check_loss(loss, wanted)
+        gradients = self._gradients(loss, wanted)
+        if not gradients:
+            raise no_gradient(wanted)
+        return loss, gradients
+
+    def _gradients(self, loss: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients by name, of the parameters that have one. A parameter that a ``backward()`` inside ``loss_fn``
+        gave a gradient already (a loss in chunks) gets the sum, as it would outside."""
+        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        gradients = {}
+        with self.regions.accumulation():
+            for (name, parameter), gradient in zip(wanted.items(), found, strict=True):
+                earlier = parameter.grad
+                total = gradient if earlier is None else earlier if gradient is None else earlier + gradient
+                if total is not None:
+                    gradients[name] = total
+        return gradients
+
+    def _update(self, optimizer: Optimizer, tensors: list[Tensor], gradients: dict[str, Tensor]) -> None:
+        originals = self.state.parameters
+        parameters = {id(original): new for original, new in zip(originals.values(), tensors, strict=False)}
+        by_id = {id(original): gradients.get(name) for name, original in originals.items()}
+        own = tensors[len(tensors) - len(self.optimizer_state.tensors) :]
+        with substituted_optimizer(optimizer, parameters, own):
+            take_step(optimizer, by_id, parameters)
+
+    def _write_back(self, plain: Sequence[Tensor], functional: Sequence[Tensor]) -> None:
+        """Each input that was written to gets its last value, after everything that reads the first one."""
+        rebound = self._rebound(functional)
+        for position, (before, wrapper) in enumerate(zip(plain, functional, strict=True)):
+            after = from_functional(rebound.get(position, wrapper))
+            if after is not before:
+                self.mutated.append(position)
+                before.copy_(after)
+
+    def _rebound(self, functional: Sequence[Tensor]) -> dict[int, Tensor]:
+        """By position, the parts of the tensors that the model put in the place of its buffers and attributes."""
+        result: dict[int, Tensor] = {}
+        position = 0
+        for name, original, layout in zip(self.state.names, self.state.tensors, self.layouts, strict=False):
+            end = position + layout.size_in_parts
+            new = self.substitution.rebound.get(id(original))
+            if new is not None:
+                parts, _ = take_apart([new])
+                if [_kind(part) for part in parts] == [_kind(part) for part in functional[position:end]]:
+                    result.update(enumerate(parts, position))
+                else:
+                    self.outgrown.append((position, name))
+            position = end
+        return result
+
+
+def _kind(value: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return value.shape, value.dtype

@@ -1,4 +1,4 @@
-"""What a traced graph's nodes are made to carry, for every reader after the trace."""
+"""The last pass of a trace: dead code goes, every node says forward or backward, inputs get their names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import fx
 
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
-from policylang.graph.reading.seeds import is_seed
+from policylang.graph.reading.flat_phases import is_seed
 from policylang.torch_compat.tracing import input_descriptor, rename_node
-from policylang.tracing.marks.backward_regions import REGION
-from policylang.tracing.marks.module_paths import FORWARD_STACK, STACK
+from policylang.tracing.backward_marks import REGION
+from policylang.tracing.forward_marks import FORWARD_STACK, STACK, TAGS
 
-_LEAKS = ("recompute", "ac_graph_id", STACK, FORWARD_STACK)
+_LEAKS = (*TAGS, STACK, FORWARD_STACK)
 """What a backward node may have of the surroundings of the call that made it, and is not about it."""
 _WORDS: dict[InputKind, Literal["user", "parameter"]] = {InputKind.USER: "user", InputKind.PARAMETER: "parameter"}
 

@@ -133,7 +133,7 @@ def test_module_paths_are_in_the_context_though_not_in_the_code() -> None:
     assert one.code == other.code
     assert fingerprint.context_of(one) != fingerprint.context_of(other)
     assert fingerprint.context_of(other) == fingerprint.context_of(again)
-    assert fingerprint.record_key("", one, inputs) == fingerprint.record_key("", other, inputs)
+    assert fingerprint.sidecar_key("", one, inputs) == fingerprint.sidecar_key("", other, inputs)
 
 
 def test_records_of_an_earlier_partition_are_in_the_context() -> None:
@@ -145,14 +145,14 @@ def test_records_of_an_earlier_partition_are_in_the_context() -> None:
 
 def test_a_records_key_tells_inputs_and_surroundings_apart() -> None:
     gm, inputs = dynamo_graph(torch.sin, torch.ones(3))
-    keys = {fingerprint.record_key("", gm, inputs), fingerprint.record_key("other", gm, inputs)}
-    keys.add(fingerprint.record_key("", gm, [torch.ones(4)]))
-    keys.add(fingerprint.record_key("", gm, [torch.ones(3, dtype=torch.float64)]))
-    keys.add(fingerprint.record_key("", gm, [torch.ones(3, requires_grad=True)]))
+    keys = {fingerprint.sidecar_key("", gm, inputs), fingerprint.sidecar_key("other", gm, inputs)}
+    keys.add(fingerprint.sidecar_key("", gm, [torch.ones(4)]))
+    keys.add(fingerprint.sidecar_key("", gm, [torch.ones(3, dtype=torch.float64)]))
+    keys.add(fingerprint.sidecar_key("", gm, [torch.ones(3, requires_grad=True)]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        keys.add(fingerprint.record_key("", gm, inputs))
+        keys.add(fingerprint.sidecar_key("", gm, inputs))
     with torch.no_grad():
-        keys.add(fingerprint.record_key("", gm, inputs))
+        keys.add(fingerprint.sidecar_key("", gm, inputs))
     assert len(keys) == 7
 
 

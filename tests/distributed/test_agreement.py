@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import policylang
 from policylang import TracedStep, trace_step
 from policylang.backends.joint import partitioner
-from policylang.ranks.board import SWITCH
-from policylang.ranks.gathering import PATIENCE
+from policylang.ranks.comparison import PATIENCE
+from policylang.ranks.message_store import SWITCH
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.ranks import run_ranks
 from tests.support.versions import needs_cached_collectives, needs_groups_in_any_order

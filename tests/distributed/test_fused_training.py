@@ -17,7 +17,7 @@ import policylang
 from policylang.backends.graph_registry import outcome_of
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner, partitions
-from policylang.torch_compat import aot
+from policylang.torch_compat import inductor
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo
 from tests.support.ranks import run_ranks
@@ -189,7 +189,7 @@ def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple
         return done.forward, done.backward
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = aot.compile_with_aot_eager(gm, inputs, partition)
+        compiled = inductor.compile_with_aot_eager(gm, inputs, partition)
 
         def call(*arguments: Any) -> Any:
             calls.append(arguments)

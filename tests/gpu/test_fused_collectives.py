@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import pytest
@@ -10,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
-from policylang.torch_compat import process_groups
 from tests.support.chains import NAMES, Chain, chains, gathers, shard_of, traced
 from tests.support.ranks import run_ranks
 
@@ -19,7 +19,9 @@ FUSE = policylang.parse("fuse all_gather chains")
 
 def can_fuse(chain: Chain) -> bool:
     """Before torch 2.12 the ranks of a group are sorted: only the outer dimension may come last."""
-    return process_groups.keeps_rank_order() or list(chain.dims) == sorted(chain.dims, reverse=True)
+    return "sort_ranks" in inspect.signature(dist.new_group).parameters or list(chain.dims) == sorted(
+        chain.dims, reverse=True
+    )
 
 
 def check_chains(rank: int, *shape: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, GraphKind, Group, LostRecord, Mesh, Ref
+from policylang.graph.facts import Facts, GraphKind, Group, LostMarker, Mesh, Ref
 from policylang.graph.files import snapshot
 from policylang.graph.files.validation import COLUMNS, DOCUMENT
 from policylang.graph.reading.collect import collect
@@ -80,7 +80,7 @@ def everything_said() -> Facts:
         meshes=(Mesh(("dp", "tp"), (2, 2), (0, 1, 2, 3)),),
         rank=5,
         torch_version="2.13.0",
-        lost_records=(LostRecord("value 7 of 36", "gone"),),
+        lost_records=(LostMarker("value 7 of 36", "gone"),),
     )
 
 

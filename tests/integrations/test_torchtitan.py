@@ -15,7 +15,7 @@ from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningE
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.integrations import torchtitan
-from policylang.integrations.torchtitan_state import parameters_of
+from policylang.integrations.torchtitan import parameters_of
 from policylang.planning.capabilities import FLAT
 from policylang.planning.plan import Plan, Why
 from policylang.planning.planner import plan as make_plan

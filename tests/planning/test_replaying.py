@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 import policylang
-from policylang.graph.facts import LostRecord
+from policylang.graph.facts import LostMarker
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.planner import plan
@@ -24,7 +24,7 @@ GRAPH = """
 
 def lost(text: str, count: int = 1) -> list[Diagnostic]:
     records = tuple(
-        LostRecord(f"silu_{number}", "no forward node of this graph comes of it") for number in range(count)
+        LostMarker(f"silu_{number}", "no forward node of this graph comes of it") for number in range(count)
     )
     facts = evolve(facts_of(GRAPH), lost_records=records)
     found = plan(policylang.parse(text), facts, Capabilities(name="a test", undecided_auto=True)).diagnostics

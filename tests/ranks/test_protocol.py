@@ -19,11 +19,9 @@ from policylang.errors import PolicyDivergenceError
 from policylang.graph.facts import Facts, Flag, GraphKind, Group
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
-from policylang.ranks import board as boards
-from policylang.ranks import gathering
-from policylang.ranks.board import Board
-from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
-from policylang.ranks.gathering import PATIENCE
+from policylang.ranks import exchange, message_store
+from policylang.ranks.comparison import PATIENCE, agree_on_plan, comparing, ranks_of
+from policylang.ranks.message_store import MessageStore
 from tests.support.textgraph import GraphBuilder
 
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
@@ -92,7 +90,7 @@ def through(rank: int, episode: Episode) -> None:
         ranks_of(facts, policy, "forward")
         if fault == FAILS:
             raise OwnError
-        agree_on_plan(make_plan(policy, facts, JOINT), facts)
+        agree_on_plan(make_plan(policy, facts, JOINT))
 
 
 def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
@@ -101,7 +99,7 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
     found: list[list[str]] = [[] for _ in range(world)]
 
     def rank_in_a_thread(rank: int) -> None:
-        own.board = Board(rank, store, None)
+        own.store = MessageStore(rank, store, None)
         pauses = random.Random(f"{seed} {rank}")
         for episode in episodes:
             time.sleep(QUICK * pauses.choice((0.0, 0.0, 0.01, 0.3)))
@@ -115,8 +113,8 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
                 found[rank].append("")
 
     with (
-        mock.patch.object(boards, "board", side_effect=lambda: own.board),
-        mock.patch.object(gathering, "_LOOK", QUICK * gathering._LOOK),
+        mock.patch.object(message_store, "message_store", side_effect=lambda: own.store),
+        mock.patch.object(exchange, "_LOOK", QUICK * exchange._LOOK),
     ):
         threads = [threading.Thread(target=rank_in_a_thread, args=(rank,), daemon=True) for rank in range(world)]
         for thread in threads:

@@ -10,7 +10,7 @@ from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.planning.schedule.steps import Schedule, StepKind
-from policylang.torch_compat.aot import random_state_operators
+from policylang.torch_compat.partition import random_state_operators
 
 Steps = list[tuple[StepKind, str, int]]
 """Kind, name and region; in a partition a random operator that runs twice goes by its operator."""

@@ -29,7 +29,7 @@ class Late:
         self.held: list[bool] = []
         """For each copy back whether the memory that was copied out was still there."""
 
-    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+    def __call__(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         """Without a seed a copy is made when it is awaited, and not before."""
         known = self.sources.get(source.data_ptr())
         if known is None or known[0].expired():  # or else an address that someone else has by now

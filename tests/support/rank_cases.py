@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.ranks import gathering
+from policylang.ranks import exchange
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.rank_faults import Case, Place, gradients
@@ -688,7 +688,7 @@ def is_late(seconds: float, noticed: float) -> Case:
         model = nets(at)
         if fault:
             time.sleep(seconds)
-        with mock.patch.object(gathering, "NOTICE", noticed):
+        with mock.patch.object(exchange, "NOTICE", noticed):
             at.trains(compiled(model, SAVE), model, batch())
 
     return case

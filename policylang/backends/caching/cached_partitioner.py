@@ -1,4 +1,4 @@
-"""The partitioner as Inductor's caches want it: a thing with a ``uuid`` that pickles to the same bytes everywhere."""
+"""A partitioner that Inductor's caches accept: its ``uuid`` stands for it, and it pickles alike in every process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from torch import fx
 
 from policylang.backends.joint.path import JointPartitioner
-from policylang.torch_compat import aot
+from policylang.torch_compat import inductor
 
-_Base: Any = aot.partitioner_base()
+_Base: Any = inductor.partitioner_base()
 
 
 class CachedPartitioner(_Base):  # type: ignore[misc]

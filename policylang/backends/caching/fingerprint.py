@@ -1,4 +1,4 @@
-"""What a compiled graph depends on, as digests: the policy and the code that acts on it, and the graph itself.
+"""Keys of compiled graphs: digests of the policy, of the code that acts on it, and of the graph.
 
 Inductor's caches key a graph by its code and its inputs. A policy also reads what is not in the code (module paths,
 annotations), so that has to enter the key of the partitioner, or a model whose modules were renamed would be handed
@@ -21,13 +21,13 @@ from policylang.backends.runtime import groups
 from policylang.graph import marks
 from policylang.language.codes import CODES
 from policylang.language.syntax import Policy
-from policylang.planning.digest import policy_text
-from policylang.torch_compat import aot, store
+from policylang.planning.digest import digest_of, policy_text
+from policylang.torch_compat import inductor, partition, store
 
 
 def policy_key(policy: Policy, *, root: str) -> str:
     """Hex SHA-256 over the policy's resolved text, the options, and the source of everything that acts on them."""
-    return _digest(("policy", code_digest(), root, policy_text(policy)))
+    return digest_of(("policy", code_digest(), root, policy_text(policy)))
 
 
 @cache
@@ -36,9 +36,10 @@ def code_digest() -> str:
 
     The version of the language is in the files.
     """
-    words = [word for file in sources.acting(files("policylang")).items() for word in file]
+    acting = sources.acting(files("policylang"))
+    words = [word for path, content in acting.items() for word in (path, hashlib.sha256(content).hexdigest())]
     words += [f"{code} {CODES[code].severity.value}" for code in sorted(CODES)]
-    return _digest(words)
+    return digest_of(words)
 
 
 def context_of(graph: fx.GraphModule) -> str:
@@ -48,27 +49,27 @@ def context_of(graph: fx.GraphModule) -> str:
 
 def context_of_graphs(graphs: Iterable[fx.Graph]) -> str:
     """The same of a graph that has no module yet, and of those nested in it."""
-    return _digest(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
+    return digest_of(word for graph in graphs for node in graph.nodes for word in _unwritten(node))
 
 
 def groups_key(policy: Policy) -> str:
     """Over the process groups around, where the policy rewrites collectives: no graph says what ranks they have."""
-    return _digest([groups.surroundings()]) if policy.rewrites else ""
+    return digest_of([groups.surroundings()]) if policy.rewrites else ""
 
 
-def record_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
+def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Over everything that decides which compiled graph Inductor would take from its caches.
 
-    ``key`` is the partitioner's. A record names process groups as its rank knows them, so each rank has its own.
+    ``key`` is the partitioner's. A sidecar names process groups as its rank knows them, so each rank has its own.
     Symbolic sizes count by name: their present values say nothing of a cached graph.
     """
     words = [key, torch.__version__, str(torch.is_grad_enabled()), store.place_among_ranks()]
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)
     words += _autocast({"cpu"} | {value.device.type for value in inputs if isinstance(value, torch.Tensor)})
-    for settings in (aot.inductor_settings(), aot.functorch_settings()):
-        words += (f"{name}={value!r}" for name, value in sorted(settings.items()) if _is_plain(value))
-    return _digest(words)
+    words += inductor.settings_lines("inductor", inductor.inductor_settings())
+    words += inductor.settings_lines("functorch", partition.functorch_settings())
+    return digest_of(words)
 
 
 def _modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
@@ -96,19 +97,3 @@ def _autocast(devices: set[str]) -> Iterator[str]:
     for name in sorted(devices):
         if torch.is_autocast_enabled(name):
             yield f"autocast {name} {torch.get_autocast_dtype(name)}"
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether the value's text is the same in every process."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (str, bool, int, float))
-
-
-def _digest(words: Iterable[str | bytes]) -> str:
-    digest = hashlib.sha256()
-    for word in words:
-        data = word if isinstance(word, bytes) else word.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()

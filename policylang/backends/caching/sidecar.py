@@ -1,7 +1,7 @@
-"""What was decided for a graph, kept beside Inductor's caches for the process that takes the graph from there.
+"""The cache sidecar: a file beside Inductor's caches with what was decided for a graph, read when the graph is a hit.
 
 On a cache hit no partitioner runs, so there would be no plan to check and nothing to report. A sidecar is a small JSON
-file named by :func:`~policylang.backends.caching.fingerprint.record_key`. Losing one costs a compilation, never an
+file named by :func:`~policylang.backends.caching.fingerprint.sidecar_key`. Losing one costs a compilation, never an
 answer.
 """
 
@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from policylang.torch_compat import aot
+from policylang.torch_compat import inductor
 
 FORMAT = 1
 
 
 def write(key: str, content: dict[str, Any]) -> bool:
-    """Store a record; False where the folder does not take it (read-only, full)."""
+    """Store a sidecar; False where the folder does not take it (read-only, full)."""
     text = json.dumps({"format": FORMAT, "key": key, "content": content}, separators=(",", ":"), sort_keys=True)
     path = _path(key)
     temporary: str | None = None
@@ -29,7 +29,7 @@ def write(key: str, content: dict[str, Any]) -> bool:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{key[:8]}-", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)  # readers see the old record or the new one, never half of one
+        os.replace(temporary, path)  # readers see the old file or the new one, never half of one
     except OSError:
         if temporary is not None:
             with suppress(OSError):
@@ -39,7 +39,7 @@ def write(key: str, content: dict[str, Any]) -> bool:
 
 
 def read(key: str) -> dict[str, Any] | None:
-    """The record, or None where there is none that can be read and is about this graph."""
+    """What was stored, or None where there is none that can be read and is about this graph."""
     try:
         found = json.loads(_path(key).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -52,4 +52,4 @@ def read(key: str) -> dict[str, Any] | None:
 
 def _path(key: str) -> Path:
     """Spread over folders, as the caches beside it are."""
-    return Path(aot.inductor_cache_folder()) / "policylang" / key[:2] / f"{key}.json"
+    return Path(inductor.inductor_cache_folder()) / "policylang" / key[:2] / f"{key}.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from policylang.torch_compat.eager import compiler_of
+from policylang.torch_compat.dynamo import compiler_of
 
 MARK = "__policylang_compiler__"
 """The attribute of a backend for ``torch.compile`` that follows a policy."""

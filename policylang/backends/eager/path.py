@@ -19,8 +19,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.steps import StepKind
-from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import agree_on_collectives
+from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.subclasses import take_apart
 
 
@@ -50,7 +50,7 @@ class EagerPath(BackendPath):
         with timed(seconds, "schedule"):
             instructions = instructions_of(trace, plan)
         again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
-        agree_on_collectives(plan, [Run("forward", trace.facts), Run("backward", trace.facts, again)])
+        agree_on_collectives(plan, [GraphRun("forward", trace.facts), GraphRun("backward", trace.facts, again)])
         return instructions
 
     def audit(self, plan: Plan, held: HeldTensors) -> Audit:

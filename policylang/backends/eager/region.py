@@ -33,7 +33,7 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing
-from policylang.torch_compat.eager import is_compiled
+from policylang.torch_compat.dynamo import is_compiled
 
 _PATH = EagerPath()
 

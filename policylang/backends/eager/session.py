@@ -30,13 +30,12 @@ from policylang.backends.torch_compile.compiled_graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.syntax import Policy
+from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler
 from policylang.torch_compat.eager import (
     being_compiled,
     checkpoints_are_tagged,
     clear_cast_weights,
     graph_being_traced,
-    is_compiled,
-    is_wrapped_by_compiler,
     remove_saved_tensor_hooks,
     restore_saved_tensor_hooks,
     runs_in_graph,

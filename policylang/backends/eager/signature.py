@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from policylang.torch_compat.eager import compiled_in_place, forward_derivatives
+from policylang.torch_compat.dynamo import compiled_in_place
+from policylang.torch_compat.eager import forward_derivatives
 
 
 def signature_of(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

@@ -26,7 +26,7 @@ from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.planning.plan import Decision, Plan, recomputes
 from policylang.planning.schedule.steps import StepKind
 from policylang.planning.storage import storage_roots
-from policylang.torch_compat import aot
+from policylang.torch_compat import partition
 
 
 @frozen
@@ -129,7 +129,7 @@ class _Surgeon:
             self.graph.erase_node(node)
         self._move()
         saved, borrowed = self._mark_saved()
-        aot.recompile_when_called(self.gm)
+        partition.recompile_when_called(self.gm)
         return Rematerialised(
             regions=outcomes,
             saved=tuple(facts.names[row] for row in saved),

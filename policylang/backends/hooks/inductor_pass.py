@@ -22,11 +22,12 @@ from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
-from policylang.torch_compat import aot, store
+from policylang.torch_compat import dynamo, inductor
+from policylang.torch_compat.process_groups import mesh_ranks
 
 WRONG_HOOK = "APL331"
 
-_Base: Any = aot.graph_pass_base()
+_Base: Any = inductor.graph_pass_base()
 
 
 class PolicyPass(_Base):  # type: ignore[misc]
@@ -37,7 +38,7 @@ class PolicyPass(_Base):  # type: ignore[misc]
         self.mesh = mesh
         self.agree = agree
         self.__name__ = f"apl_{policy.name}"  # what lists of passes call it in their logs
-        ranks = () if mesh is None else (tuple(mesh.mesh_dim_names or ()), store.mesh_ranks(mesh))
+        ranks = () if mesh is None else (tuple(mesh.mesh_dim_names or ()), mesh_ranks(mesh))
         self._key = f"{fingerprint.policy_key(policy, root='')}:{ranks!r}"
 
     def __repr__(self) -> str:
@@ -55,14 +56,14 @@ class PolicyPass(_Base):  # type: ignore[misc]
             raise PolicyGraphError([refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")])
         owner = graph.owning_module
         gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
-        hooks = aot.hooks_that_hold(self)
+        hooks = inductor.hooks_that_hold(self)
         if not hooks:
             apply_policy(gm, self.policy, self.mesh, agree=self.agree)
             return None
         try:
             _tag(gm, self.policy, self.mesh, hooks)
         except PolicyError as error:
-            raise aot.through_dynamo(error, sys._getframe()) from None
+            raise dynamo.through_dynamo(error, sys._getframe()) from None
         return None
 
     def uuid(self) -> str:

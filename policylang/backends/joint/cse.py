@@ -24,7 +24,7 @@ from torch import fx
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Decision, Plan
-from policylang.torch_compat import aot
+from policylang.torch_compat import eager
 
 _NEVER_EQUAL = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL
 _NOT_BY_VALUE = ("aten.empty", "aten.new_empty", "higher_order.")
@@ -121,14 +121,14 @@ def _may_merge(node: fx.Node, row: int, facts: Facts, returned: set[int]) -> boo
     if node.meta.get("unbacked_bindings"):
         return False  # a size of its own, by which the shapes of its readers are known
     value = node.meta.get("val")
-    return not isinstance(value, torch.Tensor) or aot.storage_key(value) not in returned
+    return not isinstance(value, torch.Tensor) or eager.storage_address(value) not in returned
 
 
 def _output_storages(graph: fx.Graph) -> set[int]:
     """The memory that the graph returns: two results that were separate tensors must stay so."""
     output = graph.output_node()
     values = (node.meta.get("val") for node in output.all_input_nodes)
-    keys = (aot.storage_key(value) for value in values if isinstance(value, torch.Tensor))
+    keys = (eager.storage_address(value) for value in values if isinstance(value, torch.Tensor))
     return {key for key in keys if key is not None}
 
 

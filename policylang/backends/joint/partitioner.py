@@ -34,9 +34,10 @@ from policylang.planning.expectations.deferred import settle_expectations
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.steps import Schedule
-from policylang.ranks.accounts import Run
 from policylang.ranks.comparison import agree_on_collectives, is_compared
-from policylang.torch_compat import aot
+from policylang.ranks.rank_account import GraphRun
+from policylang.torch_compat.inductor import settings_lines
+from policylang.torch_compat.partition import cse_enabled, functorch_settings, min_cut_saved_values
 
 
 @frozen(eq=False)
@@ -90,7 +91,7 @@ def partition_planned(
     """
     seconds = {} if seconds is None else seconds
     with timed(seconds, "cse"):
-        merged = cse.eliminate(gm.graph, plan) if aot.cse_enabled() else cse.NOTHING_MERGED
+        merged = cse.eliminate(gm.graph, plan) if cse_enabled() else cse.NOTHING_MERGED
         merged_plan = finalize.moves(finalize.merge(plan, merged))
     with timed(seconds, "tag"):
         tags.write(gm.graph, merged_plan)
@@ -119,8 +120,8 @@ def partition_planned(
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if is_compared(plan.before):
         kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
-        runs = [Run(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
-        agree_on_collectives(plan, runs, aot.settings_lines("torch._functorch.config", aot.functorch_settings()))
+        runs = [GraphRun(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
+        agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
     partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)), settled.schedule)
     remember(partition.carried_out, gm, forward, backward)
@@ -145,7 +146,7 @@ def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_in
     index = plan.facts.index
     with tags.lent_to_min_cut(gm.graph, plan):
         try:
-            saved = aot.min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+            saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
         except RuntimeError as error:
             raise PolicyMatchError([refusals.no_partition(plan, error)]) from error
     return [index[node.name] for node in saved or () if node.name in index]

@@ -15,7 +15,7 @@ from torch import fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Flag
-from policylang.graph.reading.saved_markers import Record
+from policylang.graph.reading.saved_markers import SavedMarker
 from policylang.operators.categories import describe
 from policylang.operators.names import AUTOGRAD_COPIES, GETITEM, VIEWS_UNSAID
 
@@ -34,7 +34,7 @@ def leave_records(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collec
 
     ``gone``: the nodes that tracing will not meet. What autograd kept of an input needs no record: inputs stay alive.
     """
-    drafts: dict[fx.Node, Record] = {}
+    drafts: dict[fx.Node, SavedMarker] = {}
     for node, mark in saved.items():
         bearer = _maker(node, gone)
         if bearer.op != "call_function":
@@ -54,12 +54,12 @@ def leave_records(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collec
         bearer.meta["custom"] = {**marks.custom(bearer.meta), marks.SAVED: record.annotation()}
 
 
-def _draft(node: fx.Node) -> Record:
+def _draft(node: fx.Node) -> SavedMarker:
     several = any(user.target is operator.getitem for user in node.users)
-    return Record(partition="", name=node.name, several=several)
+    return SavedMarker(partition="", name=node.name, several=several)
 
 
-def _number(graph: fx.Graph, drafts: dict[fx.Node, Record]) -> None:
+def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
     """Number what has to be found again, and have the value that a saved view is of stand for the view."""
     memory = _memory_of(graph)
     numbered = [node for node in graph.nodes if node in drafts and memory[node].op == "call_function"]
@@ -104,7 +104,7 @@ def _maker(node: fx.Node, gone: Collection[fx.Node]) -> fx.Node:
     return node
 
 
-def _digest(graph: fx.Graph, drafts: Mapping[fx.Node, Record]) -> str:
+def _digest(graph: fx.Graph, drafts: Mapping[fx.Node, SavedMarker]) -> str:
     """The same for the same partition, in every process: the caches of a second compilation are keyed by it."""
     digest = hashlib.sha256()
     for node in graph.nodes:

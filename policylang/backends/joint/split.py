@@ -11,7 +11,7 @@ from policylang.backends.surgery.order import arrange
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
-from policylang.torch_compat import aot, reading
+from policylang.torch_compat import partition, reading
 
 _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 
@@ -29,12 +29,12 @@ def split(
     rows = (*needs.saved, *needs.offloaded, *needs.inputs, *needs.symbolic)
     kept = [nodes[facts.names[row]] for row in sorted(rows)]
     kept = [node for node in kept if node.op != "get_attr"]
-    symbols = [node for node in kept if aot.is_symbolic(node)]
-    opaque = [node for node in kept if not aot.is_symbolic(node) and aot.is_opaque(node)]
-    tensors = [node for node in kept if not aot.is_symbolic(node) and not aot.is_opaque(node)]
+    symbols = [node for node in kept if partition.is_symbolic(node)]
+    opaque = [node for node in kept if not partition.is_symbolic(node) and partition.is_opaque(node)]
+    tensors = [node for node in kept if not partition.is_symbolic(node) and not partition.is_opaque(node)]
     _exempt_statistics(joint.graph, facts)
-    with aot.modules_without_code():
-        forward, backward = aot.extract_forward_backward(
+    with partition.modules_without_code():
+        forward, backward = partition.extract_forward_backward(
             joint, tensors, symbols, opaque, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs
         )
     erase_strays(forward.graph, facts, Phase.BACKWARD)
@@ -44,7 +44,7 @@ def split(
         arrange(half.graph, (facts.names[row] for row in steps))
     random = [nodes[facts.names[row]] for row in needs.recomputed if facts.flags[row] & Flag.RANDOM]
     if random:
-        forward, backward = aot.replay_random(random, forward, backward, len(symbols))
+        forward, backward = partition.replay_random(random, forward, backward, len(symbols))
     return forward, backward
 
 
@@ -68,12 +68,12 @@ def finish(
     forward: fx.GraphModule, backward: fx.GraphModule, *, num_fwd_outputs: int, static_inputs: Sequence[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """What PyTorch's partitioners do last, and AOTAutograd expects to be done."""
-    aot.offload_activations(forward, backward, num_fwd_outputs, static_inputs)
+    partition.offload_activations(forward, backward, num_fwd_outputs, static_inputs)
     for half in (forward, backward):
         half.recompile()
-    forward = aot.thread_random_states(forward, is_backward=False)
+    forward = partition.thread_random_states(forward, is_backward=False)
     if backward.graph.find_nodes(op="placeholder"):
-        backward = aot.thread_random_states(backward, is_backward=True)
+        backward = partition.thread_random_states(backward, is_backward=True)
     return forward, backward
 
 
@@ -85,7 +85,7 @@ def erase_strays(graph: fx.Graph, facts: Facts, phase: Phase) -> None:
     """
     index, phases = facts.index, facts.phases
     for node in reversed(graph.nodes):
-        if node.users or node.op != "call_function" or aot.must_be_in_backward(node):
+        if node.users or node.op != "call_function" or partition.must_be_in_backward(node):
             continue
         row = index.get(node.name)
         if row is not None and phases[row] == phase:

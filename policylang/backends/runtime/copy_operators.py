@@ -1,5 +1,4 @@
-"""The operators that move a value to the host and back: ``policylang::offload``, ``policylang::reload`` and
-``policylang::wait``.
+"""The operators that copy a value to the host and back, and wait: ``policylang::offload``, ``reload`` and ``wait``.
 
 ::
 
@@ -25,7 +24,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Protocol
 
 import torch
 from attrs import frozen
@@ -34,43 +32,33 @@ from torch import Tensor
 HOST = torch.device("cpu")
 
 
-class Link(Protocol):
-    """A way between a device and the host."""
-
-    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None] | None:
-        """Start filling ``target`` from ``source``; returns what makes the computation wait for the end, if it has to.
-
-        Copies are made in the order in which they are started.
-        """
-        ...
+HostLink = Callable[[Tensor, Tensor], Callable[[], None] | None]
+"""A way between a device and the host: starts filling the first tensor from the second, and returns what makes the
+computation wait for the end, if it has to. Copies are made in the order in which they are started."""
 
 
-class Direct:
-    """Copies that have been made when ``copy`` returns."""
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
+def _at_once(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)
 
 
-class Streamed:
+def _on_own_stream(device: torch.device) -> HostLink:
     """Copies on a stream of their own, beside the one that computes."""
+    stream = torch.Stream(device=device)
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.Stream(device=device)
-
-    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+    def copy(target: Tensor, source: Tensor) -> Callable[[], None]:
         """The copy starts when all has run that was asked of the computing stream before: it made the source, and what
         had the target's memory before."""
-        computing = torch.accelerator.current_stream(self.device)
-        self.stream.wait_stream(computing)
-        torch.accelerator.set_stream(self.stream)
+        computing = torch.accelerator.current_stream(device)
+        stream.wait_stream(computing)
+        torch.accelerator.set_stream(stream)
         try:
             target.copy_(source, non_blocking=True)
-            done = self.stream.record_event()
+            done = stream.record_event()
         finally:
             torch.accelerator.set_stream(computing)
-        return lambda: torch.accelerator.current_stream(self.device).wait_event(done)
+        return lambda: torch.accelerator.current_stream(device).wait_event(done)
+
+    return copy
 
 
 @frozen(eq=False)
@@ -79,14 +67,14 @@ class _Copy:
     wait: Callable[[], None] | None
 
 
-_links: dict[torch.device, Link] = {}
+_links: dict[torch.device, HostLink] = {}
 _copies: dict[int, _Copy] = {}
 """By what stands on the ticket; for as long as the ticket lives."""
 _numbers = count()
 
 
 @contextmanager
-def copied_over(link: Link, device: torch.device = HOST) -> Iterator[None]:
+def copied_over(link: HostLink, device: torch.device = HOST) -> Iterator[None]:
     """Within, values of ``device`` move over ``link``."""
     before = _links.get(device)
     _links[device] = link
@@ -99,17 +87,17 @@ def copied_over(link: Link, device: torch.device = HOST) -> Iterator[None]:
             _links[device] = before
 
 
-def _link(device: torch.device) -> Link:
+def _link(device: torch.device) -> HostLink:
     found = _links.get(device)
     if found is None:
-        found = _links[device] = Direct() if device.type == "cpu" else Streamed(device)
+        found = _links[device] = _at_once if device.type == "cpu" else _on_own_stream(device)
     return found
 
 
 def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:
     number = next(_numbers)
     ticket = torch.tensor([number], dtype=torch.int64, device=HOST)
-    _copies[number] = _Copy(target, _link(device).copy(target, source))
+    _copies[number] = _Copy(target, _link(device)(target, source))
     weakref.finalize(ticket, _copies.pop, number).atexit = False
     return ticket
 

@@ -1,4 +1,4 @@
-"""Pausing Python's cyclic garbage collector while a graph is rebuilt."""
+"""Pauses Python's cyclic garbage collector while a graph is rebuilt."""
 
 from __future__ import annotations
 

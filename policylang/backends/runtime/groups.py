@@ -1,4 +1,4 @@
-"""The process groups of rewritten collectives: ranks in the order that the rewrite was proven with.
+"""Finds or makes the process groups of rewritten collectives, with the order of ranks that a rewrite was proven for.
 
 A group is found or made once a process. Its name follows from its ranks, so every member calls it the same without
 asking, and a compiled graph that a later process takes from a cache finds the group that was made for it. Where

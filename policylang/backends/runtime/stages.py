@@ -1,4 +1,4 @@
-"""How long each stage of carrying out a plan takes."""
+"""Times the stages of carrying out a plan."""
 
 from __future__ import annotations
 

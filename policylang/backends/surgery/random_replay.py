@@ -16,7 +16,7 @@ from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from policylang.graph import marks
-from policylang.torch_compat import aot
+from policylang.torch_compat import partition
 from policylang.torch_compat.reading import OpOverload, schema_of
 
 
@@ -35,7 +35,7 @@ def keep_state(node: fx.Node) -> tuple[Drawing, fx.Node]:
 
     The node stays where it is, under its name, and returns ``(state, result)``; two ``getitem`` follow it.
     """
-    save, _ = aot.random_state_operators()
+    save, _ = partition.random_state_operators()
     graph = node.graph
     target, args, kwargs = node.target, node.args, _with_device(node)
     value = node.meta.get("val")
@@ -62,7 +62,7 @@ def repeat(
     drawing: Drawing, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Target, arguments and keywords of a call that draws again what ``drawing`` drew."""
-    _, replay = aot.random_state_operators()
+    _, replay = partition.random_state_operators()
     return replay, (drawing.state, drawing.target, *args), kwargs
 
 

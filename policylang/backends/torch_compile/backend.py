@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakSet
@@ -31,8 +32,8 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
-from policylang.ranks.comparison import Known
-from policylang.torch_compat import aot
+from policylang.ranks.comparison import Known, comparing
+from policylang.torch_compat import dynamo
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
@@ -78,7 +79,7 @@ class PolicyBackend:
         try:
             return self._compile(gm, example_inputs, backend_options.settings(self.inner, mode, options))
         except PolicyError as error:
-            raise aot.through_dynamo(error, sys._getframe()) from None
+            raise dynamo.through_dynamo(error, sys._getframe()) from None
 
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
@@ -108,13 +109,13 @@ class PolicyBackend:
         if block is not None:
             partitioner, key, root = self._for_block(block)
         graph = described(gm, number=len(self._graphs), root=root)
-        known = self._known.setdefault(aot.code_being_compiled(), [])
-        topic = f"compiling {aot.code_location() or 'a graph'}{f' under {root}' if root else ''}"
-        how = dynamo_graph.Comparing(topic, self.agree, known)
+        known = self._known.setdefault(dynamo.code_being_compiled(), [])
+        topic = dynamo_graph.topic_of("compiling", "a graph", root)
+        compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
-            outcome = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, how)
+            outcome = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
         else:
-            outcome = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, how)
+            outcome = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
         graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
         self._graphs.append(graph)
         for session in sessions:
@@ -206,7 +207,7 @@ def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
         return subject.graphs
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
         return None
-    its_own = aot.backend_of(subject)
+    its_own = dynamo.backend_of(subject)
     if isinstance(its_own, PolicyBackend):
         return of_model([its_own.graphs], subject) or its_own.graphs
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
@@ -217,7 +218,7 @@ def warn_of_recompile_limit(made: PolicyBackend) -> None:
     if not made.root:
         return
     roots = {one.root for one in _live if one.root and one.inner == made.inner and one.policy == made.policy}
-    limit = aot.recompile_limit()
+    limit = dynamo.recompile_limit()
     if len(roots) > limit:
         warnings.warn(
             f"{len(roots)} backends differ in `root` alone: if their modules share a forward, torch compiles the first "

@@ -22,14 +22,13 @@ from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.torch_compile import dynamo_graph
 from policylang.errors import PolicyError
 from policylang.language.syntax import Policy
-from policylang.ranks.accounts import Account
-from policylang.ranks.comparison import comparing
-from policylang.torch_compat import aot
+from policylang.ranks.comparison import Known, comparing
+from policylang.torch_compat import dynamo, inductor
 
-_Base: Any = aot.partitioner_base()
+_Base: Any = inductor.partitioner_base()
 _THIS_PROCESS = uuid.uuid4().hex
 _split: WeakKeyDictionary[PolicyPartitioner, list[Findings]] = WeakKeyDictionary()
-_known: WeakKeyDictionary[PolicyPartitioner, dict[int, list[Account]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PolicyPartitioner, dict[int, Known]] = WeakKeyDictionary()
 """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
 
@@ -49,23 +48,23 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph. Raises as ``policylang.partition`` does."""
-        known = _known.setdefault(self, {}).setdefault(aot.code_being_compiled(), [])
-        topic = f"splitting {aot.code_location() or 'a joint graph'}{f' under {self.root}' if self.root else ''}"
+        known = _known.setdefault(self, {}).setdefault(dynamo.code_being_compiled(), [])
+        topic = dynamo_graph.topic_of("splitting", "a joint graph", self.root)
         settings = dynamo_graph.comparable_settings
         try:
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
                 halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:
-            if not aot.dynamo_graphs():
+            if not dynamo.dynamo_graphs():
                 raise
-            raise aot.through_dynamo(error, sys._getframe()) from None
+            raise dynamo.through_dynamo(error, sys._getframe()) from None
         _split.setdefault(self, []).extend(findings_of(each.carried_out) for each in done)
         return halves
 
     def uuid(self) -> str:
         """Stands for the partitioner in the keys of torch's caches, with all that it would read of the graph that
         Dynamo is handing over and that the graph's code does not say."""
-        context = fingerprint.context_of_graphs(aot.dynamo_graphs())
+        context = fingerprint.context_of_graphs(dynamo.dynamo_graphs())
         return ":".join((self._key, context, fingerprint.groups_key(self.policy), self._process()))
 
     def _process(self) -> str:

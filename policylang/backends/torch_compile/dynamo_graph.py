@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,9 +23,9 @@ from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
 from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
-from policylang.ranks.accounts import Account
-from policylang.ranks.comparison import Comparison, Known, agree_on_accounts, comparing
-from policylang.torch_compat import aot
+from policylang.ranks.comparison import RankComparison, agree_on_cached
+from policylang.ranks.rank_account import RankAccount
+from policylang.torch_compat import dynamo, inductor
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ _MOVES_COLLECTIVES = re.compile(
 _WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
+Compare = Callable[..., AbstractContextManager[RankComparison]]
 WhyGone = Callable[[], PolicyDivergenceError | None]
 
 
@@ -58,24 +60,18 @@ class CompiledCode:
     """Asked where a collective of the graph fails: why another rank takes no part in it."""
 
 
-@frozen
-class Comparing:
-    """How ranks are to compare one graph; as in :func:`policylang.ranks.comparison.comparing`."""
-
-    topic: str
-    agree: bool
-    known: Known
+def topic_of(doing: str, graph: str, root: str) -> str:
+    """What ranks compare while Dynamo has a graph compiled: ``compiling forward (model.py:12) under layers.0``."""
+    return f"{doing} {dynamo.code_location() or graph}{f' under {root}' if root else ''}"
 
 
 def with_aot_eager(
-    partitioner: JointPartitioner,
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    how: Comparing,
+    partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any], compare: Compare
 ) -> CompiledCode:
-    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed."""
-    with comparing(how.topic, how.agree, known=how.known) as comparison, partitions() as done:
-        run = aot.compile_with_aot_eager(gm, inputs, partitioner)
+    """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed. ``compare``: opens
+    the comparison of ranks."""
+    with compare() as comparison, partitions() as done:
+        run = inductor.compile_with_aot_eager(gm, inputs, partitioner)
         return CompiledCode(run, _findings(done), why_gone=comparison.why_gone())
 
 
@@ -85,27 +81,26 @@ def with_inductor(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
-    how: Comparing,
+    compare: Compare,
 ) -> CompiledCode:
     """Compile, and remember what was decided beside Inductor's caches; on a hit, read it from there.
 
-    A hit whose record is lost is compiled once more without the caches: a policy that was not seen to hold is not
+    A hit whose sidecar is lost is compiled once more without the caches: a policy that was not seen to hold is not
     assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
-    its caches compares the recorded plan with those of ranks that partition, where these compare theirs.
+    its caches compares the plan of the sidecar with those of ranks that partition, where these compare theirs.
     """
     if partitioner.policy.offloads:
         settings = {**_IN_ORDER, **settings}
-    compared = partial(comparable_settings, settings)
-    with comparing(how.topic, how.agree, known=how.known, settings=compared) as comparison:
+    with compare(settings=partial(comparable_settings, settings)) as comparison:
         outcome = _with_inductor(partitioner, key, gm, inputs, settings, comparison)
         return evolve(outcome, why_gone=comparison.why_gone())
 
 
 def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """The settings by which Inductor moves and joins the collectives of a graph, after it was split."""
-    settings = {**aot.inductor_settings(), **given}
+    settings = {**inductor.inductor_settings(), **given}
     chosen = {name: value for name, value in settings.items() if _MOVES_COLLECTIVES.search(name)}
-    return aot.settings_lines("torch._inductor.config", chosen)
+    return inductor.settings_lines("torch._inductor.config", chosen)
 
 
 def _with_inductor(
@@ -114,26 +109,26 @@ def _with_inductor(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     settings: Mapping[str, Any],
-    comparison: Comparison,
+    comparison: RankComparison,
 ) -> CompiledCode:
     key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
-    remembered_as = fingerprint.record_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
+    remembered_as = fingerprint.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
     patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
     wanted = needs_gradients(gm, inputs)
-    hits = aot.cache_hits()
+    hits = inductor.cache_hits()
     with partitions() as done:
-        run = aot.compile_with_inductor(gm, inputs, patched)
+        run = inductor.compile_with_inductor(gm, inputs, patched)
     if not wanted:
         return CompiledCode(run, ())
-    if not done and aot.cache_hits() > hits:
+    if not done and inductor.cache_hits() > hits:
         remembered = _remembered(remembered_as, partitioner.policy)
         if remembered is not None and groups.can_ensure(remembered.groups):
-            agree_on_accounts(remembered.accounts, partitioner.policy)
+            agree_on_cached(remembered.accounts, partitioner.policy)
             groups.ensure(remembered.groups)
             return CompiledCode(run, remembered.findings, from_cache=True)
         log.info("no record of what was decided for a cached graph: compiling it again")
         with partitions() as done:
-            run = aot.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
+            run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
     findings = _findings(done)
     made = [order for partition in done for order in partition.groups]
     partitions_as_json = [to_json(found) for found in findings]
@@ -157,7 +152,7 @@ class _Remembered:
     findings: tuple[Findings, ...]
     groups: tuple[RankOrder, ...]
     """Those that the compiled graph names."""
-    accounts: tuple[Account, ...]
+    accounts: tuple[RankAccount, ...]
     """What other ranks compare."""
 
 
@@ -167,7 +162,7 @@ def _remembered(key: str, policy: Policy) -> _Remembered | None:
         return None
     try:
         findings = tuple(from_json(found, policy) for found in content["partitions"])
-        accounts = tuple(Account.unpack(account) for account in content["accounts"])
+        accounts = tuple(RankAccount.unpack(account) for account in content["accounts"])
         return _Remembered(findings, groups.from_json(content["groups"]), accounts)
     except (KeyError, TypeError, ValueError):
         return None

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from policylang.torch_compat import aot
+from policylang.torch_compat import eager
 
 
 @frozen
@@ -46,7 +46,7 @@ def _by_allocator(forward: Callable[[], Tensor]) -> StepMemory:
 
 def _by_ledger(forward: Callable[[], Tensor], resident: Iterable[Tensor]) -> StepMemory:
     ledger = _Ledger(resident)
-    with aot.watching_results(ledger.count):
+    with eager.watching_results(ledger.count):
         loss = forward()
         saved = ledger.live - _size(loss)
         loss.backward()

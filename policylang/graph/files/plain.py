@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 
-from policylang.graph.facts import Group, LostRecord, Mesh, Ref
+from policylang.graph.facts import Group, LostMarker, Mesh, Ref
 
 _NONE, _FALSE, _TRUE, _INT, _NEGATIVE, _FLOAT, _TEXT, _TUPLE, _LIST, _DICT, _RECORD, _REF = range(12)
-_RECORDS: tuple[type, ...] = (Group, LostRecord, Mesh)
+_RECORDS: tuple[type, ...] = (Group, LostMarker, Mesh)
 """The classes a value may be of, by the number that stands for each. Numbers are never reused."""
 _LONGEST_NUMBER = 19
 _DEEPEST = 16

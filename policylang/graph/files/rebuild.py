@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph.files.plain import MalformedError
-from policylang.torch_compat.json_import import descriptor_classes, fake_tensors, load_distributed_operators
-from policylang.torch_compat.reading import OpOverload
+from policylang.torch_compat.reading import OpOverload, descriptor_classes, load_distributed_operators
+from policylang.torch_compat.tracing import fixed_size_fake_mode
 
 _BUILTIN = "<built-in function "
 _COPIED = ("seq_nr", "ac_graph_id", "custom")
@@ -40,7 +40,7 @@ def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.Graph:
     """
     load_distributed_operators()
     builder = _Builder()
-    with fake_tensors():
+    with fixed_size_fake_mode():
         for number, record in enumerate(rows):
             try:
                 builder.add(record)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, LostRecord, Mesh, Phase
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, LostMarker, Mesh, Phase
 from policylang.graph.files.plain import DamagedError
 
 _OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
@@ -129,7 +129,7 @@ def _is_ranks(ranks: Any) -> bool:
 
 
 def _is_lost_record(record: Any) -> bool:
-    return isinstance(record, LostRecord) and _is_text(record.name) and _is_text(record.reason)
+    return isinstance(record, LostMarker) and _is_text(record.name) and _is_text(record.reason)
 
 
 DOCUMENT: Mapping[str, Callable[[Any], bool]] = {

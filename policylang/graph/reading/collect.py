@@ -1,4 +1,4 @@
-"""Facts from an FX graph, in passes that each look at every node once."""
+"""Reads an FX graph into facts, in passes that each look at every node once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Phase, read_by_backward, users_of
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostMarker, Phase, read_by_backward, users_of
 from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
 from policylang.graph.reading.arguments import argument_column
 from policylang.graph.reading.collectives import group_columns
-from policylang.graph.reading.flat_phases import said_phase
-from policylang.graph.reading.inputs import Source, input_columns
+from policylang.graph.reading.flat_phases import is_seed, said_phase
+from policylang.graph.reading.inputs import InputSource, input_columns
 from policylang.graph.reading.memory import memory_of
 from policylang.graph.reading.meshes import meshes_of
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.graph.reading.mutation import mutated_reads
-from policylang.graph.reading.phases import Marks, check_kind, check_operators, is_tangent, kind_of, phases_of
-from policylang.graph.reading.saved_markers import Columns, Record, find, from_annotation
-from policylang.graph.reading.seeds import is_seed
-from policylang.graph.reading.values import Values
+from policylang.graph.reading.phases import PhaseMarks, check_kind, check_operators, is_tangent, kind_of, phases_of
+from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
+from policylang.graph.reading.values import Measurements
 from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
 from policylang.operators.flops import count, formula_for
 from policylang.operators.names import GETITEM, WAITS
-from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output, own_rank, value_of
+from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output, value_of
+from policylang.torch_compat.store import own_rank
 
 _NO_OPERATOR = OperatorInfo("", 0)
 
@@ -50,7 +50,7 @@ def collect(
     *,
     kind: GraphKind | None = None,
     static_inputs: Sequence[int] | None = None,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[InputSource] | None = None,
     root: str = "",
     groups: Mapping[str, Group] | None = None,
     mesh: Any = None,
@@ -82,7 +82,7 @@ class _Collector:
         self,
         gm: fx.GraphModule | fx.Graph,
         static_inputs: Sequence[int] | None,
-        sources: Sequence[Source] | None,
+        sources: Sequence[InputSource] | None,
         root: str,
         groups: Mapping[str, Group],
         mesh: Any,
@@ -119,7 +119,7 @@ class _Collector:
         self._flag_calls(flags, owners)
         self._flag_data_dependent(flags)
         names = [node.name for node in nodes]
-        lost = self._flag_recorded(flags, Columns(names, targets, phases, inputs, users, owners))
+        lost = self._flag_saved(flags, MarkerColumns(names, targets, phases, inputs, users, owners))
         for row in read_by_backward(phases, inputs, owners):
             flags[row] |= _FEEDS_BACKWARD
         self._flag_outputs(flags, phases, output_rows, output_descs)
@@ -128,7 +128,7 @@ class _Collector:
         else:
             for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
                 flags[row] |= _READS_MUTATED
-        tags, regions = self._user_tags()
+        tags = [user_tag(node.meta) for node in nodes]
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
         kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
         path_of = self.paths.table()
@@ -140,8 +140,8 @@ class _Collector:
             targets=targets,
             phases=phases,
             modules=[path_of[raw] for raw in modules],
-            ac_regions=regions,
-            user_tags=tags,
+            ac_regions=[region for _, region in tags],
+            user_tags=[tag for tag, _ in tags],
             flags=flags,
             bytes=array("q", [value.bytes for value in values]),
             numel=array("q", [value.numel for value in values]),
@@ -170,43 +170,24 @@ class _Collector:
         last = self.nodes[-1] if self.nodes and self.nodes[-1].op == "output" else None
         if last is None:
             return [], []
-        leaves: list[Any] = []
-        pending = [last.args[0]]
-        while pending:
-            value = pending.pop()
-            if isinstance(value, (tuple, list)):
-                pending.extend(reversed(value))
-            else:
-                leaves.append(value)
-        rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
-        descs = _flatten(last.meta.get("desc"))
+        rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in _leaves(last.args[0])]
+        descs = _leaves(last.meta.get("desc"))
         return rows, descs if len(descs) == len(rows) else [None] * len(rows)
 
-    def _marks(self, output_descs: Sequence[Any]) -> Marks:
-        said = bytearray(len(self.nodes))
-        hooked = bytearray(len(self.nodes))
-        recorded = bytearray(len(self.nodes))
-        seeds = []
-        tags: list[str | None] = []
-        tangents = []
-        described = undescribed = 0
-        for row, node in enumerate(self.nodes):
-            meta = node.meta
-            tags.append(meta.get("partitioner_tag"))
-            said[row] = said_phase(meta)
-            if meta.get("autograd_backward"):
-                hooked[row] = 1
-            if SAVED in custom(meta):
-                recorded[row] = 1
-            if is_seed(node):
-                seeds.append(row)
-            if node.op == "placeholder":
-                desc = meta.get("desc")
-                described += desc is not None
-                undescribed += desc is None
-                if is_tangent(node):
-                    tangents.append(row)
-        return Marks(tags, said, hooked, recorded, seeds, tangents, output_descs, bool(described and undescribed))
+    def _marks(self, output_descs: Sequence[Any]) -> PhaseMarks:
+        metas = [node.meta for node in self.nodes]
+        rows = [row for row, node in enumerate(self.nodes) if node.op == "placeholder"]
+        descs = [metas[row].get("desc") for row in rows]
+        return PhaseMarks(
+            tags=[meta.get("partitioner_tag") for meta in metas],
+            said=bytearray(map(said_phase, metas)),
+            hooked=bytearray(bool(meta.get("autograd_backward")) for meta in metas),
+            recorded=bytearray(SAVED in custom(meta) for meta in metas),
+            seeds=[row for row, node in enumerate(self.nodes) if is_seed(node)],
+            tangents=[row for row in rows if is_tangent(self.nodes[row])],
+            output_descs=output_descs,
+            some_undescribed=len({desc is None for desc in descs}) == 2,
+        )
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
         """Whose decision each row shares, and in whose memory its value lies."""
@@ -233,7 +214,7 @@ class _Collector:
         return owners, roots
 
     def _values(self, flags: array[int]) -> list[Any]:
-        values = Values()
+        values = Measurements()
         measured = []
         for row, node in enumerate(self.nodes):
             value = values.measure(value_of(node.meta))
@@ -254,15 +235,15 @@ class _Collector:
             if node.meta.get("has_backward_hook"):
                 flags[row] |= _BACKWARD_HOOK
 
-    def _flag_recorded(self, flags: array[int], columns: Columns) -> tuple[LostRecord, ...]:
-        """What an earlier partition saved: marked on the very node, or found by its record."""
-        records: dict[int, Record] = {}
+    def _flag_saved(self, flags: array[int], columns: MarkerColumns) -> tuple[LostMarker, ...]:
+        """What an earlier partition saved: marked on the very node, or found by its marker."""
+        markers: dict[int, SavedMarker] = {}
         for row, node in enumerate(self.nodes):
             if recorded_saved(node.meta):
                 flags[row] |= _RECORDED_SAVED
-            elif (record := from_annotation(custom(node.meta).get(SAVED))) is not None:
-                records[row] = record
-        found = find(records, columns)
+            elif (marker := from_annotation(custom(node.meta).get(SAVED))) is not None:
+                markers[row] = marker
+        found = find(markers, columns)
         for row in found.saved:
             flags[row] |= _RECORDED_SAVED
         return tuple(found.lost)
@@ -300,24 +281,13 @@ class _Collector:
         for row in range(len(self.nodes)):  # an owner comes before what it owns
             owners[row] = owners[owners[row]]
 
-    def _user_tags(self) -> tuple[list[str | None], list[int | None]]:
-        tags: list[str | None] = []
-        regions: list[int | None] = []
-        for node in self.nodes:
-            tag, region = user_tag(node.meta)
-            tags.append(tag)
-            regions.append(region)
-        return tags, regions
-
     def _flops(self) -> array[int]:
-        flops = array("q", bytes(8 * len(self.nodes)))
-        for row, node in enumerate(self.nodes):
-            if node.op == "call_function" and (formula := formula_for(node.target)) is not None:
-                flops[row] = count(formula, node)
-        return flops
+        made = ((node, formula_for(node.target) if node.op == "call_function" else None) for node in self.nodes)
+        return array("q", [0 if formula is None else count(formula, node) for node, formula in made])
 
 
-def _flatten(value: Any) -> list[Any]:
+def _leaves(value: Any) -> list[Any]:
+    """What nested tuples and lists hold, in order; None counts."""
     if isinstance(value, (tuple, list)):
-        return [leaf for part in value for leaf in _flatten(part)]
+        return [leaf for part in value for leaf in _leaves(part)]
     return [value]

@@ -1,6 +1,6 @@
-"""Which nodes of a flat graph are forward: from what its tracer said, and from the data flow where it said nothing.
+"""Tells forward from backward in a flat graph: from what its tracer said, else from the data flow.
 
-Three tracers, three states of knowledge. ``policylang.trace_step`` says of every node where it lies. An annotation
+Tracers say more or less of it. ``policylang.trace_step`` says of every node where it lies. An annotation
 around ``torch.autograd.grad`` says it of what was made inside, which is all of the backward but the sums of gradients
 afterwards. Torch's own mark (``autograd_backward``) is set by hooks and also stays on derivatives that are part of a
 forward: a Jacobian, a gradient penalty. And plain ``make_fx`` says nothing.
@@ -12,8 +12,12 @@ the ones, and is not needed for another such scalar, is backward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Phase
@@ -35,6 +39,20 @@ def said_phase(meta: dict[str, Any]) -> int:
     if said is not None:
         return said
     return Phase.BACKWARD if found.get("phase") == "backward" or found.get("remat_pass_tag") == "is_backward" else 0
+
+
+def is_seed(node: fx.Node) -> bool:
+    """Whether a node is the gradient of a scalar with respect to itself, as ``torch.autograd`` makes it: a backward
+    begins there.
+
+    It asks for a memory format by name, which nobody who writes ``ones_like(loss)`` does.
+    """
+    if node.target is not torch.ops.aten.ones_like.default:
+        return False
+    if node.kwargs.get("memory_format") is not torch.preserve_format:
+        return False
+    shape = getattr(node.meta.get("val"), "shape", ())
+    return all(isinstance(size, int) for size in shape) and math.prod(shape) == 1
 
 
 def flat_phases(

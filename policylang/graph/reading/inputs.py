@@ -1,4 +1,4 @@
-"""Which graph input is a parameter, a buffer, the user's, a tangent, and what it is called.
+"""Classifies graph inputs (parameter, buffer, the user's, tangent) and finds their names.
 
 Three sources, in this order. Descriptors say it outright where AOTAutograd was given a module. Under Dynamo they say
 only the position, and parameters are inputs like any other: then the expression that Dynamo reads an input from,
@@ -18,24 +18,11 @@ from torch import fx
 
 from policylang.graph.facts import InputKind
 from policylang.graph.reading.modules import ModulePaths
-from policylang.torch_compat.reading import (
-    described_input,
-    differentiated_input,
-    input_source,
-    input_value,
-    running_dynamo_inputs,
-    underlying_input,
-)
+from policylang.torch_compat.dynamo import input_source, input_value, running_dynamo_inputs
+from policylang.torch_compat.reading import described_input, differentiated_input, underlying_input
 
-_KINDS = {
-    "parameter": InputKind.PARAMETER,
-    "buffer": InputKind.BUFFER,
-    "user": InputKind.USER,
-    "tangent": InputKind.TANGENT,
-    "other": InputKind.OTHER,
-}
 _OTHER_NAMES = re.compile(r"(fwd|bwd)_(seed|base_offset|rng_state)|.*token")
-_FIELD = re.compile(r"(?:\._(parameters|buffers)\b|\['_(parameters|buffers)'\])")
+_FIELD = re.compile(r"(?<=\._)(?:parameters|buffers)\b|(?<=\['_)(?:parameters|buffers)(?='\])")
 
 
 @frozen
@@ -46,7 +33,7 @@ class Input:
 
 
 @frozen
-class Source:
+class InputSource:
     """Where Dynamo reads an input from. ``expression`` is empty for an input that is not a tensor."""
 
     expression: str
@@ -56,7 +43,7 @@ class Source:
 def input_columns(
     module: fx.GraphModule | None,
     nodes: Sequence[fx.Node],
-    sources: Sequence[Source] | None,
+    sources: Sequence[InputSource] | None,
     static: Collection[int] | None,
     output_descs: Sequence[Any],
     paths: ModulePaths,
@@ -85,7 +72,7 @@ def input_columns(
 def classify(
     placeholder: fx.Node,
     position: int,
-    sources: Sequence[Source],
+    sources: Sequence[InputSource],
     static: Collection[int] | None,
     differentiated: Collection[Any],
 ) -> Input:
@@ -104,7 +91,7 @@ def classify(
     if not isinstance(placeholder.meta.get("val"), torch.Tensor | torch.SymInt | int | None):
         return Input(InputKind.OTHER)  # the device mesh of a DTensor
     if kind != "user":
-        return Input(_KINDS[kind], name)
+        return Input(InputKind[kind.upper()], name)
     if index is not None and index < len(sources) and sources[index].expression:
         return _by_source(sources[index])
     if static is not None and position in static:
@@ -112,7 +99,7 @@ def classify(
     return Input(InputKind.USER)
 
 
-def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[Source]:
+def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
     """The sources of a joint graph's inputs, by position; empty unless the running compilation's fit the graph.
 
     They fit if the graph takes what Dynamo hands over, input for input: a graph that was kept from another compilation
@@ -123,13 +110,14 @@ def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[Source]:
         return []
     numbered: set[int] = set()
     for placeholder in placeholders:
-        if (desc := _desc(placeholder)) is None or (index := described_input(desc)[2]) is None:
+        desc = placeholder.meta.get("desc")
+        if desc is None or (index := described_input(desc)[2]) is None:
             continue
         numbered.add(index)
         whole = underlying_input(desc) is desc
         if index >= len(handed_over) or (whole and not _alike(placeholder.meta.get("val"), handed_over[index])):
             return []
-    return _sources(handed_over) if len(numbered) == len(handed_over) else []
+    return sources_of(handed_over) if len(numbered) == len(handed_over) else []
 
 
 def _alike(value: Any, placeholder: fx.Node) -> bool:
@@ -140,22 +128,16 @@ def _alike(value: Any, placeholder: fx.Node) -> bool:
     return bool(value.dtype == other.dtype and value.dim() == other.dim())
 
 
-def sources_of(dynamo: fx.GraphModule) -> list[Source]:
-    """The sources of a graph as Dynamo hands it to a backend: for ``collect``, which sees it much changed."""
-    return _sources(dynamo.graph.find_nodes(op="placeholder"))
-
-
-def _sources(handed_over: Sequence[fx.Node]) -> list[Source]:
-    return [Source(*input_source(placeholder)) for placeholder in handed_over]
+def sources_of(handed_over: Sequence[fx.Node]) -> list[InputSource]:
+    """The sources of the inputs of a graph as Dynamo hands it to a backend."""
+    return [InputSource(*input_source(placeholder)) for placeholder in handed_over]
 
 
 def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
     """Each input's place among the inputs of the traced function: the parts of a tensor subclass share one."""
     places: dict[Any, int] = {}
-    return {
-        node: places.setdefault(node if (desc := _desc(node)) is None else underlying_input(desc), len(places))
-        for node in placeholders
-    }
+    wholes = [node if (desc := node.meta.get("desc")) is None else underlying_input(desc) for node in placeholders]
+    return {node: places.setdefault(whole, len(places)) for node, whole in zip(placeholders, wholes, strict=True)}
 
 
 def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
@@ -175,18 +157,11 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
     return Input(InputKind.BUFFER, path) if isinstance(value, torch.Tensor) else Input(InputKind.OTHER)
 
 
-def _desc(placeholder: fx.Node) -> Any:
-    return placeholder.meta.get("desc")
-
-
-def _by_source(source: Source) -> Input:
+def _by_source(source: InputSource) -> Input:
     fields = _FIELD.findall(source.expression)
-    field = next((name for pair in reversed(fields) for name in pair if name), "")
-    if field == "parameters" or source.is_parameter:
+    if source.is_parameter or fields[-1:] == ["parameters"]:
         return Input(InputKind.PARAMETER, source.expression)
-    if field == "buffers":
-        return Input(InputKind.BUFFER, source.expression)
-    return Input(InputKind.USER)
+    return Input(InputKind.BUFFER, source.expression) if fields else Input(InputKind.USER)
 
 
 def _by_name(name: str, position: int, static: Collection[int] | None) -> Input:

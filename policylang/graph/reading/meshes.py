@@ -1,4 +1,4 @@
-"""The meshes that a graph's process groups belong to.
+"""Finds the device meshes that a graph's process groups belong to.
 
 A rank's graph names that rank's own groups. Which ranks the others' groups have follows from the mesh, which no graph
 holds. It is the one that the user passes, or else one of those that the program has made.

@@ -1,4 +1,4 @@
-"""Module paths as the model's owner would write them.
+"""Normalises module paths to what the model's owner would write.
 
 Dynamo names a module by the Python expression that reaches it, ``L['self']._modules['layers']._modules['0'].attn``;
 wrappers add components that nobody wrote. What is left after normalisation is ``layers.0.attn``.
@@ -68,15 +68,13 @@ class ModulePaths:
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
-        self._known: dict[str, str] = {}
-        self._roots: dict[str, str] = {}
+        self._known: dict[str, tuple[str, str]] = {}
+        """By raw path the local that it starts from, and the normalised path."""
 
     def add(self, raw: str) -> str:
         """Take note of a raw path; returns the key to give to :meth:`path`."""
         if raw not in self._known:
-            root, path = normalise(raw)
-            self._known[raw] = path
-            self._roots[raw] = root
+            self._known[raw] = normalise(raw)
         return raw
 
     def table(self) -> dict[str, str]:
@@ -85,11 +83,10 @@ class ModulePaths:
         Where a graph holds modules of several locals, as a step over a generator and a discriminator does, each path
         but those of ``self`` starts with its local's name: two models' ``layers.0`` are not one block.
         """
-        several = len({root for root in self._roots.values() if root}) > 1
+        several = len({root for root, _ in self._known.values() if root}) > 1
         shared: dict[str, str] = {"": ""}
         table: dict[str, str] = {"": ""}
-        for raw, path in self._known.items():
-            root = self._roots[raw]
+        for raw, (root, path) in self._known.items():
             lead = root if several and root != "self" else ""
             full = ".".join(part for part in (self._prefix, lead, path) if part)
             table[raw] = shared.setdefault(full, full)

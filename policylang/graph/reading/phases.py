@@ -1,29 +1,30 @@
-"""Which nodes are forward, and what kind of graph it is."""
+"""Whether a graph is joint, flat or one half of a partition, and which of its nodes are forward and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from attrs import frozen
 from torch import fx
 
+from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind, Phase
 from policylang.graph.reading.flat_phases import flat_phases
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.reading import is_backward_output, is_saved_output
 
 NO_PHASES = "APL340"
 NOT_FLAT_ATEN = "APL341"
 
+_PHASE_OF = {"placeholder": Phase.INPUT, "get_attr": Phase.INPUT, "output": Phase.OUTPUT}
 _FORWARD_TAGS = ("is_forward", "must_be_in_forward")
 _BACKWARD_TAGS = ("is_backward", "must_be_in_backward")
 _BACKWARD_WORDS = ("_backward.", "_backward_", "_grad_")
 
 
 @frozen(eq=False)
-class Marks:
+class PhaseMarks:
     """What a first look at the nodes finds; rows are those of the graph."""
 
     tags: Sequence[str | None]
@@ -59,7 +60,7 @@ def has_backward(graph: fx.Graph) -> bool:
     return any(is_tangent(node) or node.meta.get("partitioner_tag") in _BACKWARD_TAGS for node in graph.nodes)
 
 
-def kind_of(marks: Marks, targets: Sequence[str]) -> GraphKind:
+def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
     """What kind of graph the marks speak of.
 
     Raises:
@@ -83,13 +84,13 @@ def kind_of(marks: Marks, targets: Sequence[str]) -> GraphKind:
         return GraphKind.FLAT
     for target in targets:
         if target and any(word in target for word in _BACKWARD_WORDS):
-            _refuse(_unknown(target))
+            raise _unknown_phases(f"the graph calls `{target}`, but nothing")
     return GraphKind.FORWARD
 
 
 def phases_of(
     kind: GraphKind,
-    marks: Marks,
+    marks: PhaseMarks,
     ops: Sequence[str],
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
@@ -106,28 +107,18 @@ def phases_of(
     if kind is GraphKind.FLAT:
         return flat_phases(ops, inputs, marks.said, marks.hooked, marks.seeds)
     length = len(ops)
-    phases = bytearray(length)
+    phases = bytearray(_PHASE_OF.get(op, Phase.FORWARD) for op in ops)
+    if kind is GraphKind.FORWARD:
+        return phases
     late = bytearray(length)  # depends on a tangent
     for row in marks.tangents:
         late[row] = 1
-    has_backward = kind is not GraphKind.FORWARD
     copies = _copies(marks) if kind is GraphKind.JOINT else bytes(length)
     forward_ends = _last_tagged_forward(marks.tags, ops, copies) if kind is GraphKind.JOINT else length
-    for row in range(length):
-        op = ops[row]
-        if op == "placeholder" or op == "get_attr":
-            phases[row] = Phase.INPUT
+    for row, phase in enumerate(phases):
+        if phase != Phase.FORWARD:
             continue
-        if op == "output":
-            phases[row] = Phase.OUTPUT
-            continue
-        phases[row] = Phase.FORWARD
-        if not has_backward:
-            continue
-        for read in inputs[row]:
-            if late[read]:
-                late[row] = 1
-                break
+        late[row] = any(late[read] for read in inputs[row])
         untagged = row > forward_ends and marks.tags[row] is None
         if late[row] or copies[row] or untagged or marks.tags[row] in _BACKWARD_TAGS:
             phases[row] = Phase.BACKWARD
@@ -136,7 +127,7 @@ def phases_of(
     return phases
 
 
-def _copies(marks: Marks) -> Sequence[int]:
+def _copies(marks: PhaseMarks) -> Sequence[int]:
     """Which rows an earlier partition's backward recomputes, as far as the outputs tell what the forward needs of a
     backward inside it; torch before 2.12 does not mark them."""
     if all(desc is None for desc in marks.output_descs):
@@ -158,7 +149,7 @@ def _last_tagged_forward(tags: Sequence[str | None], ops: Sequence[str], copies:
 def _claim_for_forward(
     phases: bytearray,
     late: bytearray,
-    marks: Marks,
+    marks: PhaseMarks,
     inputs: Sequence[tuple[int, ...]],
     output_rows: Sequence[int | None],
 ) -> None:
@@ -177,19 +168,16 @@ def _claim_for_forward(
                 needed[read] = 1
 
 
-def check_kind(kind: GraphKind, marks: Marks) -> None:
+def check_kind(kind: GraphKind, marks: PhaseMarks) -> None:
     """Whether a graph can be of the kind that the caller says it is.
 
     Raises:
         PolicyGraphError: APL340 where a backward is expected and nothing says where it is.
     """
-    if kind is GraphKind.FORWARD:
-        return
     tagged = any(tag in _BACKWARD_TAGS for tag in marks.tags)
-    if kind is GraphKind.FLAT and not (marks.marked or marks.seeds):
-        _refuse(_unknown(""))
-    if kind is GraphKind.JOINT and not (marks.tangents or tagged):
-        _refuse(_unknown(""))
+    flat_unknown = kind is GraphKind.FLAT and not (marks.marked or marks.seeds)
+    if flat_unknown or (kind is GraphKind.JOINT and not (marks.tangents or tagged)):
+        raise _unknown_phases()
 
 
 def check_operators(nodes: Sequence[fx.Node]) -> None:
@@ -200,28 +188,15 @@ def check_operators(nodes: Sequence[fx.Node]) -> None:
     """
     for node in nodes:
         if node.op in ("call_module", "call_method"):
-            _refuse(
-                diagnose(
-                    NOT_FLAT_ATEN,
-                    f"`{node.name}` calls the {node.op.removeprefix('call_')} `{node.target}`, "
-                    "and a policy speaks of operators",
-                    help="give the graph that AOTAutograd or make_fx traces, "
-                    "or compile the model with `policylang.backend`",
-                )
-            )
+            kind = node.op.removeprefix("call_")
+            message = f"`{node.name}` calls the {kind} `{node.target}`, and a policy speaks of operators"
+            help = "give the graph that AOTAutograd or make_fx traces, or compile the model with `policylang.backend`"
+            raise PolicyGraphError([diagnose(NOT_FLAT_ATEN, message, help=help)])
 
 
-def _refuse(diagnostic: Diagnostic) -> NoReturn:
-    from policylang.errors import PolicyGraphError  # the edge, which renders diagnostics: not for every import
-
-    raise PolicyGraphError([diagnostic])
-
-
-def _unknown(target: str) -> Diagnostic:
-    found = f"the graph calls `{target}`, but nothing" if target else "nothing in the graph"
-    return diagnose(
-        NO_PHASES,
-        f"{found} says which nodes are backward",
-        help='trace the backward under `torch.fx.traceback.annotate({"phase": "backward"})`, '
-        "differentiate a scalar loss, or trace the step with `policylang.trace_step`",
+def _unknown_phases(found: str = "nothing in the graph") -> PolicyGraphError:
+    help = (
+        'trace the backward under `torch.fx.traceback.annotate({"phase": "backward"})`, '
+        "differentiate a scalar loss, or trace the step with `policylang.trace_step`"
     )
+    return PolicyGraphError([diagnose(NO_PHASES, f"{found} says which nodes are backward", help=help)])

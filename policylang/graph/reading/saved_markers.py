@@ -1,8 +1,8 @@
-"""What an earlier partition saved, found again in a graph whose operators may be other ones.
+"""Finds what an earlier partition saved, by the markers it left, in a graph that was traced again from its forward.
 
-A record lies on the operator whose value was saved. Tracing that operator again gives its annotations to all that
+A marker lies on the operator whose value was saved. Tracing that operator again gives its annotations to all that
 comes of it: the operators it is decomposed into, the pieces of a tuple, the copies that autograd keeps. These nodes
-are the record's group, and the value is the group's result: what is read from outside. Names and operators play no
+are the marker's group, and the value is the group's result: what is read from outside. Names and operators play no
 part in this. What cannot be found for certain is reported, never guessed.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from policylang.graph.facts import LostRecord, Phase
+from policylang.graph.facts import LostMarker, Phase
 from policylang.operators.names import AUTOGRAD_COPIES
 
 
 @frozen
-class Record:
+class SavedMarker:
     """What one partition saved of one operator's value, as it stands in an annotation."""
 
     partition: str
@@ -26,12 +26,12 @@ class Record:
     name: str
     """The operator's node."""
     number: int | None = None
-    """In the order of the forward, from 0; with ``count``, a record that is gone is missed. None for what need not be
+    """In the order of the forward, from 0; with ``count``, a marker that is gone is missed. None for what need not be
     found: a view of an input, or an operator that only carries ``stands_for``."""
     count: int = 0
-    """How many records of the partition are numbered; in each of its records."""
+    """How many markers of the partition are numbered; in each of its markers."""
     following: str = ""
-    """The name in the next numbered record, of the first one in the last: what is gone can be named."""
+    """The name in the next numbered marker, of the first one in the last: what is gone can be named."""
     value: bool = False
     """Whether the value itself was saved, of a tuple whatever the backward reads of it."""
     copies: bool = False
@@ -48,18 +48,18 @@ class Record:
         return asdict(self)
 
 
-def from_annotation(annotation: object) -> Record | None:
-    """None for what :meth:`Record.annotation` did not write."""
+def from_annotation(annotation: object) -> SavedMarker | None:
+    """None for what :meth:`SavedMarker.annotation` did not write."""
     if not isinstance(annotation, Mapping):
         return None
     try:
-        return Record(**annotation)
+        return SavedMarker(**annotation)
     except TypeError:
         return None
 
 
 @frozen(eq=False)
-class Columns:
+class MarkerColumns:
     """The part of a graph's facts that this needs."""
 
     names: Sequence[str]
@@ -71,31 +71,33 @@ class Columns:
 
 
 @frozen
-class Found:
+class FoundMarkers:
     saved: list[int] = field(factory=list)
     """Rows whose values were saved, with the owners of those rows."""
-    lost: list[LostRecord] = field(factory=list)
+    lost: list[LostMarker] = field(factory=list)
 
 
-def find(records: Mapping[int, Record], columns: Columns) -> Found:
-    """The values that the records of a graph speak of. ``records``: row to record, in graph order."""
+def find(markers: Mapping[int, SavedMarker], columns: MarkerColumns) -> FoundMarkers:
+    """The values that the markers of a graph speak of. ``markers``: row to marker, in graph order."""
     group_of = {
-        row: (record.partition, record.name)
-        for row, record in records.items()
+        row: (marker.partition, marker.name)
+        for row, marker in markers.items()
         if columns.phases[row] == Phase.FORWARD and columns.targets[row]
     }
     rows_of: dict[tuple[str, str], list[int]] = {}
     for row, key in group_of.items():
         rows_of.setdefault(key, []).append(row)
-    groups = [_Group(records[rows[0]], rows, group_of, columns) for rows in rows_of.values()]
-    found = Found()
-    for group in groups:
-        _add(group, found)
+    found = FoundMarkers()
     by_partition: dict[str, list[_Group]] = {}
-    for group in groups:
-        by_partition.setdefault(group.record.partition, []).append(group)
-    for same in by_partition.values():
-        _add_missing(same, found)
+    for rows in rows_of.values():
+        group = _Group(markers[rows[0]], rows, group_of, columns)
+        by_partition.setdefault(group.marker.partition, []).append(group)
+        if group.marker.value or group.marker.copies:
+            problem = group.problem()
+            found.lost.extend([LostMarker(group.marker.name, problem)] if problem else ())
+            found.saved.extend(() if problem else group.saved())
+    for groups in by_partition.values():
+        _add_missing(groups, found)
     return found
 
 
@@ -103,17 +105,15 @@ class _Group:
     """The forward nodes that came of one operator."""
 
     def __init__(
-        self, record: Record, rows: list[int], group_of: Mapping[int, tuple[str, str]], columns: Columns
+        self, marker: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], columns: MarkerColumns
     ) -> None:
-        self.record = record
-        self.rows = rows
-        self.columns = columns
+        self.marker, self.rows, self.columns = marker, rows, columns
         key = group_of[rows[0]]
         self.copies: set[int] = set()
         self.results: list[int] = []
         for row in reversed(rows):
             users = columns.users[row]
-            if group_of.get(_source(row, columns)) == key and self._is_copy(row):
+            if any(group_of.get(read) == key for read in columns.inputs[row][:1]) and self._is_copy(row):
                 self.copies.add(row)
             elif any(user in self.copies or group_of.get(user) != key for user in users):
                 self.results.append(row)
@@ -128,18 +128,18 @@ class _Group:
 
     def problem(self) -> str:
         """Why what was saved cannot be told; empty where it can."""
-        record = self.record
-        if record.partly:
+        marker = self.marker
+        if marker.partly:
             return "some of its values were saved and others recomputed, and a decision is for all of them"
         if not self.results:
             return "nothing reads what it became"
-        if (record.value or self.copies) if record.several else self._is_one():
+        if (marker.value or self.copies) if marker.several else self._is_one():
             return ""
         return f"it may be any of {', '.join(f'`{self.columns.names[row]}`' for row in self.results)}"
 
     def stands_in(self) -> bool:
         """Whether its value can be saved in place of a view of it."""
-        return bool(self.results) and (self.record.value if self.record.several else self._is_one())
+        return bool(self.results) and (self.marker.value if self.marker.several else self._is_one())
 
     def _is_one(self) -> bool:
         """Whether the results are one value, or one for each call."""
@@ -165,10 +165,10 @@ class _Group:
         return {row: root(row) for row in self.rows}
 
     def saved(self) -> Iterator[int]:
-        """The rows of what the record says was saved; a copy that is not made here is the value itself."""
-        if self.record.value or (self.record.copies and not self.copies):
+        """The rows of what the marker says was saved; a copy that is not made here is the value itself."""
+        if self.marker.value or (self.marker.copies and not self.copies):
             yield from self.values()
-        if self.record.copies:
+        if self.marker.copies:
             yield from (row for row in self.rows if row in self.copies)
 
     def values(self) -> Iterator[int]:
@@ -177,25 +177,11 @@ class _Group:
             yield self.columns.owners[row]
 
 
-def _source(row: int, columns: Columns) -> int:
-    return columns.inputs[row][0] if columns.inputs[row] else -1
-
-
-def _add(group: _Group, found: Found) -> None:
-    if not (group.record.value or group.record.copies):
-        return
-    problem = group.problem()
-    if problem:
-        found.lost.append(LostRecord(group.record.name, problem))
-    else:
-        found.saved.extend(group.saved())
-
-
-def _add_missing(groups: Sequence[_Group], found: Found) -> None:
+def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
     """What no forward node carries of one partition: the value that it is a view of stands in, or it is lost."""
-    count = groups[0].record.count
-    present = {group.record.number: group.record for group in groups if group.record.number is not None}
-    stand_ins = {number: group for group in groups for number in group.record.stands_for}
+    count = groups[0].marker.count
+    present = {group.marker.number: group.marker for group in groups if group.marker.number is not None}
+    stand_ins = {number: group for group in groups for number in group.marker.stands_for}
     for number in range(count):
         if number in present:
             continue
@@ -205,4 +191,4 @@ def _add_missing(groups: Sequence[_Group], found: Found) -> None:
             continue
         before = present.get((number - 1) % count)
         name = f"value {number + 1} of {count}" if before is None else before.following
-        found.lost.append(LostRecord(name, "no forward node of this graph comes of it"))
+        found.lost.append(LostMarker(name, "no forward node of this graph comes of it"))

@@ -1,4 +1,4 @@
-"""Size, shape and type of what a node returns, read from its fake value."""
+"""Measures what a node returns (bytes, shape, type) by its fake value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTHING = Value(0, 0, None, None, "", "", False)
 SYMBOL = Value(0, 0, None, None, "", "", True)
 
 
-class Values:
+class Measurements:
     """Measures values; equal shapes, types and whole measurements are one object, however many nodes have them."""
 
     def __init__(self) -> None:

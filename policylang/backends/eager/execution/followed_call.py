@@ -16,7 +16,8 @@ from policylang.backends.eager.execution.surroundings import Surroundings
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import Memory, memory_of, tensors_in
 from policylang.language.diagnostics import Diagnostic
-from policylang.torch_compat.eager import outside_of_modes, storage_address, storage_is_freed, version
+from policylang.torch_compat.eager import storage_address, storage_is_freed, version
+from policylang.torch_compat.reading import outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
 FREED = object()

@@ -23,15 +23,8 @@ from policylang.backends.eager.observation.origins import memory_of, tensors_in
 from policylang.backends.eager.observation.stream import VIEW, draws, is_no_step, is_same_view, written_by
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
-from policylang.torch_compat.eager import (
-    detached,
-    keeps_graph,
-    outside_of_modes,
-    storage_address,
-    storage_is_freed,
-    version,
-)
-from policylang.torch_compat.reading import schema_of
+from policylang.torch_compat.eager import detached, keeps_graph, storage_address, storage_is_freed, version
+from policylang.torch_compat.reading import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
 
 

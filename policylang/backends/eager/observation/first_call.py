@@ -31,14 +31,8 @@ from policylang.backends.eager.observation.origins import (
     tensors_in,
 )
 from policylang.backends.eager.observation.stream import VIEW, draws, is_ignored, is_same_view, writes, written_by
-from policylang.torch_compat.eager import (
-    DispatchMode,
-    detached,
-    is_wrapper_class,
-    outside_of_modes,
-    saved_tensor_hooks,
-)
-from policylang.torch_compat.reading import hint
+from policylang.torch_compat.eager import DispatchMode, detached, is_wrapper_class, saved_tensor_hooks
+from policylang.torch_compat.reading import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
 

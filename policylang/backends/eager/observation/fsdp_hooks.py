@@ -19,7 +19,7 @@ from torch import nn
 from policylang.backends.eager.observation.modes import only_readers
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.torch_compat.eager import is_of_fsdp
-from policylang.torch_compat.store import mesh_ranks
+from policylang.torch_compat.process_groups import mesh_ranks
 
 
 @define(eq=False)

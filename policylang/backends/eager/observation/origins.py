@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from policylang.graph.facts import InputKind
 from policylang.torch_compat.eager import WeakTensorKeyDictionary, storage_address, storage_bytes, version
 from policylang.torch_compat.subclasses import take_apart
-from policylang.tracing.state.model_state import read_state
+from policylang.tracing.step_state import read_state
 
 OUTSIDE = -1
 

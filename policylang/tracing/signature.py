@@ -1,4 +1,4 @@
-"""What a step was traced for, and whether a call brings the same."""
+"""What a graph is specialised to (batch, model, optimizer), and whether a call brings the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from attrs import frozen
 
 from policylang.torch_compat.tracing import tree_flatten, tree_paths
-from policylang.tracing.problems import BATCH_CHANGED, MODEL_CHANGED, problem
-from policylang.tracing.state.model_state import ModelState
+from policylang.tracing.checks import BATCH_CHANGED, MODEL_CHANGED, problem
+from policylang.tracing.step_state import ModelState, OptimizerState
 
 _MOST_DIFFERENCES = 8
 
@@ -71,8 +71,8 @@ class BatchSignature:
         came = tree_paths(batch)
         raise problem(
             BATCH_CHANGED,
-            f"the batch has another structure than the one this step was traced for: {_count(len(self.paths), 'leaf')} "
-            f"then, {_count(len(came), 'leaf')} now",
+            f"the batch has another structure than the one this step was traced for: {_leaves(self.paths)} then, "
+            f"{_leaves(came)} now",
             help="pass what `trace_step` was given after `loss_fn`, in the same order and with the same keys",
             details=[f"traced: {_listed(self.paths)}", f"called: {_listed(came)}"],
         )
@@ -83,15 +83,16 @@ class ModelSignature:
     """Of a model: what parameters and buffers it has, which need a gradient, and which modules are in train mode."""
 
     kinds: dict[str, TensorKind]
-    requires_grad: tuple[bool, ...]
+    requires_grad: dict[str, bool]
     modes: dict[str, bool]
     attributes: tuple[str, ...]
     """The plain attributes among ``kinds``."""
 
     @classmethod
     def of(cls, model: torch.nn.Module, state: ModelState) -> ModelSignature:
-        kinds = {name: TensorKind.of(value) for name, value in zip(state.names, state.tensors, strict=True)}
-        needs = tuple(value.requires_grad for value in state.tensors)
+        named = dict(zip(state.names, state.tensors, strict=True))
+        kinds = {name: TensorKind.of(value) for name, value in named.items()}
+        needs = {name: value.requires_grad for name, value in named.items()}
         modes = {path: module.training for path, module in model.named_modules()}
         return cls(kinds, needs, modes, tuple(state.attributes))
 
@@ -116,13 +117,51 @@ class ModelSignature:
             elif before != kind:
                 found.append(f"`{name}`: traced with {before}, now {kind}")
         if not found:
-            for name, needed, needs in zip(self.kinds, self.requires_grad, now.requires_grad, strict=True):
-                if needed != needs:
-                    found.append(f"`{name}`: traced {_needs(needed)}, now {_needs(needs)}")
+            words = {True: "with a gradient", False: "without one"}
+            for name, needed in self.requires_grad.items():
+                if needed != now.requires_grad[name]:
+                    found.append(f"`{name}`: traced {words[needed]}, now {words[not needed]}")
+        words = {True: "train mode", False: "eval mode"}
         for path, training in self.modes.items():
             if now.modes.get(path, training) != training:
-                found.append(f"`{path or 'the model'}`: traced in {_mode(training)}, now in {_mode(not training)}")
+                found.append(f"`{path or 'the model'}`: traced in {words[training]}, now in {words[not training]}")
         return found or ["its modules are others"]
+
+
+@frozen(eq=False)
+class OptimizerSignature:
+    """What of an optimizer the graph holds."""
+
+    kinds: dict[str, TensorKind]
+    settings: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, state: OptimizerState) -> OptimizerSignature:
+        return cls({name: TensorKind.of(value) for name, value in state.tensors.items()}, state.settings)
+
+    def check(self, state: OptimizerState) -> None:
+        """Raises PolicyGraphError if the graph no longer is the optimizer's."""
+        now = OptimizerSignature.of(state)
+        if list(self.kinds.items()) == list(now.kinds.items()) and self.settings == now.settings:
+            return
+        raise problem(
+            MODEL_CHANGED,
+            "the optimizer has changed since this step was traced, and the graph has not",
+            help="learning rates and the values of its state may change; trace the step again for anything else",
+            details=self._differences(now),
+        )
+
+    def _differences(self, now: OptimizerSignature) -> list[str]:
+        found = [
+            f"group {number}: `{key}` was {then[key]!r}, now {group.get(key)!r}"
+            for number, (then, group) in enumerate(zip(self.settings, now.settings, strict=False))
+            for key in then
+            if then[key] != group.get(key)
+        ]
+        names = list(dict.fromkeys([*self.kinds, *now.kinds]))
+        changed = [name for name in names if self.kinds.get(name) != now.kinds.get(name)]
+        found += [f"`{name}`: traced with {self.kinds.get(name)}, now {now.kinds.get(name)}" for name in changed[:8]]
+        return found
 
 
 def _kind(leaf: Any) -> Any:
@@ -139,16 +178,8 @@ def _text(kind: Any) -> str:
     return str(kind) if isinstance(kind, TensorKind) else f"the {type(kind).__name__} `{kind!r}`"
 
 
-def _needs(requires_grad: bool) -> str:
-    return "with a gradient" if requires_grad else "without one"
-
-
-def _mode(training: bool) -> str:
-    return "train mode" if training else "eval mode"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else 'leaves'}"
+def _leaves(paths: Sequence[str]) -> str:
+    return f"{len(paths)} {'leaf' if len(paths) == 1 else 'leaves'}"
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -19,21 +19,20 @@ UNKNOWN = -1
 """The ``seq_nr`` of a backward node that is no operator's derivative: the accumulation of two gradients."""
 
 
-def backward_regions(regions: BackwardRegions) -> AbstractContextManager[None]:
-    """Under it, each outermost call of the autograd engine is a region of its own.
-
-    A call that keeps its own graph (``create_graph``) is none: its results are differentiated again, as a Jacobian in
-    a forward is, and so they are part of the forward. Nor is a call inside a call.
-    """
-    return autograd_engine_replaced(regions.wrap)
-
-
 class BackwardRegions:
-    """How many there are so far."""
+    """Numbers the calls of the autograd engine."""
 
     def __init__(self) -> None:
         self.inside = False
         self.count = 0
+
+    def marked(self) -> AbstractContextManager[None]:
+        """Under it, each outermost call of the autograd engine is a region of its own.
+
+        A call that keeps its own graph (``create_graph``) is none: its results are differentiated again, as a Jacobian
+        in a forward is, and so they are part of the forward. Nor is a call inside a call.
+        """
+        return autograd_engine_replaced(self._wrap)
 
     @contextmanager
     def accumulation(self) -> Iterator[None]:
@@ -41,7 +40,7 @@ class BackwardRegions:
         with traceback.annotate({REGION: self.count - 1}), _sequence_numbers(()):
             yield
 
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             if self.inside or _creates_graph(args, kwargs):
                 return original(outputs, *args, **kwargs)
@@ -64,14 +63,11 @@ def _creates_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 @contextmanager
 def _sequence_numbers(outputs: Sequence[Any]) -> Iterator[None]:
     """Under it, a node carries the ``seq_nr`` of the backward function that made it, or :data:`UNKNOWN`."""
-    handles = [
-        handle
-        for function in _backward_functions(outputs)
-        for handle in (
-            function.register_prehook(_enter(sequence_number(function))),
-            function.register_hook(_leave),
-        )
-    ]
+    handles = []
+    for function in _backward_functions(outputs):
+        number = sequence_number(function)
+        handles.append(function.register_prehook(lambda _gradients, at=number: traceback.set_grad_fn_seq_nr(at)))
+        handles.append(function.register_hook(lambda _inputs, _outputs: traceback.reset_grad_fn_seq_nr()))
     traceback.set_grad_fn_seq_nr(UNKNOWN)
     try:
         yield
@@ -79,17 +75,6 @@ def _sequence_numbers(outputs: Sequence[Any]) -> Iterator[None]:
         traceback.reset_grad_fn_seq_nr()
         for handle in handles:
             handle.remove()
-
-
-def _enter(number: int) -> Callable[[Any], None]:
-    def prehook(_gradients: Any) -> None:
-        traceback.set_grad_fn_seq_nr(number)
-
-    return prehook
-
-
-def _leave(_inputs: Any, _outputs: Any) -> None:
-    traceback.reset_grad_fn_seq_nr()
 
 
 def _backward_functions(outputs: Sequence[Any]) -> list[Any]:

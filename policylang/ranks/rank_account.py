@@ -1,31 +1,28 @@
-"""What a rank is about to do with a graph, as other ranks see it: enough to compare, without torch or the graph.
+"""What a rank is about to do with a graph, reduced to what other ranks can compare: digests, and text behind them.
 
-Two kinds of things are compared. What all ranks have alike that hang together: the operators and what was decided
-about them, the policy, the order in which groups are used. And what the members of one process group have alike: each
-collective over it, with its reduction, element type and sizes. Sizes are numbers here, symbolic ones those of this
-call: ranks that compare now are about to run now. Names of nodes are for people. A rank that has seen more shapes than
-another has nodes for sizes that the other has not, so nodes without a tensor do not count.
+Needs neither torch nor the graph. Two kinds of things are compared. What all ranks have alike that hang together: the
+operators and what was decided about them, the policy, the order in which groups are used. And what the members of one
+process group have alike: each collective over it, with its reduction, element type and sizes. Sizes are numbers here,
+symbolic ones those of this call: ranks that compare now are about to run now. Names of nodes are for people. A rank
+that has seen more shapes than another has nodes for sizes that the other has not, so nodes without a tensor do not
+count.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import pickle
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, Group, InputKind, Ref
+from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.language.syntax import Policy
-from policylang.planning.digest import policy_text
+from policylang.planning.digest import digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.edits.rank_view import words_of
 from policylang.planning.plan import Decision, Plan, Why
-from policylang.ranks.messages import Share
+from policylang.ranks.messages import GroupDigest, pack, unpack
 
 SETTINGS = "settings"
 PLAN = "plan"
@@ -38,7 +35,7 @@ _STATIC = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
 @frozen
-class Collective:
+class CollectiveCall:
     """One call of a collective."""
 
     node: str
@@ -52,6 +49,8 @@ class Collective:
     """Their shapes; empty where they are each rank's own."""
     group: str
     """The name of its process group."""
+    ranks: tuple[int, ...]
+    """Of the group, in order."""
     when: str = ""
     """``forward`` or ``backward``, where the graph was split."""
 
@@ -65,7 +64,7 @@ class Collective:
 
 
 @frozen(eq=False)
-class Run:
+class GraphRun:
     """A graph that is run, or a part of one."""
 
     when: str
@@ -75,23 +74,24 @@ class Run:
     """Where it is a part."""
 
 
-def collectives_of(run: Run) -> list[Collective]:
+def collectives_of(run: GraphRun) -> list[CollectiveCall]:
     """Those over groups of several ranks, in order."""
     found = []
-    facts, when = run.facts, run.when
+    facts = run.facts
     for row, name in enumerate(facts.group_names):
         if name and len(facts.groups[name].ranks) > 1 and (run.rows is None or row in run.rows):
             own_sizes = "all_to_all" in facts.targets[row]
             tensors = list(_tensors(facts.arguments[row]))
             found.append(
-                Collective(
+                CollectiveCall(
                     facts.names[row],
                     facts.targets[row],
                     ", ".join(_plain_terms(facts.arguments[row], name, own_sizes)),
                     ", ".join(dict.fromkeys(facts.dtypes[each] for each in tensors)),
                     "" if own_sizes else " ".join(str(list(facts.shapes[each] or ())) for each in tensors),
                     name,
-                    when,
+                    facts.groups[name].ranks,
+                    run.when,
                 )
             )
     return found
@@ -120,18 +120,18 @@ def _plain_terms(values: Sequence[Any], group: str, own_sizes: bool) -> Iterator
 
 
 @frozen
-class Stage:
+class ComparedStage:
     """One thing that is compared about a graph."""
 
     name: str
     digest: str
-    shares: tuple[Share, ...]
+    by_group: tuple[GroupDigest, ...]
     content: Callable[[], Any] = field(repr=False, eq=False)
     """What is behind the digest. Made when it is asked for: ranks that agree never do."""
 
 
 @frozen
-class Round:
+class OfferRound:
     """What a rank offers to rewrite in one round of settling."""
 
     session: str
@@ -139,13 +139,13 @@ class Round:
     offers: tuple[Offer, ...]
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> ComparedStage:
         words = (f"{offer.name} {offer.terms} {offer.among}" for offer in self.offers)
-        return Stage(f"rewrites of the {self.session} graph", _digest(words), (), lambda: self.offers)
+        return ComparedStage(f"rewrites of the {self.session} graph", digest_of(words), (), lambda: self.offers)
 
 
 @frozen
-class Account:
+class RankAccount:
     """All that is compared about one graph, in order. It is kept beside caches, for a process that takes the compiled
     graph from there."""
 
@@ -161,26 +161,27 @@ class Account:
     signature: str
     """Of what two compilations of one piece of code have alike where they differ in sizes alone: its parameters and
     buffers, and the collectives but for sizes."""
-    steps: list[Stage | Round] = field(factory=list, eq=False)
+    steps: list[ComparedStage | OfferRound] = field(factory=list, eq=False)
     launched: list[str] = field(factory=list, eq=False)
     """The digest of the collectives that run, but for sizes, once it is known."""
 
     @property
-    def rounds(self) -> tuple[Round, ...]:
-        return tuple(each for each in self.steps if isinstance(each, Round))
+    def rounds(self) -> tuple[OfferRound, ...]:
+        return tuple(each for each in self.steps if isinstance(each, OfferRound))
 
     def pack(self) -> str:
         """As text, with all that is behind its digests."""
         steps = [
-            evolve(each, content=Fixed(each.content())) if isinstance(each, Stage) else each for each in self.steps
+            each if isinstance(each, OfferRound) else evolve(each, content=partial(_known, each.content()))
+            for each in self.steps
         ]
-        return base64.b64encode(zlib.compress(pickle.dumps(evolve(self, steps=steps)), 1)).decode()
+        return pack(evolve(self, steps=steps))
 
     @classmethod
-    def unpack(cls, text: str) -> Account:
+    def unpack(cls, text: str) -> RankAccount:
         """Raises ``ValueError`` for a text that is not what :meth:`pack` gives."""
         try:
-            found = pickle.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            found = unpack(text)
         except Exception as error:  # whatever unpickling runs into
             raise ValueError(f"not an account: {error}") from error
         if not isinstance(found, cls):
@@ -188,17 +189,7 @@ class Account:
         return found
 
 
-@frozen
-class Fixed:
-    """A content that was made before."""
-
-    content: Any
-
-    def __call__(self) -> Any:
-        return self.content
-
-
-def account_of(facts: Facts) -> Account:
+def account_of(facts: Facts, collectives: Iterable[CollectiveCall]) -> RankAccount:
     """``facts``: of the graph as it was collected, whose groups exist; a rewrite may name others."""
     label = f"a {facts.kind.value} graph of {len(facts)} nodes"
     static: list[str] = []
@@ -206,78 +197,75 @@ def account_of(facts: Facts) -> Account:
     for row, kind in enumerate(facts.input_kinds):
         if facts.dtypes[row] and kind not in (InputKind.NOT_AN_INPUT, InputKind.TANGENT):
             (static if kind in _STATIC else inputs).append(f"{facts.dtypes[row]}{facts.shapes[row]}")
-    collectives = (each.but_for_sizes for each in collectives_of(Run("", facts)))
-    operators = _digest(facts.targets[row] for row in _kept(facts))
-    signature = _digest([*static, "", *collectives])
-    return Account(label, tuple(facts.groups), operators, _digest(static), _digest(inputs), signature)
+    operators = digest_of(facts.targets[row] for row in _counted(facts))
+    signature = digest_of([*static, "", *(each.but_for_sizes for each in collectives)])
+    return RankAccount(label, tuple(facts.groups), operators, digest_of(static), digest_of(inputs), signature)
 
 
 def policy_digest(policy: Policy) -> str:
-    return _digest([policy_text(policy)])
+    return digest_of([policy_text(policy)])
 
 
-def plan_stage(plan: Plan) -> Stage:
-    """``plan.before`` has the groups that exist; the plan's own facts may name others."""
-    before, facts = plan.before, plan.facts
-    collectives = collectives_of(Run("", before))
-    kept = _kept(facts)
-    digest = _digest(
+def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedStage:
+    """``collectives``: of ``plan.before``, whose groups exist; the plan's own facts may name others."""
+    facts = plan.facts
+    rows = _counted(facts)
+    digest = digest_of(
         [
             policy_text(plan.policy),
-            *(facts.targets[row] for row in kept),
+            *(facts.targets[row] for row in rows),
             "",
-            *(_word(plan.decisions[row]) for row in kept),
+            *(_word(plan.decisions[row]) for row in rows),
             "",
             *_order(collectives),
             "",
             *words_of(plan.rewrites),
         ]
     )
-    return Stage(PLAN, digest, _shares(collectives, before.groups), partial(_plan_content, plan, kept, collectives))
+    return ComparedStage(PLAN, digest, _by_group(collectives), partial(_plan_content, plan, rows, collectives))
 
 
-def collectives_stage(runs: Sequence[Run], settings: Sequence[str]) -> tuple[Stage, str]:
+def collectives_stage(runs: Sequence[GraphRun], settings: Sequence[str]) -> tuple[ComparedStage, str]:
     """The collectives that are run, and their digest but for sizes. ``settings``: what may be why they differ."""
     found = [each for run in runs for each in collectives_of(run)]
-    groups = {name: group for run in runs for name, group in run.facts.groups.items()}
-    launched = _digest(each.but_for_sizes for each in found)
-    rows = tuple(Row(each.node, each.operator, collective=each, group=groups[each.group].ranks) for each in found)
-    content = Fixed(Content(rows=rows, lines=tuple(settings)))
-    return Stage(COLLECTIVES, _digest(_order(found)), _shares(found, groups), content), launched
+    launched = digest_of(each.but_for_sizes for each in found)
+    rows = tuple(ComparedNode(each.node, each.operator, collective=each) for each in found)
+    content = partial(_known, StageContent(rows=rows, lines=tuple(settings)))
+    return ComparedStage(COLLECTIVES, digest_of(_order(found)), _by_group(found), content), launched
 
 
-def settings_stage(settings: Sequence[str]) -> Stage:
+def settings_stage(settings: Sequence[str]) -> ComparedStage:
     """Lines that have to be the same on every rank."""
-    return Stage(SETTINGS, _digest(settings), (), Fixed(Content(lines=tuple(settings))))
+    content = partial(_known, StageContent(lines=tuple(settings)))
+    return ComparedStage(SETTINGS, digest_of(settings), (), content)
 
 
-def _kept(facts: Facts) -> list[int]:
+def _known(content: Any) -> Any:
+    """The content of a stage that is there from the start. Unlike a lambda, it can be pickled."""
+    return content
+
+
+def _counted(facts: Facts) -> list[int]:
     """The rows that count: those with a tensor, those with a group, and what is returned."""
-    dtypes, sizes, groups, ops = facts.dtypes, facts.bytes, facts.group_names, facts.ops
-    return [
-        row for row in range(len(facts)) if dtypes[row] or sizes[row] or groups[row] or ops[row] == "output"
-    ]  # fmt: skip
+    columns = zip(facts.dtypes, facts.bytes, facts.group_names, facts.ops, strict=True)
+    return [row for row, (dtype, size, group, op) in enumerate(columns) if dtype or size or group or op == "output"]
 
 
-def _shares(collectives: Sequence[Collective], groups: Mapping[str, Group]) -> tuple[Share, ...]:
+def _by_group(collectives: Sequence[CollectiveCall]) -> tuple[GroupDigest, ...]:
+    calls: dict[str, list[CollectiveCall]] = {}
+    for each in collectives:
+        calls.setdefault(each.group, []).append(each)
     return tuple(
-        Share(name, groups[name].ranks, _digest(f"{each.when} {each}" for each in collectives if each.group == name))
-        for name in _groups(collectives)
+        GroupDigest(name, found[0].ranks, digest_of(f"{each.when} {each}" for each in found))
+        for name, found in calls.items()
     )
 
 
-def _groups(collectives: Iterable[Collective]) -> dict[str, int]:
-    """By name, which of the groups it is in the order of their first use."""
+def _order(collectives: Sequence[CollectiveCall]) -> Iterator[str]:
+    """What is run over which group, told without the names of groups: those differ from rank to rank."""
     numbers: dict[str, int] = {}
     for each in collectives:
-        numbers.setdefault(each.group, len(numbers))
-    return numbers
-
-
-def _order(collectives: Sequence[Collective]) -> Iterator[str]:
-    """What is run over which group, told without the names of groups: those differ from rank to rank."""
-    numbers = _groups(collectives)
-    return (f"{each.when} {each.operator} {numbers[each.group]}" for each in collectives)
+        yield f"{each.when} {each.operator} {numbers.setdefault(each.group, len(numbers))}"
 
 
 def _word(decision: Decision | None) -> str:
@@ -286,17 +274,11 @@ def _word(decision: Decision | None) -> str:
     return "auto" if decision.action is None else decision.action.name
 
 
-def _digest(words: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    digest.update("\0".join(words).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
 # --- the content of a stage, where digests differ -------------------------------------------------------------------
 
 
 @frozen
-class Row:
+class ComparedNode:
     """What is done with a node, as text."""
 
     node: str
@@ -306,34 +288,32 @@ class Row:
     by: str = ""
     """``` `save mm` (llama3_sac.apl:4) ```."""
     rule: int | None = None
-    collective: Collective | None = None
-    group: tuple[int, ...] = ()
-    """The ranks of the collective's group, in order."""
+    collective: CollectiveCall | None = None
 
 
 @frozen
-class Content:
+class StageContent:
     """What is behind the digest of a stage."""
 
     policy: str = ""
     rewrites: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ComparedNode, ...] = ()
     lines: tuple[str, ...] = ()
     """Settings."""
 
 
-def _plan_content(plan: Plan, kept: Sequence[int], collectives: Sequence[Collective]) -> Content:
-    facts, groups = plan.facts, plan.before.groups
+def _plan_content(plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall]) -> StageContent:
+    facts = plan.facts
     calls = {each.node: each for each in collectives}
-    rows = []
-    for row in kept:
-        name, call = facts.names[row], calls.get(facts.names[row])
-        ranks = () if call is None else groups[call.group].ranks
-        rows.append(Row(name, facts.targets[row], *_spelled(plan, plan.decisions[row]), call, ranks))
-    return Content(policy_text(plan.policy), tuple(words_of(plan.rewrites)), tuple(rows))
+    nodes = tuple(
+        ComparedNode(name, facts.targets[row], *_described(plan, plan.decisions[row]), calls.get(name))
+        for row in rows
+        for name in [facts.names[row]]
+    )
+    return StageContent(policy_text(plan.policy), tuple(words_of(plan.rewrites)), nodes)
 
 
-def _spelled(plan: Plan, decision: Decision | None) -> tuple[str, str, int | None]:
+def _described(plan: Plan, decision: Decision | None) -> tuple[str, str, int | None]:
     if decision is None:
         return "decides nothing there", "", None
     action = decision.action
@@ -341,9 +321,7 @@ def _spelled(plan: Plan, decision: Decision | None) -> tuple[str, str, int | Non
     if decision.rule is not None:
         rule = plan.policy.rules[decision.rule]
         return did, f"`{rule.text}` ({rule.source})", decision.rule
-    if decision.why is Why.UNDECIDED:
-        return did, "no rule", None
-    return did, decision.reason or decision.why.value, None
+    return did, "no rule" if decision.why is Why.UNDECIDED else decision.reason or decision.why.value, None
 
 
 def _done(action: str) -> str:

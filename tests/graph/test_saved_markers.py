@@ -6,19 +6,19 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.graph.facts import LostRecord, Phase
-from policylang.graph.reading.saved_markers import Columns, Found, Record, find, from_annotation
+from policylang.graph.facts import LostMarker, Phase
+from policylang.graph.reading.saved_markers import FoundMarkers, MarkerColumns, SavedMarker, find, from_annotation
 
-Line = tuple[str, str, str, Record | None]
+Line = tuple[str, str, str, SavedMarker | None]
 """Name, operator, names of what it reads, record. What reads ``tangent`` is backward."""
 
 
-def record(name: str, number: int | None = 0, *, count: int = 1, following: str = "", **found: Any) -> Record:
+def record(name: str, number: int | None = 0, *, count: int = 1, following: str = "", **found: Any) -> SavedMarker:
     found = found or {"value": True}
-    return Record("p", name, number, count=count, following=following or name, **found)
+    return SavedMarker("p", name, number, count=count, following=following or name, **found)
 
 
-def found_in(*lines: Line) -> tuple[list[str], list[LostRecord]]:
+def found_in(*lines: Line) -> tuple[list[str], list[LostMarker]]:
     names = [name for name, *_ in lines]
     inputs = [tuple(names.index(read) for read in reads.split()) for _, _, reads, _ in lines]
     users = [tuple(row for row, reads in enumerate(inputs) if read in reads) for read in range(len(lines))]
@@ -28,8 +28,8 @@ def found_in(*lines: Line) -> tuple[list[str], list[LostRecord]]:
         backward = name == "tangent" or any(phases[read] == Phase.BACKWARD for read in inputs[row])
         phases.append(Phase.BACKWARD if backward else Phase.FORWARD if target else Phase.INPUT)
         owners.append(owners[inputs[row][0]] if target == "builtin.getitem" else row)
-    columns = Columns(names, [target for _, target, _, _ in lines], phases, inputs, users, owners)
-    found: Found = find({row: line[3] for row, line in enumerate(lines) if line[3] is not None}, columns)
+    columns = MarkerColumns(names, [target for _, target, _, _ in lines], phases, inputs, users, owners)
+    found: FoundMarkers = find({row: line[3] for row, line in enumerate(lines) if line[3] is not None}, columns)
     return [names[row] for row in dict.fromkeys(found.saved)], found.lost
 
 
@@ -53,7 +53,7 @@ def test_the_result_of_a_decomposition_is_what_is_read_from_outside() -> None:
 
 
 def test_a_copy_that_autograd_keeps_is_told_from_the_value() -> None:
-    def softmax(**found: bool) -> tuple[list[str], list[LostRecord]]:
+    def softmax(**found: bool) -> tuple[list[str], list[LostMarker]]:
         mark = record("softmax", **found)
         return found_in(
             X,
@@ -98,7 +98,7 @@ def test_two_results_that_could_be_the_value_are_reported() -> None:
         ("mm", "aten.mm.default", "mul erf", None),
     )
     assert saved == []
-    assert lost == [LostRecord("gelu", "it may be any of `erf`, `mul`")]
+    assert lost == [LostMarker("gelu", "it may be any of `erf`, `mul`")]
 
 
 def test_a_module_called_twice_has_each_value_twice() -> None:
@@ -149,7 +149,7 @@ def test_one_kept_copy_of_a_decomposed_tuple_is_not_guessed_at() -> None:
         ("mul", "aten.mul.Tensor", "sub rsqrt", None),
     )
     assert saved == []
-    assert lost == [LostRecord("norm", "it may be any of `sub`, `rsqrt`")]
+    assert lost == [LostMarker("norm", "it may be any of `sub`, `rsqrt`")]
 
 
 def test_what_is_gone_is_missed_and_named() -> None:
@@ -159,11 +159,11 @@ def test_what_is_gone_is_missed_and_named() -> None:
     end: Line = ("end", "aten.add.Tensor", "c", None)
     saved, lost = found_in(X, ("c", "aten.sin.default", "x", marks[2]), end)
     assert saved == ["c"]
-    assert lost == [LostRecord("value 1 of 4", gone), LostRecord("value 2 of 4", gone), LostRecord("d", gone)]
+    assert lost == [LostMarker("value 1 of 4", gone), LostMarker("value 2 of 4", gone), LostMarker("d", gone)]
 
 
 def test_a_dropped_view_is_saved_as_what_it_views() -> None:
-    base = Record("p", "mul", count=1, stands_for=(0,))
+    base = SavedMarker("p", "mul", count=1, stands_for=(0,))
     end: Line = ("mm", "aten.mm.default", "mul", None)
     assert found_in(X, ("mul", "aten.mul.Tensor", "x", base), end) == (["mul"], [])
     kept = found_in(
@@ -177,7 +177,7 @@ def test_a_dropped_view_is_saved_as_what_it_views() -> None:
 
 def test_one_piece_of_an_unsaved_tuple_does_not_stand_in() -> None:
     """A decision on the operator would save the other pieces as well."""
-    base = Record("p", "topk", count=1, several=True, stands_for=(0,))
+    base = SavedMarker("p", "topk", count=1, several=True, stands_for=(0,))
     saved, lost = found_in(
         X,
         ("topk", "aten.topk.default", "x", base),
@@ -185,7 +185,7 @@ def test_one_piece_of_an_unsaved_tuple_does_not_stand_in() -> None:
         ("mm", "aten.mm.default", "values", None),
     )
     assert saved == []
-    assert lost == [LostRecord("value 1 of 1", "no forward node of this graph comes of it")]
+    assert lost == [LostMarker("value 1 of 1", "no forward node of this graph comes of it")]
 
 
 def test_backward_nodes_carry_annotations_and_are_no_part_of_it() -> None:

@@ -1,0 +1,222 @@
+"""One step of a comparison: a rank waits until every rank that hangs together with it has sent its message.
+
+A rank reads what the members of its groups sent, and follows the groups that those name, breadth first. So all ranks
+that hang together over any groups read the same, and come to the same verdict. Nobody guesses whether a rank is alive:
+it is waited for as long as a collective would wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from attrs import define, field
+
+from policylang.language.diagnostics import Diagnostic
+from policylang.ranks import differences
+from policylang.ranks.message_store import MessageStore
+from policylang.ranks.messages import Absence, Awaited, EndOfComparison, RankKey, RankMessage, RankStatus, named
+
+NOTICE = 10.0
+"""Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
+_LOOK = 0.25
+"""Seconds between two looks at why a rank has not sent anything yet."""
+_FEW = 32
+"""Ranks that are looked at one by one. Where more are awaited, looks become rarer: a thousand that wait for a thousand
+others would bring the store down."""
+_LONGEST = 4.0
+_CYCLE = 4
+"""Looks on end after which ranks that wait for each other are told so: they may be about to hear a better reason."""
+
+log = logging.getLogger("policylang.ranks")
+
+
+@define
+class EndedByOther(Exception):
+    """Another rank has ended the comparison, for all."""
+
+    end: EndOfComparison
+
+
+@define
+class CannotGoOn(Exception):
+    """This rank has found why nobody can go on."""
+
+    diagnostic: Diagnostic
+    keys: Sequence[RankKey] = ()
+    """Who waits there is to hear it too."""
+    rules: Mapping[str, int] = field(factory=dict)
+    absence: Absence | None = None
+
+
+@define
+class BehindOthers(Exception):
+    """Others of this rank's have come to the topic more often, and wait for it there: they run another part of the
+    program than the others did until now."""
+
+    occasion: int
+
+
+@define(eq=False)
+class _WaitCycle:
+    """Ranks that wait for each other."""
+
+    rank: int
+    """The one that this rank waits for."""
+    key: RankKey
+    awaited: list[Awaited]
+    """All messages that are waited for."""
+    waiting: dict[int, RankStatus] = field(factory=dict)
+
+
+@define(eq=False)
+class Exchange:
+    """What all ranks that hang together with this one send in one step."""
+
+    store: MessageStore
+    mine: RankMessage
+    step: int
+    patience: float
+    """Seconds."""
+    known: dict[int, RankMessage] = field(factory=dict)
+    named_by: dict[RankKey, RankMessage] = field(factory=dict)
+    awaited: dict[int, RankKey] = field(factory=dict)
+    """The ranks that have not sent anything yet, and a key under which they will."""
+    cycle: tuple[frozenset[Awaited], int] = (frozenset(), 0)
+    """The messages that ranks wait for in a cycle, and in how many looks on end they have been the same."""
+
+    def run(self) -> dict[int, RankMessage]:
+        """By rank. Raises :class:`EndedByOther` and :class:`CannotGoOn`."""
+        self._take(self.mine)
+        started = looked = time.monotonic()
+        since = datetime.now()
+        pause, look, notice = 0.001, _LOOK, NOTICE
+        while self.awaited:
+            if self._read(dict(self.awaited)):
+                continue
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1 if len(self.awaited) <= _FEW else 1.0)
+            now = time.monotonic()
+            if now - looked < look:
+                continue
+            looked, look = now, _LOOK if len(self.awaited) <= _FEW else min(1.5 * look, _LONGEST)
+            self._look()
+            self._look_for_cycle()
+            if self.awaited and now - started > self.patience:
+                raise CannotGoOn(differences.missing(self.mine, self._reasons(now - started)))
+            if self.awaited and now - started > notice:
+                notice *= 2
+                self._notice(since, now - started)
+        self.hear()
+        return self.known
+
+    def hear(self) -> None:
+        """Raises :class:`EndedByOther` where another rank has said that nobody is to go on."""
+        end = self.store.end_of(self.named_by or self.mine.keys, self.step)
+        if end is not None:
+            raise EndedByOther(end)
+
+    # --- reading ---
+
+    def _read(self, ranks: dict[int, RankKey]) -> bool:
+        """Read what these have sent, if all of them have."""
+        messages = self.store.read([key.message(rank, self.step) for rank, key in ranks.items()])
+        for message in messages or ():
+            self._take(message)
+        return messages is not None and not self.awaited.keys() >= ranks.keys()
+
+    def _take(self, message: RankMessage) -> None:
+        if message is not self.mine:
+            self._check_absences(message.absences)
+        self.known[message.rank] = message
+        self.awaited.pop(message.rank, None)
+        for key, other in self.named_by.items():
+            if message.rank in key.ranks and key not in message.keys:
+                raise CannotGoOn(differences.not_shared(message, key, other))
+        for key in message.keys:
+            if key in self.named_by:
+                continue
+            self.named_by[key] = message
+            for rank in key.ranks:
+                if rank not in self.known:
+                    self.awaited[rank] = key
+                elif key not in self.known[rank].keys:
+                    raise CannotGoOn(differences.not_shared(self.known[rank], key, message))
+
+    # --- why somebody has not come ---
+
+    def _look(self) -> None:
+        """Raises where waiting on makes no sense."""
+        self.hear()
+        for rank, key in self._few():
+            if rank in self.awaited:
+                self._read({rank: key})
+        awaited = tuple((key, self.step, rank) for rank, key in self.awaited.items())
+        history = self.store.history
+        self.store.say(RankStatus("waiting", self.mine.label, history.absences, awaited, len(history.threads)))
+        for rank, _ in self._few():
+            status = self.store.status(rank)
+            self._check_absences(status.absences)
+            if self.step == 1:
+                self._check_occasion(status.awaited)
+
+    def _few(self) -> list[tuple[int, RankKey]]:
+        """Of the ranks that are awaited, those that are looked at one by one: at first the lowest."""
+        return sorted(self.awaited.items(), key=lambda each: each[0])[:_FEW]
+
+    def _check_occasion(self, awaited: Sequence[Awaited]) -> None:
+        own = {key.place: key for key in self.mine.keys}
+        for key, _, _ in awaited:
+            if key.place in own and key.occasion > own[key.place].occasion:
+                raise BehindOthers(key.occasion)
+
+    def _check_absences(self, absences: Sequence[Absence]) -> None:
+        for absence in filter(self.mine.misses, absences):
+            raise CannotGoOn(differences.absent(self.mine, absence), absence=absence)
+
+    def _look_for_cycle(self) -> None:
+        """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end."""
+        found = next(filter(None, (self._cycle_over(rank, key) for rank, key in self._few())), None)
+        awaited = frozenset() if found is None else frozenset(found.awaited)
+        self.cycle = (awaited, self.cycle[1] + 1 if awaited == self.cycle[0] else 1)
+        if found is not None and self.cycle[1] >= _CYCLE:
+            keys = [key for key, _, _ in found.awaited]
+            raise CannotGoOn(differences.waiting(self.mine, found.key, found.rank, found.waiting), keys)
+
+    def _cycle_over(self, rank: int, key: RankKey) -> _WaitCycle | None:
+        """What a rank waits for counts only while it is not there, and only where no other thread of it may come."""
+        cycle = _WaitCycle(rank, key, [(key, self.step, rank)])
+        queue = deque([rank])
+        while queue:
+            at = queue.popleft()
+            status = self.store.status(at)
+            if status.kind != "waiting" or status.threads > 1 or len(self.store.history.threads) > 1:
+                continue
+            cycle.waiting[at] = status
+            for key, step, sender in status.awaited:
+                if sender not in cycle.waiting and not self.store.has(key.message(sender, step)):
+                    cycle.awaited.append((key, step, sender))
+                    if sender == self.mine.rank:
+                        return cycle
+                    queue.append(sender)
+        return None
+
+    def _reasons(self, seconds: float) -> dict[int, str]:
+        """By rank that has not come, what it is seen to do."""
+        found = {}
+        for rank in self.awaited:
+            status = self.store.status(rank)
+            does = {
+                "waiting": f"; it waits for other ranks, with {status.text}",
+                "stopped": f"; it stopped elsewhere: {status.text}",
+                "uncompared": f"; what it ran last was not compared ({status.text})",
+            }
+            found[rank] = f"has not come in {seconds:.0f} s{does.get(status.kind, '')}"
+        return found
+
+    def _notice(self, since: datetime, seconds: float) -> None:
+        waiting = "rank %d waits for %s to compare %s: for %.0f s, since %s"
+        log.warning(waiting, self.mine.rank, named(list(self.awaited)), self.mine.label, seconds, f"{since:%H:%M:%S}")
