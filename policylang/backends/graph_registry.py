@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import fx
 
 from policylang.language.syntax import Policy
-from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _plans: WeakKeyDictionary[fx.GraphModule, Plan] = WeakKeyDictionary()
 _partitions: WeakKeyDictionary[fx.GraphModule, Any] = WeakKeyDictionary()
-_halves: WeakKeyDictionary[fx.GraphModule, Mapping[str, Rewrites]] = WeakKeyDictionary()
+_halves: WeakKeyDictionary[fx.GraphModule, Mapping[str, Edits]] = WeakKeyDictionary()
 _checkpoints: WeakKeyDictionary[fx.GraphModule, Sequence[Policy]] = WeakKeyDictionary()
 
 
@@ -55,7 +55,7 @@ def record_flat(gm: fx.GraphModule, outcome: FlatOutcome) -> None:
     _partitions[gm] = (outcome.plan, outcome.audit, outcome.seconds)
 
 
-def halves_of(gm: fx.GraphModule) -> Mapping[str, Rewrites]:
+def halves_of(gm: fx.GraphModule) -> Mapping[str, Edits]:
     """What was rewritten in the ``forward`` and in the ``backward`` of the partition that a module took part in."""
     return _halves.get(gm, {})
 

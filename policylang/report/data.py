@@ -105,7 +105,7 @@ class RewriteReport:
     left: tuple[LeftAlone, ...] = ()
 
     def __str__(self) -> str:
-        from policylang.report.edits import rewrite_lines
+        from policylang.report.rewrite_lines import rewrite_lines
 
         return "\n".join(rewrite_lines(self))
 

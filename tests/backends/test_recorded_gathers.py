@@ -12,7 +12,7 @@ from policylang.graph.facts import Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan
-from tests.support import rewrites
+from tests.support import edited
 from tests.support.shared_graphs import BACKWARD, process_groups, shared_graph
 from tests.support.versions import needs_groups_in_any_order
 
@@ -31,7 +31,7 @@ def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) 
     assert order.ranks[:3] == (0, 8, 16)
     everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
     monkeypatch.setattr(
-        rewrites, "collect", lambda gm, kind, mesh=None: collect(gm, kind=kind, groups=everyone, mesh=mesh)
+        edited, "collect", lambda gm, kind, mesh=None: collect(gm, kind=kind, groups=everyone, mesh=mesh)
     )
-    rewrites.assert_facts_hold(gm, made)
+    edited.assert_facts_hold(gm, made)
     assert len(gm.graph.nodes) == 16_097

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from policylang.graph.facts import Facts, Flag
 from policylang.planning.edits.collectives.element_moves import GETITEM
-from policylang.planning.edits.setting import RefusedError
+from policylang.planning.edits.edit_planner import RefusedError
 from policylang.planning.storage import storage_roots
 
 
-class Memory:
+class Aliasing:
     """The memory of one graph's values, and who writes there."""
 
     def __init__(self, facts: Facts) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from attrs import frozen
 
@@ -15,21 +15,21 @@ _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.
 
 
 @frozen
-class Link:
-    """A gather whose value, laid out anew perhaps, is gathered again."""
+class InARow:
+    """A collective whose value, laid out anew perhaps, goes into another one."""
 
     inner: int
     outer: int
 
 
-def links(facts: Facts, target: str = GATHER) -> Iterator[Link]:
+def pairs_in_a_row(facts: Facts, target: str = GATHER) -> Iterator[InARow]:
     """Every pair of collectives of which one reads the other through layout operators only, in graph order."""
     origin = array("l", [NOWHERE]) * len(facts)
     for row, name in enumerate(facts.targets):
         if name == target:
             source = source_of(facts, row)
             if source != NOWHERE and origin[source] != NOWHERE:
-                yield Link(origin[source], row)
+                yield InARow(origin[source], row)
             origin[row] = row
         elif name in PASSING:
             source = source_of(facts, row)
@@ -39,61 +39,61 @@ def links(facts: Facts, target: str = GATHER) -> Iterator[Link]:
             origin[row] = found.pop() if len(found) == 1 else NOWHERE
 
 
-Step = int | Fan
+Hop = int | Fan
 """A row, or the rows of a fan."""
 
 
 @frozen
-class Path:
-    """The straight line between two rows."""
+class LayoutRun:
+    """The layout operators on the straight line between two rows."""
 
-    steps: tuple[Step, ...]
+    hops: tuple[Hop, ...]
     rows: tuple[int, ...]
     """In graph order."""
 
 
-def path_between(facts: Facts, start: int, end: int) -> Path | str:
+def run_between(facts: Facts, start: int, end: int) -> LayoutRun | str:
     """What lies on the way from a row, left out, to what reads it, included; a phrase where the line is not one."""
-    steps: list[Step] = []
+    hops: list[Hop] = []
     row = end
     while row != start:
         if facts.targets[row] in JOINS:
             fan = fan_of(facts, row)
             if isinstance(fan, str):
                 return fan
-            steps.append(fan)
+            hops.append(fan)
             row = fan.base
         else:
             if facts.targets[row] == GETITEM:
                 return f"{facts.names[row]} keeps a part"
-            steps.append(row)
+            hops.append(row)
             row = source_of(facts, row)
-    steps.reverse()
-    return Path(tuple(steps), rows_of(steps))
+    hops.reverse()
+    return LayoutRun(tuple(hops), rows_of(hops))
 
 
-def tail(facts: Facts, wait: int) -> tuple[Step, ...]:
+def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
     """The layout operators after a row that are the only readers of what is before them, in the same phase."""
-    steps: list[Step] = []
+    hops: list[Hop] = []
     row = wait
     while True:
-        step = _only_reader(facts, row)
-        if step is None:
-            return tuple(steps)
-        steps.append(step)
-        row = last_row(step)
+        hop = _only_reader(facts, row)
+        if hop is None:
+            return tuple(hops)
+        hops.append(hop)
+        row = last_row(hop)
 
 
-def last_row(step: Step) -> int:
-    return step if isinstance(step, int) else step.rows[-1]
+def last_row(hop: Hop) -> int:
+    return hop if isinstance(hop, int) else hop.rows[-1]
 
 
-def rows_of(steps: list[Step] | tuple[Step, ...]) -> tuple[int, ...]:
-    rows = [row for step in steps for row in ((step,) if isinstance(step, int) else step.rows)]
-    return tuple(sorted(rows))
+def rows_of(hops: Iterable[Hop]) -> tuple[int, ...]:
+    """In graph order."""
+    return tuple(sorted(row for hop in hops for row in ((hop,) if isinstance(hop, int) else hop.rows)))
 
 
-def _only_reader(facts: Facts, row: int) -> Step | None:
+def _only_reader(facts: Facts, row: int) -> Hop | None:
     users = facts.users[row]
     if not users:
         return None

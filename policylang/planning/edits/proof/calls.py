@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Ref
-from policylang.planning.edits.data import FusedGroup, NewNode, Node
+from policylang.planning.edits.graph_edit import FusedGroup, NewNode, Node
 
 
 @frozen
@@ -25,7 +25,7 @@ class Call:
     name: str
     target: str
     arguments: tuple[Any, ...]
-    """As in :class:`~policylang.planning.edits.data.NewNode`; collectives have the name of their group or a
+    """As in :class:`~policylang.planning.edits.graph_edit.NewNode`; collectives have the name of their group or a
     :class:`FusedGroup`."""
     shape: tuple[int, ...] | None
     """Of what it returns; None of a tuple."""

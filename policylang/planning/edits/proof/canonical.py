@@ -17,8 +17,8 @@ from policylang.planning.edits.proof.strides import Lengths, contiguous, permute
 
 
 @frozen
-class Step:
-    """One operator after the gather."""
+class LayoutStep:
+    """One layout operator."""
 
     target: str
     argument: tuple[int, ...] | str | None
@@ -27,10 +27,10 @@ class Step:
 
 
 @frozen
-class Steps:
-    """What follows the gather, each step on what the one before it made."""
+class Recipe:
+    """Layout operators, each on what the one before it made."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[LayoutStep, ...]
     shape: Lengths
     stride: Lengths
 
@@ -44,7 +44,7 @@ PERMUTE = "aten.permute.default"
 CLONE = "aten.clone.default"
 
 
-def steps_to(wanted: Layout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> Steps:
+def steps_to(wanted: Layout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> Recipe:
     """From gathered shards to a layout.
 
     Args:
@@ -66,7 +66,7 @@ def steps_to(wanted: Layout, order: Sequence[int], start: Lengths, *, copied: bo
         if copied or viewed(pile.shape, pile.stride, wanted.shape) is None:
             pile.copy()
     pile.view(wanted.shape)
-    return Steps(tuple(pile.steps), pile.shape, pile.stride)
+    return Recipe(tuple(pile.steps), pile.shape, pile.stride)
 
 
 @frozen
@@ -82,7 +82,7 @@ class _Pile:
     """Steps while they are being piled up. One that changes nothing is left out."""
 
     def __init__(self, shape: Lengths) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[LayoutStep] = []
         self.shape, self.stride = shape, contiguous(shape)
 
     def view(self, shape: Lengths) -> None:
@@ -98,7 +98,7 @@ class _Pile:
         self._add(CLONE, "contiguous_format", self.shape, contiguous(self.shape))
 
     def _add(self, target: str, argument: tuple[int, ...] | str, shape: Lengths, stride: Lengths) -> None:
-        self.steps.append(Step(target, argument, shape, stride))
+        self.steps.append(LayoutStep(target, argument, shape, stride))
         self.shape, self.stride = shape, stride
 
 

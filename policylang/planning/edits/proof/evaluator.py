@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.planning.edits.data import FusedGroup, Node
+from policylang.planning.edits.graph_edit import FusedGroup, Node
 from policylang.planning.edits.proof.calls import Call, Part, group_of
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import evolve, field, mutable
 
-from policylang.planning.edits.data import Node
+from policylang.planning.edits.graph_edit import Node
 from policylang.planning.edits.proof.calls import Call, Part
 from policylang.planning.edits.proof.evaluator import Tensor, laid_out
 

@@ -1,4 +1,4 @@
-"""What tests ask of every rewritten graph."""
+"""What tests ask of every edited graph."""
 
 from __future__ import annotations
 
