@@ -86,8 +86,12 @@ class Prover:
 def _prove(claimed: Equivalence) -> Proof | str:
     old, new, ranks = claimed.old, claimed.new, claimed.grid.ranks
     sizes = Sizes()
-    for name, shape in claimed.sources:
-        sizes.start(name, shape)
+    first: dict[tuple[int, ...], str] = {}
+    for name, shape in claimed.sources:  # those of one shape are made small alike: they may be joined
+        if shape in first:
+            sizes.values[name] = sizes.values[first[shape]]
+        else:
+            sizes.start(first.setdefault(shape, name), shape)
     try:
         sizes.run(old)
         sizes.run(new)
