@@ -145,7 +145,8 @@ class EditPlanner(ABC, Generic[Asked]):
 
     @abstractmethod
     def outcomes(self) -> Iterable[Edit | Refusal]:
-        """What is done for the statement, and what is refused, in graph order. Linear in nodes and edges."""
+        """What is done for the statement and what is refused, each in graph order: an edit comes after those that make
+        what it starts from, or that read what it removes. Linear in nodes and edges."""
 
     def names_of(self, rows: Iterable[int]) -> tuple[str, ...]:
         return tuple([self.facts.names[row] for row in rows])

@@ -179,7 +179,8 @@ class _EditedFacts:
                 flags[row] |= _OPERATORS[each.target].flags
         for edit in self.edits:
             for was, now in edit.replaced:
-                flags[self.row_of_name[now]] |= old.flags[old.index[was]] & _HANDED_ON
+                if now in self.row_of_name:  # unless a later edit removes it, with all that reads it
+                    flags[self.row_of_name[now]] |= old.flags[old.index[was]] & _HANDED_ON
         for row in read_by_backward(phases, inputs, owners):
             flags[row] |= _FEEDS_BACKWARD
         return flags

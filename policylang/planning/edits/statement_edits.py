@@ -78,7 +78,7 @@ def _attempt(
                 refused.append(outcome)
             else:
                 found.append(with_pieces(outcome, facts, unread))
-        mine = _in_order(found, facts)
+        mine = _chained(found)
         facts = edited(facts, mine)
         done.extend(mine)
     return Edits(tuple(done), tuple(refused)), facts
@@ -93,11 +93,11 @@ def _keeps_rank_order(version: str) -> bool:
     return len(numbers) < 2 or tuple(numbers) >= (2, 12)
 
 
-def _in_order(found: Sequence[Edit], facts: Facts) -> list[Edit]:
-    """In the order of their first collectives, so that an edit comes after the ones that make what it starts from."""
+def _chained(found: Sequence[Edit]) -> list[Edit]:
+    """With what an edit starts from called as the edits before it leave it."""
     replaced: dict[str, str] = {}
     result = []
-    for edit in sorted(found, key=lambda edit: facts.index[edit.collectives[0]]):
+    for edit in found:
         sources = tuple(replaced.get(source, source) for source in edit.sources)
         if sources != edit.sources:
             nodes = tuple(evolve(node, arguments=_renamed(node.arguments, replaced)) for node in edit.nodes)

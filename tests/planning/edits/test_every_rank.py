@@ -163,6 +163,24 @@ def something_for_every_statement(builder: Builder) -> Sequence[fx.Node]:
     return [read, builder.call(ATEN.mul.Tensor, middle, 5.0), builder.call(ATEN.mul.Tensor, own, 7.0), sums]
 
 
+@pytest.mark.parametrize("dims", [(0, 0), (1, 0)])
+@pytest.mark.parametrize("piece", [False, True], ids=["slice", "piece"])
+def test_round_trips_inside_each_other_both_go(dims: tuple[int, int], piece: bool) -> None:
+    """What the inner one comes back to goes with the outer one."""
+
+    def nested(builder: Builder) -> Sequence[fx.Node]:
+        value, place = builder.shard, builder.place
+        for axis in (0, 1):
+            value = builder.gather(value, axis, dims[axis])
+        for axis in (1, 0):
+            value = builder.cut(value, dims[axis], place.at[axis], place.shape[axis], piece)
+        return [builder.call(ATEN.mul.Tensor, value, 3.0)]
+
+    ranks = EveryRank((2, 2), nested)
+    assert done(check(ranks, policylang.parse(COLLAPSE))) == 2
+    assert [node.target for node in ranks.graphs[3].graph.nodes] == ["shard", ATEN.mul.Tensor, "output"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_every_order_of_the_statements_with_repetitions(count: int) -> None:
     made: dict[str, int] = {}

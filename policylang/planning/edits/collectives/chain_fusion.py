@@ -36,7 +36,8 @@ GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
 """Of how many collectives every order of ranks is tried; of more, only the usual one."""
 _Found = tuple[int, Edit | Refusal]
-"""What is found of a chain, and the row of its last collective, which puts it in order."""
+"""What is found of a chain, and the row that puts it in order: of an edit the first collective's, so that it comes
+after the one that makes what it starts from; of a refusal the last one's."""
 
 
 @frozen
@@ -205,7 +206,7 @@ class ChainFusion(EditPlanner[Fuse]):
                 part = chain.part(start, end)
                 try:
                     words = self.names_of(part.collectives)
-                    yield part.collectives[-1], self.shared(words, self.groups_of(part), partial(self.planned, part))
+                    yield part.collectives[0], self.shared(words, self.groups_of(part), partial(self.planned, part))
                     break
                 except RefusedError as error:
                     end, why = end - 1, error
