@@ -49,7 +49,7 @@ def plan_edits(
 def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: Capabilities) -> list[Diagnostic]:
     """A statement that the path cannot carry out, that finds nothing, or all of whose candidates were refused."""
     if not capabilities.rewrites:
-        return [refusals.cannot_fuse(statement, capabilities) for statement in policy.rewrites]
+        return [refusals.cannot_edit(statement, capabilities) for statement in policy.rewrites]
     found: list[Diagnostic] = []
     for number, statement in enumerate(policy.rewrites):
         mine = edits.of(number)

@@ -7,7 +7,7 @@ anew; each collective that is given up is told with its reason.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -15,7 +15,6 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag
 from policylang.language.syntax import Fuse
-from policylang.planning.edits.collectives.element_moves import Fan, fanned, moved
 from policylang.planning.edits.collectives.grids import Grid, dims_of
 from policylang.planning.edits.collectives.lines import (
     Hop,
@@ -24,13 +23,13 @@ from policylang.planning.edits.collectives.lines import (
     last_row,
     pairs_in_a_row,
     rows_of,
+    run_between,
     source_of,
 )
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.edits.graph_edit import Edit, FusedGroup, Refusal
 from policylang.planning.edits.offers import UNASKED
 from policylang.planning.edits.proof.calls import Call, old_calls
-from policylang.planning.edits.proof.layouts import Layout
 
 GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
@@ -80,8 +79,8 @@ class ChainFusion(EditPlanner[Fuse]):
         self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], FusedGroup] = {}
 
     @abstractmethod
-    def run_between(self, pair: InARow) -> LayoutRun:
-        """What lies between two collectives. Raises :class:`RefusedError` where they are not two of a chain."""
+    def check_line(self, pair: InARow, wait: int, run: LayoutRun) -> None:
+        """Whether two collectives are two of a chain, by what lies between them. Raises :class:`RefusedError`."""
 
     @abstractmethod
     def wait(self, collective: int) -> int:
@@ -97,10 +96,10 @@ class ChainFusion(EditPlanner[Fuse]):
             found.extend(self._fused(chain))
         return [outcome for _, outcome in sorted(found, key=lambda pair: pair[0])]
 
-    # --- for the two of them ---
+    # --- what the two of them share ---
 
-    def check_dims(self, pair: InARow) -> None:
-        """Whether the statement's ``over`` takes in both collectives of a pair."""
+    def check_pair(self, pair: InARow) -> None:
+        """Whether the statement's ``over`` takes in both collectives. Raises :class:`RefusedError`."""
         facts, wanted = self.facts, self.statement.dims
         for row in (pair.inner, pair.outer) if wanted else ():
             group = facts.groups[facts.group_names[row]]
@@ -135,15 +134,11 @@ class ChainFusion(EditPlanner[Fuse]):
         """Whether the torch that the graph is from can make a group whose ranks are in this order."""
         return group.name is not None or group.sorted or self.setting.capabilities.unsorted_groups
 
-    def after(self, hop: Hop, value: Layout) -> Layout:
-        """A layout after a layout operator. Raises :class:`NoDigitsError`."""
-        return fanned(self.facts, hop, value) if isinstance(hop, Fan) else moved(self.facts, hop, value)
-
-    def edit(
+    def fused(
         self,
         chain: CollectiveChain,
         new: NewNodes,
-        replaced: Sequence[tuple[int, str]],
+        replaced: Mapping[int, str],
         *,
         latest: int,
         restrided: Sequence[tuple[int, tuple[int, ...]]] = (),
@@ -153,8 +148,8 @@ class ChainFusion(EditPlanner[Fuse]):
         """The edit that puts new nodes in a chain's place, proven. As late as the first reader, ``latest``, allows;
         where memory is written on the way, where the first collective stood."""
         facts, first, source = self.facts, chain.collectives[0], self.source_of(chain)
-        pairs = tuple((facts.names[row], name) for row, name in replaced)
         old, calls = old_calls(facts, chain.rows), new.calls() if calls is None else calls
+        pairs = tuple((facts.names[row], name) for row, name in replaced.items())
         proof = self.prove([source], old, calls, pairs, self.groups_of(chain))
         new.settle()
         written = any(facts.flags[row] & Flag.WRITES for row in range(first, latest))
@@ -182,7 +177,7 @@ class ChainFusion(EditPlanner[Fuse]):
             try:
                 if pair.inner in following:
                     raise RefusedError(f"other consumer: {self.facts.names[following[pair.inner][0]]}")
-                following[pair.inner] = pair.outer, self.run_between(pair)
+                following[pair.inner] = pair.outer, self._run_between(pair)
                 continued.add(pair.outer)
             except RefusedError as why:
                 refused.append((pair.outer, self.refusal((pair.inner, pair.outer), why)))
@@ -195,6 +190,16 @@ class ChainFusion(EditPlanner[Fuse]):
                 rows.append(row)
                 between.append(run)
             yield CollectiveChain(tuple(rows), tuple(map(self.wait, rows)), tuple(between))
+
+    def _run_between(self, pair: InARow) -> LayoutRun:
+        self.check_pair(pair)
+        wait = self.wait(pair.inner)
+        self.wait(pair.outer)
+        run = run_between(self.facts, wait, source_of(self.facts, pair.outer))
+        if isinstance(run, str):
+            raise RefusedError(run)
+        self.check_line(pair, wait, run)
+        return run
 
     def _fused(self, chain: CollectiveChain) -> Iterator[_Found]:
         """A chain as one collective. Where it cannot be one, its last collective is given up, and the rest tried."""

@@ -27,9 +27,8 @@ from policylang.planning.edits.collectives.lines import (
     InARow,
     LayoutRun,
     last_row,
+    layout_after,
     phase,
-    run_between,
-    source_of,
     tail,
 )
 from policylang.planning.edits.collectives.own_part import Derived, MiddleReaders
@@ -50,14 +49,8 @@ class GatherChains(ChainFusion):
 
     # --- candidates ---
 
-    def run_between(self, pair: InARow) -> LayoutRun:
+    def check_line(self, pair: InARow, wait: int, run: LayoutRun) -> None:
         facts = self.facts
-        self.check_dims(pair)
-        wait = self.wait(pair.inner)
-        self.wait(pair.outer)
-        run = run_between(facts, wait, source_of(facts, pair.outer))
-        if isinstance(run, str):
-            raise RefusedError(run)
         for row in (*run.rows, pair.outer):
             if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[pair.inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
@@ -69,7 +62,6 @@ class GatherChains(ChainFusion):
                 )
             if facts.flags[row] & Flag.RECORDED_SAVED and row != pair.outer:
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
-        return run
 
     def wait(self, collective: int) -> int:
         facts = self.facts
@@ -111,9 +103,7 @@ class GatherChains(ChainFusion):
             replaced.update(parts)
             note = f"readers of {', '.join(self.names_of(parts))} read this rank's part of the fused value"
         latest = middle.first(chain.result)
-        return self.edit(
-            chain, new, list(replaced.items()), latest=latest, restrided=restrided, note=note, calls=calls
-        )  # fmt: skip
+        return self.fused(chain, new, replaced, latest=latest, restrided=restrided, note=note, calls=calls)
 
     def _layouts(self, chain: CollectiveChain, grid: Grid) -> dict[int, Layout]:
         facts, source = self.facts, self.source_of(chain)
@@ -134,7 +124,7 @@ class GatherChains(ChainFusion):
                         raise RefusedError(f"sizes not fixed: {facts.names[row]}")
                     values[row] = value
                 for hop in chain.between[place].hops if place < len(chain.between) else ():
-                    value = self.after(hop, value)
+                    value = layout_after(facts, hop, value)
                     values[last_row(hop)] = value
         except NoDigitsError as why:
             raise RefusedError(str(why)) from None
@@ -142,16 +132,17 @@ class GatherChains(ChainFusion):
 
     def _with_tail(self, chain: CollectiveChain, values: dict[int, Layout]) -> CollectiveChain:
         """With what follows the last wait up to the last copy there: views behind it may stay as they are."""
-        hops = tail(self.facts, chain.waits[-1])
+        facts = self.facts
+        hops = tail(facts, chain.waits[-1])
         value = values[chain.waits[-1]]
         kept = 0
         for index, hop in enumerate(hops):
             try:
-                value = self.after(hop, value)
+                value = layout_after(facts, hop, value)
             except NoDigitsError:
                 break
             values[last_row(hop)] = value
-            if copies(self.facts, [last_row(hop)]):
+            if copies(facts, [last_row(hop)]):
                 kept = index + 1
         return evolve(chain, tail=hops[:kept])
 

@@ -8,7 +8,18 @@ from collections.abc import Iterable, Iterator
 from attrs import frozen
 
 from policylang.graph.facts import Facts, GraphKind, Phase, Ref
-from policylang.planning.edits.collectives.element_moves import GATHER, GETITEM, JOINS, PASSING, WAIT, Fan, fan_of
+from policylang.planning.edits.collectives.element_moves import (
+    GATHER,
+    GETITEM,
+    JOINS,
+    PASSING,
+    WAIT,
+    Fan,
+    fan_of,
+    fanned,
+    moved,
+)
+from policylang.planning.edits.proof.layouts import Layout
 
 NOWHERE = -1
 _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
@@ -86,6 +97,11 @@ def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
 
 def last_row(hop: Hop) -> int:
     return hop if isinstance(hop, int) else hop.rows[-1]
+
+
+def layout_after(facts: Facts, hop: Hop, value: Layout) -> Layout:
+    """A layout after a layout operator. Raises :class:`NoDigitsError` where it is none."""
+    return fanned(facts, hop, value) if isinstance(hop, Fan) else moved(facts, hop, value)
 
 
 def rows_of(hops: Iterable[Hop]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ rank's own part only where all ranks say so of theirs, and where they cannot be 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 from attrs import evolve, frozen
@@ -28,12 +29,10 @@ from policylang.planning.edits.collectives.element_moves import (
     Piece,
     copies,
     fan_of,
-    fanned,
-    moved,
     piece_of,
 )
 from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.collectives.lines import source_of
+from policylang.planning.edits.collectives.lines import Hop, layout_after, source_of
 from policylang.planning.edits.collectives.own_part import SLICE, slice_on_ranks
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.edits.graph_edit import Edit, Node, Proof, Refusal
@@ -122,12 +121,14 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _join(self, row: int) -> None:
         fan = fan_of(self.facts, row)
-        if isinstance(fan, Fan) and fan.base in self.values:
-            value = self.values[fan.base]
-            try:
-                self._keep(row, evolve(value, layout=fanned(self.facts, fan, value.layout)))
-            except NoDigitsError:
-                return
+        if isinstance(fan, Fan):
+            self._follow(row, fan.base, fan)
+
+    def _follow(self, row: int, source: int, hop: Hop) -> None:
+        if source in self.values:
+            value = self.values[source]
+            with suppress(NoDigitsError):
+                self._keep(row, evolve(value, layout=layout_after(self.facts, hop, value.layout)))
 
     def _keep(self, row: int, value: _Value) -> None:
         if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
@@ -139,14 +140,8 @@ class RoundTrips(EditPlanner[Collapse]):
         if piece is not None and piece.count > 1:
             if piece.base in self.values and not piece.drops and not self._fans_out(piece):
                 yield self._cut(row, piece)
-            return
-        source = source_of(facts, row)
-        if source in self.values:
-            value = self.values[source]
-            try:
-                self._keep(row, evolve(value, layout=moved(facts, row, value.layout)))
-            except NoDigitsError:
-                return
+        else:
+            self._follow(row, source_of(facts, row), row)
 
     def _fans_out(self, piece: Piece) -> bool:
         """Whether all parts are joined again: a gather along another dimension, written out."""

@@ -20,7 +20,7 @@ from policylang.planning.edits.collectives.chain_fusion import (
 )
 from policylang.planning.edits.collectives.element_moves import WAIT
 from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.collectives.lines import InARow, LayoutRun, last_row, run_between, source_of
+from policylang.planning.edits.collectives.lines import InARow, LayoutRun, last_row, layout_after
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError
 from policylang.planning.edits.graph_edit import Edit, FusedGroup, Node
 from policylang.planning.edits.proof import layouts
@@ -43,15 +43,8 @@ class ScatterChains(ChainFusion):
 
     # --- candidates ---
 
-    def run_between(self, pair: InARow) -> LayoutRun:
+    def check_line(self, pair: InARow, wait: int, run: LayoutRun) -> None:
         facts = self.facts
-        self.check_dims(pair)
-        self._check_reduction(pair)
-        wait = self.wait(pair.inner)
-        self.wait(pair.outer)
-        run = run_between(facts, wait, source_of(facts, pair.outer))
-        if isinstance(run, str):
-            raise RefusedError(run)
         inside = {pair.outer, *run.rows}
         for row in (wait, *run.rows):
             for user in facts.users[row]:
@@ -64,9 +57,9 @@ class ScatterChains(ChainFusion):
                 raise RefusedError(f"other phase: {facts.names[row]}")
             if facts.flags[row] & Flag.RECORDED_SAVED:
                 raise RefusedError(f"recorded as saved: {facts.names[row]}")
-        return run
 
-    def _check_reduction(self, pair: InARow) -> None:
+    def check_pair(self, pair: InARow) -> None:
+        super().check_pair(pair)
         one, other = (self.facts.arguments[row][1] for row in (pair.inner, pair.outer))
         if one != other:
             raise RefusedError(f"reduces with {one}, then with {other}")
@@ -103,7 +96,7 @@ class ScatterChains(ChainFusion):
         arguments = (whole, facts.arguments[first][1], count, group)
         scattered = new.add(SCATTER, arguments, shape, contiguous(shape), last)
         waited = new.add(WAIT, (scattered,), shape, contiguous(shape), chain.result)
-        return self.edit(chain, new, [(chain.result, waited.name)], latest=chain.result)
+        return self.fused(chain, new, {chain.result: waited.name}, latest=chain.result)
 
     def _digits(self, chain: CollectiveChain, grid: Grid, shape: tuple[int, ...]) -> tuple[list[Digits], Layout]:
         """The digits of the source's index that each scatter takes away, and the layout that is left."""
@@ -119,7 +112,7 @@ class ScatterChains(ChainFusion):
                 if value.shape != facts.shapes[wait]:
                     raise RefusedError(f"sizes not fixed: {facts.names[wait]}")
                 for hop in chain.between[place].hops if place < len(chain.between) else ():
-                    value = self.after(hop, value)
+                    value = layout_after(facts, hop, value)
                     if value.shape != facts.shapes[last_row(hop)]:
                         raise RefusedError(f"sizes not fixed: {facts.names[last_row(hop)]}")
         except NoDigitsError as why:
