@@ -23,7 +23,6 @@ from policylang.graph.facts import Facts, Group, InputKind, Ref
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 from policylang.planning.edits.offers import Offer
-from policylang.planning.edits.rank_view import words_of
 from policylang.planning.plan import Decision, Plan, Why
 from policylang.ranks.messages import Share
 
@@ -230,7 +229,7 @@ def plan_stage(plan: Plan) -> Stage:
             "",
             *_order(collectives),
             "",
-            *words_of(plan.rewrites),
+            *plan.edits.words(),
         ]
     )
     return Stage(PLAN, digest, _shares(collectives, before.groups), partial(_plan_content, plan, kept, collectives))
@@ -330,7 +329,7 @@ def _plan_content(plan: Plan, kept: Sequence[int], collectives: Sequence[Collect
         name, call = facts.names[row], calls.get(facts.names[row])
         ranks = () if call is None else groups[call.group].ranks
         rows.append(Row(name, facts.targets[row], *_spelled(plan, plan.decisions[row]), call, ranks))
-    return Content(policy_text(plan.policy), tuple(words_of(plan.rewrites)), tuple(rows))
+    return Content(policy_text(plan.policy), tuple(plan.edits.words()), tuple(rows))
 
 
 def _spelled(plan: Plan, decision: Decision | None) -> tuple[str, str, int | None]:
