@@ -37,8 +37,8 @@ from policylang.graph.facts import Facts, Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT
-from policylang.planning.edits.planner import plan_rewrites
 from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.schedule.builder import build_schedule
 from policylang.simulation.peak import estimate_peak
 
@@ -136,7 +136,7 @@ def _inputs(facts: Facts) -> int:
 
 def refusals(outcome: CarriedOut) -> dict[str, int]:
     """How many chains were left as they are, by reason."""
-    found = Counter(refused.reason for refused in outcome.plan.rewrites.refused)
+    found = Counter(refused.reason for refused in outcome.plan.edits.refused)
     return dict(sorted(found.items()))
 
 
@@ -144,7 +144,7 @@ def times(step: Step, policy: Policy, outcome: CarriedOut) -> dict[str, float]:
     """Each stage's share of the time of tracing. Rewrites, and among them proofs, are part of the plan."""
     facts = collect(step.gm)
     with proofs_timed() as proofs:
-        rewrites = seconds(lambda: plan_rewrites(policy, facts, FLAT))
+        rewrites = seconds(lambda: plan_edits(policy, facts, FLAT))
     stages = {**outcome.seconds, "rewrites of the plan": rewrites, "proofs of these": sum(proofs)}
     return {stage: taken / step.seconds for stage, taken in stages.items()}
 
@@ -174,7 +174,7 @@ def measure(config: LlamaConfig, layout: str, device: str, dp: int = DP, tp: int
     for name, text in POLICIES.items():
         gm, policy = step.fresh(), policylang.parse(text)
         outcome = FlatPath().apply(gm, policy)
-        rows.append({"policy": name, "fused": len(outcome.plan.rewrites.done), **measured(gm)})
+        rows.append({"policy": name, "fused": len(outcome.plan.edits.done), **measured(gm)})
         costs.append({"policy": name, **times(step, policy, outcome)})
         left[name] = refusals(outcome)
     return {"layout": LAYOUTS[layout], "tracing s": step.seconds, "graphs": rows, "of tracing": costs, "refused": left}

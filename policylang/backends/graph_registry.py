@@ -10,7 +10,7 @@ from torch import fx
 
 from policylang.audit.data import Audit
 from policylang.language.syntax import Policy
-from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.plan import Plan
 
 
@@ -25,7 +25,7 @@ class CarriedOut:
     """None where the graph is only prepared, so that what it saves cannot be read off it yet."""
     seconds: Mapping[str, float] = field(factory=dict)
     """By stage, in the order they ran."""
-    halves: Mapping[str, Rewrites] = field(factory=dict)
+    halves: Mapping[str, Edits] = field(factory=dict)
     """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
 
 

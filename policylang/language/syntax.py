@@ -399,6 +399,11 @@ class Fuse:
     optional: bool = False
     span: Span = _span()
 
+    @property
+    def kind(self) -> str:
+        """Of the edits that it asks for."""
+        return self.collective
+
 
 @frozen
 class Collapse:
@@ -407,8 +412,14 @@ class Collapse:
     optional: bool = False
     span: Span = _span()
 
+    @property
+    def kind(self) -> str:
+        """Of the edits that it asks for."""
+        return "round_trip"
+
 
 Rewriting = Fuse | Collapse
+"""A statement that asks for edits of a graph's structure."""
 
 
 @frozen

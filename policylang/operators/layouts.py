@@ -22,7 +22,8 @@ from math import prod
 from attrs import frozen
 
 SHARD = -1
-"""As the origin of a digit: the row-major index of an element in its shard. Other origins number the gathers."""
+"""As the origin of a digit: the row-major index of an element in its shard. Other origins number the gathers, those
+below it what else a proof starts from."""
 
 
 @frozen
@@ -57,10 +58,10 @@ class NoDigitsError(Exception):
     """An operator that moves more or other things than digits; a phrase that goes after its name, or nothing."""
 
 
-def shard(shape: Sequence[int]) -> DigitLayout:
+def shard(shape: Sequence[int], origin: int = SHARD) -> DigitLayout:
     """What a chain starts from: row-major."""
     count = prod(shape)
-    return _dealt((Digit(SHARD, 1, count),) if count > 1 else (), shape)
+    return _dealt((Digit(origin, 1, count),) if count > 1 else (), shape)
 
 
 def gathered(value: DigitLayout, origin: int, size: int) -> DigitLayout:

@@ -8,25 +8,23 @@ from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
-from policylang.planning.edits.data import Rewrites
-from policylang.planning.edits.rank_view import common_names, words_of
+from policylang.planning.edits.graph_edit import Edits
+from policylang.planning.edits.pieces import common_names
 from policylang.planning.plan import Decision
 
 _CHUNK = 1 << 14
-NO_REWRITES = Rewrites()
+NO_EDITS = Edits()
 
 
-def plan_digest(
-    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], rewrites: Rewrites = NO_REWRITES
-) -> str:
-    """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the rewrites.
+def plan_digest(policy: Policy, facts: Facts, decisions: Sequence[Decision | None], edits: Edits = NO_EDITS) -> str:
+    """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the edits.
 
-    Of a rewrite, what every rank has alike: names and sizes, not the ranks of its own group. What is left as it is does
+    Of an edit, what every rank has alike: names and sizes, not the ranks of its own group. What is left as it is does
     not count: it changes nothing, whatever the reason.
     """
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     decided = (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions)
-    columns = [[policy_text(policy)], common_names(facts), facts.targets, decided, words_of(rewrites)]
+    columns = [[policy_text(policy)], common_names(facts), facts.targets, decided, edits.words()]
     return digest_of(map(digest_of, columns))
 
 

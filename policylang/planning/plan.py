@@ -12,7 +12,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
-from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
 from policylang.planning.schedule.steps import Schedule
 
@@ -94,11 +94,11 @@ class Plan:
     before: Facts
     """The graph as it is."""
     facts: Facts
-    """The graph as it will be once :attr:`rewrites` are carried out; the same object where there are none."""
+    """The graph as it will be once :attr:`edits` are carried out; the same object where there are none."""
     decisions: Sequence[Decision | None]
     """Decisions are shared objects: there are few distinct ones."""
     rules: tuple[RuleOutcome, ...]
-    rewrites: Rewrites
+    edits: Edits
     """What becomes of the graph's structure; rules are planned on what it leaves."""
     expectations: tuple[ExpectationOutcome, ...]
     diagnostics: tuple[Diagnostic, ...]

@@ -21,9 +21,8 @@ from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
 from policylang.planning.digest import plan_digest
-from policylang.planning.edits.diagnostics import rewrite_diagnostics
 from policylang.planning.edits.offers import Ranks
-from policylang.planning.edits.planner import plan_rewrites
+from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.check import check_expectations
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Decision, Fate, Plan, RuleOutcome, Why, offloads
@@ -48,7 +47,7 @@ def plan(
     share the graph, where they can be asked what they would rewrite.
     """
     before = facts
-    rewrites, facts = plan_rewrites(policy, before, capabilities, ranks)
+    edits, facts = plan_edits(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
     blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
     chains = Chains(facts)
@@ -83,14 +82,14 @@ def plan(
         facts=facts,
         decisions=decisions,
         rules=rules,
-        rewrites=rewrites,
+        edits=edits,
         expectations=expectations,
         diagnostics=(
             *(beyond_one_block(policy, place) if alone else _blocks_diagnostics(policy, facts, blocks)),
             *unanswerable(policy, facts),
             *_rule_diagnostics(policy, rules, selections),
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
-            *rewrite_diagnostics(policy, rewrites, before, capabilities),
+            *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
             *gathers_left(policy, facts, chains, rules),
             *records_lost(policy, facts),
@@ -102,7 +101,7 @@ def plan(
             *failures,
         ),
         undecided=fate,
-        digest=plan_digest(policy, facts, decisions, rewrites),
+        digest=plan_digest(policy, facts, decisions, edits),
         block_of=blocks.block_of,
         block_names=blocks.names,
         rerun=None if place is None else needs.recomputed,

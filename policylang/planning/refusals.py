@@ -244,11 +244,12 @@ def cannot_offload(rule: Rule, capabilities: Capabilities) -> Diagnostic:
     )
 
 
-def cannot_fuse(fuse: Rewriting, capabilities: Capabilities) -> Diagnostic:
+def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
+    text = " ".join(statement.span.text.split())
     return Diagnostic(
         PATH_CANNOT,
-        f"`{' '.join(fuse.span.text.split())}` asks for a rewrite of collectives, which {capabilities.name} cannot do",
-        span=fuse.span,
+        f"`{text}` asks for a rewrite of collectives, which {capabilities.name} cannot do",
+        span=statement.span,
     )
 
 

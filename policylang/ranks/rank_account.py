@@ -20,7 +20,6 @@ from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.language.syntax import Policy
 from policylang.planning.digest import digest_of, policy_text
 from policylang.planning.edits.offers import Offer
-from policylang.planning.edits.rank_view import words_of
 from policylang.planning.plan import Decision, Plan, Why
 from policylang.ranks.messages import GroupDigest, pack, unpack
 
@@ -219,7 +218,7 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
             "",
             *_order(collectives),
             "",
-            *words_of(plan.rewrites),
+            *plan.edits.words(),
         ]
     )
     return ComparedStage(PLAN, digest, _by_group(collectives), partial(_plan_content, plan, rows, collectives))
@@ -310,7 +309,7 @@ def _plan_content(plan: Plan, rows: Sequence[int], collectives: Sequence[Collect
         for row in rows
         for name in [facts.names[row]]
     )
-    return StageContent(policy_text(plan.policy), tuple(words_of(plan.rewrites)), nodes)
+    return StageContent(policy_text(plan.policy), tuple(plan.edits.words()), nodes)
 
 
 def _described(plan: Plan, decision: Decision | None) -> tuple[str, str, int | None]:

@@ -1,4 +1,4 @@
-"""Rewrites are carried out as planned or not at all: what comes out is held against the plan."""
+"""Edits are carried out as planned or not at all: what comes out is held against the plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from policylang.graph import marks
 from policylang.graph.reading.collect import collect
 from policylang.planning.plan import Plan
 from tests.support.chains import NAMES, Chain, gathers, shard_of, traced
-from tests.support.rewrites import assert_facts_hold
+from tests.support.edited import assert_facts_hold
 from tests.support.sharded import fake_ranks
 
 POLICY = policylang.parse("fuse all_gather chains")
@@ -80,11 +80,11 @@ def test_a_graph_that_changed_since_it_was_planned_is_left_alone(gm: fx.GraphMod
 
 def test_a_result_that_is_laid_out_otherwise_than_planned_is_an_error(gm: fx.GraphModule) -> None:
     plan = planned(gm)
-    (rewrite,) = plan.rewrites.done
-    first = rewrite.nodes[0]
-    wrong = evolve(rewrite, nodes=(evolve(first, stride=(1, 1, 1)), *rewrite.nodes[1:]))
+    (edit,) = plan.edits.done
+    first = edit.nodes[0]
+    wrong = evolve(edit, nodes=(evolve(first, stride=(1, 1, 1)), *edit.nodes[1:]))
     with pytest.raises(policylang.PolicyAuditError, match=r"came out as float32\[32, 3, 2\] with strides \[6, 2, 1\]"):
-        carry_out(gm, evolve(plan, rewrites=evolve(plan.rewrites, done=(wrong,))))
+        carry_out(gm, evolve(plan, edits=evolve(plan.edits, done=(wrong,))))
 
 
 def test_names_that_a_graph_has_used_before_are_given_again(gm: fx.GraphModule) -> None:

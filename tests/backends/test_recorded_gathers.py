@@ -12,7 +12,7 @@ from policylang.graph.facts import Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan
-from tests.support import rewrites
+from tests.support.edited import assert_facts_hold
 from tests.support.shared_graphs import BACKWARD, process_groups, shared_graph
 from tests.support.versions import needs_groups_in_any_order
 
@@ -30,10 +30,7 @@ def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) 
     (order,) = edits.carry_out(gm, made)  # one group for all 93
     assert order.ranks[:3] == (0, 8, 16)
     everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
-    monkeypatch.setattr(
-        rewrites, "collect", lambda gm, kind, mesh=None: collect(gm, kind=kind, groups=everyone, mesh=mesh)
-    )
-    rewrites.assert_facts_hold(gm, made)
+    assert_facts_hold(gm, made, groups=everyone)
     assert len(gm.graph.nodes) == 16_097
     ran = [node.name for node in gm.graph.nodes if node.op == "call_function"]
     assert ran == [name for _, name, _ in made.schedule.names(made.facts)]

@@ -16,8 +16,8 @@ from policylang.graph import marks
 from policylang.planning.plan import Plan
 from policylang.torch_compat import process_groups
 from tests.support.chains import NAMES, Chain, chains, gather, gathers, placements_of, shard_of, traced
+from tests.support.edited import assert_facts_hold
 from tests.support.ranks import run_ranks
-from tests.support.rewrites import assert_facts_hold
 from tests.support.versions import needs_groups_in_any_order
 
 FUSE = policylang.parse("fuse all_gather chains")
@@ -85,7 +85,7 @@ def on_no_grid(rank: int) -> None:
     gm = traced(partial(Chain((1, 0), "direct"), mesh), shard_of(rank))
     plan = apply(gm, FUSE)
     assert len(gathers(gm)) == 2
-    (refused,) = plan.rewrites.refused
+    (refused,) = plan.edits.refused
     assert "in different orders" in refused.reason
 
 
@@ -140,7 +140,7 @@ def left_alone(rank: int) -> dict[str, str]:
         plan = apply(gm, IF_ANY)
         assert [node.name for node in gm.graph.nodes] == names, case.__name__
         assert torch.equal(gm(shard), case(shard))
-        said[case.__name__] = "; ".join(refused.reason for refused in plan.rewrites.refused)
+        said[case.__name__] = "; ".join(refused.reason for refused in plan.edits.refused)
     return said
 
 

@@ -20,8 +20,8 @@ from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.torch_compat import inductor
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.compiled import fresh_dynamo
+from tests.support.edited import assert_facts_hold
 from tests.support.ranks import run_ranks
-from tests.support.rewrites import assert_facts_hold
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
 
@@ -226,7 +226,7 @@ def test_a_chain_that_only_the_backward_can_fuse_is_fused_there(many: DeviceMesh
     first, _, _ = split(ReadTwice(many), torch.randn(4, 256), "recompute everything\nsave mm\nfuse all_gather chains\n")
     assert len(gathers(first.forward)) == 6
     assert len(gathers(first.backward)) == 2, "of the two weights that the backward reads, one gather each"
-    reasons = [refused.reason for refused in first.plan.rewrites.refused]
+    reasons = [refused.reason for refused in first.plan.edits.refused]
     assert len(reasons) == 3
     assert all("sum" in reason for reason in reasons)
     report = policylang.report(first.backward)
@@ -272,6 +272,6 @@ def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: 
     policylang.apply(joint.gm, policylang.parse(BOTH + "save everything\n"))
     plan = plan_of(joint.gm)
     assert plan is not None
-    assert plan.rewrites.done
+    assert plan.edits.done
     assert_facts_hold(joint.gm, plan)
     assert outcome_of(joint.gm) is None

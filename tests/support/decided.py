@@ -8,7 +8,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action, Policy
 from policylang.planning.capabilities import FLAT
 from policylang.planning.decisions.safety import why_unsafe
-from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.plan import Decision, Plan, Why
 
 _SAVE = Decision(Action.SAVE, None, Why.UNDECIDED, "the test says so")
@@ -32,7 +32,7 @@ def decided(facts: Facts, recompute: Callable[[int], bool], *, even_unsafe: bool
         decisions=decisions,
         rules=(),
         before=facts,
-        rewrites=Rewrites(),
+        edits=Edits(),
         expectations=(),
         diagnostics=(),
         undecided="save",

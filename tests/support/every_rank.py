@@ -25,7 +25,7 @@ from policylang.planning.capabilities import HALF
 from policylang.planning.edits.offers import Offer, compared
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.support import rewrites
+from tests.support.edited import assert_facts_hold
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
 
 AXES = ("a", "b", "c")
@@ -143,7 +143,7 @@ class EveryRank:
         return {rank: plan(policy, self.facts(rank), HALF) for rank in self.graphs}
 
     def together(self, policy: Policy) -> dict[int, Plan]:
-        """The plans of ranks that settle their rewrites."""
+        """The plans of ranks that settle their edits."""
         table = _Table(len(self.graphs))
         found: dict[int, Plan] = {}
         errors: list[BaseException] = []
@@ -173,12 +173,7 @@ class EveryRank:
                 made = edits.carry_out(gm, plans[rank])
                 self.groups[rank].update({order.name: order.ranks for order in made})
                 known = {name: Group(name, ranks, len(ranks)) for name, ranks in self.groups[rank].items()}
-
-                def collected(gm: fx.GraphModule, *, known: dict[str, Group] = known, **rest: Any) -> Facts:
-                    return collect(gm, kind=rest["kind"], groups=known)
-
-                stack.enter_context(mock.patch.object(rewrites, "collect", collected))
-                rewrites.assert_facts_hold(gm, plans[rank])
+                assert_facts_hold(gm, plans[rank], groups=known)
 
     def run(self) -> dict[int, list[Tensor]]:
         """What every rank's graph returns, for shards of whole numbers, other ones on each rank."""

@@ -17,7 +17,7 @@ import policylang
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.planner import plan
 
@@ -122,8 +122,8 @@ def planned(
     text: str = "optional fuse all_gather chains",
     able: Capabilities = ABLE,
     ranks: Ranks | None = None,
-) -> Rewrites:
-    return plan(policylang.parse(text), facts, able, ranks=ranks).rewrites
+) -> Edits:
+    return plan(policylang.parse(text), facts, able, ranks=ranks).edits
 
 
 def reasons(facts: Facts, text: str = "optional fuse all_gather chains", able: Capabilities = ABLE) -> list[str]:

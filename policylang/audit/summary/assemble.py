@@ -20,7 +20,7 @@ from policylang.audit.summary.edits import rewrite_reports
 from policylang.graph.facts import GraphKind
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action
-from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.plan import Decision as Planned
 from policylang.planning.plan import Plan, RuleOutcome, Why
 from policylang.planning.storage import storage_roots
@@ -44,13 +44,13 @@ def plan_report(plan: Plan) -> Report:
     )
 
 
-def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Rewrites] | None = None) -> Report:
+def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Edits] | None = None) -> Report:
     """Of a graph that was partitioned after a plan, with what the audit found in the two halves.
 
     ``halves``: what was rewritten in the ``forward`` and the ``backward`` once they were apart.
     """
     report = _report(plan, audit)
-    later = (rewrite_reports(plan.policy, rewrites, half) for half, rewrites in (halves or {}).items())
+    later = (rewrite_reports(plan.policy, edits, half) for half, edits in (halves or {}).items())
     return evolve(report, rewrites=report.rewrites + tuple(each for half in later for each in half))
 
 
@@ -71,7 +71,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         offloaded=Values(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - sum(costs.saved) if audit else None,
-        rewrites=rewrite_reports(plan.policy, plan.rewrites),
+        rewrites=rewrite_reports(plan.policy, plan.edits),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
         notes=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),

@@ -70,7 +70,7 @@ def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str 
 
 def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
     """Without the warnings that a line changed nothing on the joint graph, where it did on a half."""
-    done = {half.plan.policy.rewrites[rewrite.statement].span for half in halves for rewrite in half.plan.rewrites.done}
+    done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.plan.edits.done}
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 

@@ -29,7 +29,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import JOINT
-from policylang.planning.edits.data import Rewrites
+from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.expectations.deferred import settle_expectations
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
@@ -59,9 +59,9 @@ class Partition:
     """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked."""
 
     @property
-    def rewritten_halves(self) -> dict[str, Rewrites]:
+    def rewritten_halves(self) -> dict[str, Edits]:
         """By ``forward`` and ``backward``."""
-        return {half.kind.value: half.plan.rewrites for half in self.halves}
+        return {half.kind.value: half.plan.edits for half in self.halves}
 
     @property
     def carried_out(self) -> CarriedOut:

@@ -1,4 +1,4 @@
-"""Planned rewrites of collectives, carried out on an FX graph exactly as they were planned.
+"""Planned edits, carried out on an FX graph exactly as they were planned.
 
 Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
 there the process groups); what comes out is held against the plan, node by node.
@@ -20,7 +20,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.operators.categories import describe, group_name
-from policylang.planning.edits.data import FusedGroup, NewNode, Node, Rewrite, Rewrites
+from policylang.planning.edits.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import Plan
 from policylang.torch_compat.reading import OpOverload, outside_of_modes, schema_of
 
@@ -36,7 +36,7 @@ _OF_THE_CALL = frozenset(
 
 
 def carry_out(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
-    """Rewrite the graph that was planned, in place; the process groups that it names now and did not before.
+    """Change the graph that was planned, in place; the process groups that it names now and did not before.
 
     Linear in what changes, but for one look at every node. To be called once the ranks agree, since a group is made by
     all its members: it blocks until they have come.
@@ -44,40 +44,38 @@ def carry_out(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
     Raises:
         PolicyAuditError: APL408 where the graph is not the one that was planned, or comes out otherwise.
     """
-    if not plan.rewrites:
+    if not plan.edits:
         return ()
     _check_names(gm.graph, plan.before, "is not the one that was planned")
-    orders = _rank_orders(gm.graph, plan.rewrites)
+    orders = _rank_orders(gm.graph, plan.edits)
     groups.ensure(orders.values())
-    surgeon = _Surgeon(gm.graph, plan, {group: order.name for group, order in orders.items()})
-    for rewrite in plan.rewrites.done:
-        surgeon.operate(rewrite)
+    editor = _GraphEditor(gm.graph, plan, {group: order.name for group, order in orders.items()})
+    for edit in plan.edits.done:
+        editor.carry_out(edit)
     _check_names(gm.graph, plan.facts, "came out otherwise than planned")
     gm.graph.lint()
     gm.recompile()
     return tuple(sorted(set(orders.values())))
 
 
-def _rank_orders(graph: fx.Graph, rewrites: Rewrites) -> dict[FusedGroup, RankOrder]:
+def _rank_orders(graph: fx.Graph, edits: Edits) -> dict[FusedGroup, RankOrder]:
     """The groups that the graph does not name yet, with the backend of the collectives that they stand for."""
-    wanted = {name for rewrite in rewrites.done for name in rewrite.collectives}
+    wanted = {name for edit in edits.done for name in edit.collectives}
     called = {node.name: group_name(describe(node.target), node) for node in graph.nodes if node.name in wanted}
     backends: dict[str, str] = {}
     found: dict[FusedGroup, RankOrder] = {}
-    for rewrite in rewrites.done:
-        if rewrite.group is None:
+    for edit in edits.done:
+        if not edit.groups:
             continue
-        first = rewrite.collectives[0]
-        if first not in backends:
-            backends[first] = groups.backend_of(called[first])
-        for new in rewrite.nodes:  # a later statement may fuse what this one makes
-            backends[new.name] = backends[first]
-        if rewrite.group.name is None:
-            found[rewrite.group] = RankOrder(rewrite.group.ranks, backends[first])
+        first = edit.collectives[0]
+        backend = backends[first] if first in backends else groups.backend_of(called[first])
+        # a later statement may fuse what this one makes
+        backends.update(dict.fromkeys((first, *(new.name for new in edit.nodes)), backend))
+        found.update({group: RankOrder(group.ranks, backend) for group in edit.groups if group.name is None})
     return found
 
 
-class _Surgeon:
+class _GraphEditor:
     """The only part that touches the graph."""
 
     def __init__(self, graph: fx.Graph, plan: Plan, group_names: dict[FusedGroup, str]) -> None:
@@ -86,20 +84,20 @@ class _Surgeon:
         self.group_names = group_names
         self.nodes = {node.name: node for node in graph.nodes}
 
-    def operate(self, rewrite: Rewrite) -> None:
+    def carry_out(self, edit: Edit) -> None:
         """New nodes first, then everyone who reads the old ones reads the new ones, then the old ones go."""
         nodes = self.nodes
-        who = self.policy.rewrites[rewrite.statement].span.location
-        with self.graph.inserting_before(nodes[rewrite.before]):
-            for new in rewrite.nodes:
+        who = self.policy.rewrites[edit.statement].span.location
+        with self.graph.inserting_before(nodes[edit.before]):
+            for new in edit.nodes:
                 nodes[new.name] = self._insert(new, who)
-        dead = {nodes[name] for name in rewrite.dead}
-        for old, new_name in rewrite.replaced:
+        dead = {nodes[name] for name in edit.dead}
+        for old, new_name in edit.replaced:
             _hand_over(nodes[old], nodes[new_name])
             nodes[old].replace_all_uses_with(nodes[new_name], delete_user_cb=lambda user: user not in dead)
-        for name in reversed(rewrite.dead):
+        for name in reversed(edit.dead):
             self.graph.erase_node(nodes.pop(name))
-        for name, stride in rewrite.restrided:
+        for name, stride in edit.restrided:
             _lay_out_anew(nodes[name], stride)
 
     def _insert(self, new: NewNode, who: str) -> fx.Node:

@@ -19,12 +19,10 @@ from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
 from policylang.language.syntax import (
     Blocks,
-    Collapse,
     Expectation,
     ExpectCount,
     ExpectFate,
     ExpectTotal,
-    Fuse,
     Let,
     Policy,
     PolicyName,
@@ -69,7 +67,7 @@ class _Resolver:
             self._only_once(statement)
         elif isinstance(statement, Rule):
             self.rules.append(evolve(statement, selector=self.names.resolve(statement.selector)))
-        elif isinstance(statement, Fuse | Collapse):
+        elif isinstance(statement, Rewriting):
             self.rewrites.append(statement)
         elif isinstance(statement, ExpectTotal):
             self.expectations.append(fit_total(statement, self.diagnostics.append))

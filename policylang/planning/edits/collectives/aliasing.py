@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import GETITEM
-from policylang.planning.edits.setting import RefusedError
+from policylang.planning.edits.edit_planner import RefusedError
 from policylang.planning.storage import storage_roots
 
 _WRITES = int(Flag.WRITES)  # a plain integer: the enumeration's own operators cost ten times as much
@@ -17,7 +17,7 @@ class ReplacedMemory:
         self.facts = facts
         self.roots = storage_roots(facts)
         self.written: dict[int, list[int]] = {}
-        """ReplacedMemory, by the row that made it, and the rows that write there."""
+        """Memory, by the row that made it, and the rows that write there."""
         for row, flags in enumerate(facts.flags):
             if flags & _WRITES:
                 for source in facts.inputs[row]:

@@ -48,22 +48,11 @@ class Grid:
         found = []
         for place in range(self.shape[collective]):
             at[collective] = place
-            found.append(self.ranks[self._index(at)])
+            found.append(self.ranks[_ravel(at, self.shape)])
         return tuple(found)
 
     def position(self, rank: int) -> tuple[int, ...]:
-        index = self.ranks.index(rank)
-        at = []
-        for size in reversed(self.shape):
-            index, place = divmod(index, size)
-            at.append(place)
-        return tuple(reversed(at))
-
-    def _index(self, at: Sequence[int]) -> int:
-        index = 0
-        for place, size in zip(at, self.shape, strict=True):
-            index = index * size + place
-        return index
+        return _unravel(self.ranks.index(rank), self.shape)
 
     def _reorder(self, ranks: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
         found = []
@@ -71,7 +60,7 @@ class Grid:
             at = [0] * len(self.shape)
             for collective, place in zip(order, places, strict=True):
                 at[collective] = place
-            found.append(ranks[self._index(at)])
+            found.append(ranks[_ravel(at, self.shape)])
         return tuple(found)
 
 
@@ -229,11 +218,15 @@ def _slice(mesh: Mesh, dims: Sequence[int], at: list[int]) -> tuple[int, ...]:
     for places in product(*(range(mesh.shape[dim]) for dim in dims)):
         for dim, place in zip(dims, places, strict=True):
             at[dim] = place
-        index = 0
-        for here, size in zip(at, mesh.shape, strict=True):
-            index = index * size + here
-        found.append(mesh.ranks[index])
+        found.append(mesh.ranks[_ravel(at, mesh.shape)])
     return tuple(found)
+
+
+def _ravel(at: Sequence[int], shape: Sequence[int]) -> int:
+    index = 0
+    for place, size in zip(at, shape, strict=True):
+        index = index * size + place
+    return index
 
 
 def _unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from attrs import frozen
 
 from policylang.graph.facts import Facts, GraphKind, Phase
+from policylang.operators.layouts import DigitLayout
 from policylang.operators.names import GATHER, GETITEM, WAIT
 from policylang.operators.table import JOINS, PASSING
-from policylang.planning.edits.collectives.element_moves import NOWHERE, Fan, fan_of, source_of
+from policylang.planning.edits.collectives.element_moves import NOWHERE, Fan, fan_of, fanned, moved, source_of
 
 _HALVES = {GraphKind.FORWARD: int(Phase.FORWARD), GraphKind.BACKWARD: int(Phase.BACKWARD)}
 
 
 @frozen
 class ChainLink:
-    """A gather whose value, laid out anew perhaps, is gathered again."""
+    """A collective whose value, laid out anew perhaps, goes into another one."""
 
     inner: int
     outer: int
@@ -40,61 +41,66 @@ def links(facts: Facts, target: str = GATHER) -> Iterator[ChainLink]:
             origin[row] = found.pop() if len(found) == 1 else NOWHERE
 
 
-Step = int | Fan
+Hop = int | Fan
 """A row, or the rows of a fan."""
 
 
 @frozen
 class ChainPath:
-    """The straight line between two rows."""
+    """The layout operators on the straight line between two rows."""
 
-    steps: tuple[Step, ...]
+    hops: tuple[Hop, ...]
     rows: tuple[int, ...]
     """In graph order."""
 
 
 def path_between(facts: Facts, start: int, end: int) -> ChainPath | str:
     """What lies on the way from a row, left out, to what reads it, included; a phrase where the line is not one."""
-    steps: list[Step] = []
+    hops: list[Hop] = []
     row = end
     while row != start:
         if facts.targets[row] in JOINS:
             fan = fan_of(facts, row)
             if isinstance(fan, str):
                 return fan
-            steps.append(fan)
+            hops.append(fan)
             row = fan.base
         else:
             if facts.targets[row] == GETITEM:
                 return f"{facts.names[row]} keeps a part"
-            steps.append(row)
+            hops.append(row)
             row = source_of(facts, row)
-    steps.reverse()
-    return ChainPath(tuple(steps), rows_of(steps))
+    hops.reverse()
+    return ChainPath(tuple(hops), rows_of(hops))
 
 
-def tail(facts: Facts, wait: int) -> tuple[Step, ...]:
+def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
     """The layout operators after a row that are the only readers of what is before them, in the same phase."""
-    steps: list[Step] = []
+    hops: list[Hop] = []
     row = wait
     while True:
-        step = _only_reader(facts, row)
-        if step is None:
-            return tuple(steps)
-        steps.append(step)
-        row = last_row(step)
+        hop = _only_reader(facts, row)
+        if hop is None:
+            return tuple(hops)
+        hops.append(hop)
+        row = last_row(hop)
 
 
-def last_row(step: Step) -> int:
-    return step if isinstance(step, int) else step.rows[-1]
+def last_row(hop: Hop) -> int:
+    return hop if isinstance(hop, int) else hop.rows[-1]
 
 
-def rows_of(steps: list[Step] | tuple[Step, ...]) -> tuple[int, ...]:
-    rows = [row for step in steps for row in ((step,) if isinstance(step, int) else step.rows)]
-    return tuple(sorted(rows))
+def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
+    """A layout after a layout operator. Raises :class:`NoDigitsError` where it is none."""
+    return fanned(facts, hop, value) if isinstance(hop, Fan) else moved(facts, hop, value)
 
 
-def _only_reader(facts: Facts, row: int) -> Step | None:
+def rows_of(hops: Iterable[Hop]) -> tuple[int, ...]:
+    """In graph order."""
+    return tuple(sorted(row for hop in hops for row in ((hop,) if isinstance(hop, int) else hop.rows)))
+
+
+def _only_reader(facts: Facts, row: int) -> Hop | None:
     users = facts.users[row]
     if not users:
         return None

@@ -11,14 +11,17 @@ rank's own part only where all ranks say so of theirs, and where they cannot be 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Flag, InputKind
+from policylang.language.syntax import Collapse
 from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, NoDigitsError
-from policylang.operators.moves import Cut, Part, Pick
-from policylang.operators.names import GATHER, SLICE
+from policylang.operators.moves import Cut, Pick
+from policylang.operators.names import GATHER
 from policylang.operators.strides import is_contiguous
 from policylang.operators.table import JOINS, PASSING, movers_of
 from policylang.planning.edits.collectives.aliasing import ReplacedMemory
@@ -28,20 +31,18 @@ from policylang.planning.edits.collectives.element_moves import (
     Piece,
     copies,
     fan_of,
-    fanned,
-    moved,
     piece_of,
     source_of,
 )
-from policylang.planning.edits.collectives.grids import Grid, grid_of
-from policylang.planning.edits.data import NewNode, Node, Proof, Refused, Rewrite
-from policylang.planning.edits.naming import Trial
+from policylang.planning.edits.collectives.grids import Grid
+from policylang.planning.edits.collectives.lines import Hop, layout_after
+from policylang.planning.edits.collectives.own_part import slice_on_ranks
+from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
+from policylang.planning.edits.graph_edit import Edit, Node, Proof, Refusal
 from policylang.planning.edits.offers import UNASKED
-from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
-from policylang.planning.edits.proof.canonical import LayoutSteps, steps_to
-from policylang.planning.edits.proof.equivalence import Claim
-from policylang.planning.edits.rank_view import common_names, rewrite_words
-from policylang.planning.edits.setting import RefusedError, Setting
+from policylang.planning.edits.pieces import common_names
+from policylang.planning.edits.proof.calls import old_calls
+from policylang.planning.edits.proof.canonical import steps_to
 
 _CUTS = movers_of(Cut, Pick)
 
@@ -69,14 +70,16 @@ class _Trip:
     """The slice, as digits of ``home``."""
 
 
-class RoundTrips:
+class RoundTrips(EditPlanner[Collapse]):
     """A ``collapse round_trips`` statement."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.facts = facts = setting.facts
+    kind = "round_trip"
+    counted = "all_gather"
+    nothing_found = "no value of this graph is gathered and cut again"
+
+    def __init__(self, statement: Collapse, setting: Setting) -> None:
+        super().__init__(statement, setting)
         self.values: dict[int, _Value] = {}
-        self.grids: dict[tuple[str, ...], Grid | str] = {}
         self.cuts: dict[int, tuple[Piece, layouts.Digits, tuple[int, ...]]] = {}
         """Slices at this rank's own part, the digits that each fixes, and the gathers that these number."""
         self.dead: set[int] = set()
@@ -84,12 +87,11 @@ class RoundTrips:
         """What is read in place of a slice, by name."""
         self.handed: dict[int, list[int]] = {}
         """Rows that are read in place of slices, and those slices."""
-        self.memory = ReplacedMemory(facts)
-        self.common = common_names(facts)
+        self.memory = ReplacedMemory(self.facts)
+        self.common = common_names(self.facts)
 
-    def outcomes(self) -> list[Rewrite | Refused]:
-        """What the statement comes to, in graph order. Linear in nodes, edges and chains."""
-        found: list[tuple[int, Rewrite | Refused]] = []
+    def outcomes(self) -> list[Edit | Refusal]:
+        found: list[tuple[int, Edit | Refusal]] = []
         for row, target in enumerate(self.facts.targets):
             if target == GATHER:
                 self._gather(row)
@@ -98,7 +100,7 @@ class RoundTrips:
             elif target in PASSING:
                 found.extend((row, outcome) for outcome in self._pass(row))
         # A slice that keeps too much may be part of the way to one that does not.
-        return [outcome for row, outcome in found if isinstance(outcome, Rewrite) or row not in self.dead]
+        return [outcome for row, outcome in found if isinstance(outcome, Edit) or row not in self.dead]
 
     # --- values on their way ---
 
@@ -119,31 +121,27 @@ class RoundTrips:
 
     def _join(self, row: int) -> None:
         fan = fan_of(self.facts, row)
-        if isinstance(fan, Fan) and fan.base in self.values:
-            value = self.values[fan.base]
-            try:
-                self._keep(row, evolve(value, layout=fanned(self.facts, fan, value.layout)))
-            except NoDigitsError:
-                return
+        if isinstance(fan, Fan):
+            self._follow(row, fan.base, fan)
+
+    def _follow(self, row: int, source: int, hop: Hop) -> None:
+        if source in self.values:
+            value = self.values[source]
+            with suppress(NoDigitsError):
+                self._keep(row, evolve(value, layout=layout_after(self.facts, hop, value.layout)))
 
     def _keep(self, row: int, value: _Value) -> None:
         if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
             self.values[row] = value
 
-    def _pass(self, row: int) -> Iterator[Rewrite | Refused]:
+    def _pass(self, row: int) -> Iterator[Edit | Refusal]:
         facts = self.facts
         piece = piece_of(facts, row) if facts.targets[row] in _CUTS else None
         if piece is not None and piece.count > 1:
             if piece.base in self.values and not piece.drops and not self._fans_out(piece):
                 yield self._cut(row, piece)
-            return
-        source = source_of(facts, row)
-        if source in self.values:
-            value = self.values[source]
-            try:
-                self._keep(row, evolve(value, layout=moved(facts, row, value.layout)))
-            except NoDigitsError:
-                return
+        else:
+            self._follow(row, source_of(facts, row), row)
 
     def _fans_out(self, piece: Piece) -> bool:
         """Whether all parts are joined again: a gather along another dimension, written out."""
@@ -154,10 +152,10 @@ class RoundTrips:
 
     # --- one slice ---
 
-    def _cut(self, row: int, piece: Piece) -> Rewrite | Refused:
+    def _cut(self, row: int, piece: Piece) -> Edit | Refusal:
         value = self.values[piece.base]
         try:
-            grid = self._grid(value.gathers)
+            grid = self.grid(self._groups(value.gathers))
             taken, rest = self._part(piece, value)
             dims = value.layout.dims
             cut = evolve(value, layout=DigitLayout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
@@ -173,37 +171,28 @@ class RoundTrips:
             if why_not:
                 raise RefusedError(f"{why_not} of {self.facts.names[piece.base]}")
             self._start_anew(row, cut, trip)
-            return self._shared(trip)
+            words = (*self.names_of(trip.gathers), self.common[row])
+            return self.shared(words, self._groups(trip.gathers), partial(self._planned, trip))
         except RefusedError as why:
-            gathers = tuple(self.facts.names[gather] for gather in value.gathers)
-            return Refused(self.setting.number, "round_trip", gathers, why.reason, why.detail)
+            return self.refusal(value.gathers, why)
 
     def _why_not_own(self, row: int, piece: Piece, value: _Value, taken: layouts.Digits, grid: Grid) -> str:
         """Empty where the slice is this rank's own part, and every rank that was asked has its own there."""
         if _part_of(grid.here, taken) != piece.place:
             return "not this rank's own part"
-        setting = self.setting
-        key = setting.key("own part", self.common[row])
-        if key in setting.ledger.left:
-            return f"not every rank's own part ({setting.ledger.left[key]})"
-        gathers = [self.facts.names[gather] for gather in value.gathers]
-        setting.offer(key, [gathers, piece.cut, piece.count, taken], grid)
+        words = ("own part", self.common[row])
+        if left := self.left(*words):
+            return f"not every rank's own part ({left})"
+        self.offer(words, [list(self.names_of(value.gathers)), piece.cut, piece.count, taken], grid)
         return ""
 
-    def _shared(self, trip: _Trip) -> Rewrite:
-        """A round trip that every rank takes out."""
-        setting, facts = self.setting, self.facts
-        gathers = [facts.names[gather] for gather in trip.gathers]
-        key = setting.key("round_trip", *gathers, self.common[trip.row])
-        setting.check_shared(key)
-        rewrite = self._rewrite(trip)
-        words = list(rewrite_words(evolve(rewrite, source=self._common_name(rewrite.source))))
-        setting.offer(key, [rewrite.proof.claim, *words], self._grid(trip.gathers))
-        return rewrite
+    def as_on_every_rank(self, edit: Edit) -> Edit:
+        index = self.facts.index
+        names = [self.common[index[name]] if name in index else name for name in edit.sources]
+        return evolve(edit, sources=tuple(names))
 
-    def _common_name(self, name: str) -> str:
-        row = self.facts.index.get(name)
-        return name if row is None else self.common[row]
+    def _groups(self, gathers: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.facts.group_names[gather] for gather in gathers)
 
     def _start_anew(self, row: int, value: _Value, trip: _Trip) -> None:
         """Followed from here on as a view of home: what is gathered again starts from there."""
@@ -212,15 +201,6 @@ class RoundTrips:
             self.values[row] = evolve(value, gathers=value.gathers[:passed])
         else:
             del self.values[row]
-
-    def _grid(self, gathers: Sequence[int]) -> Grid:
-        names = tuple(self.facts.group_names[gather] for gather in gathers)
-        if names not in self.grids:
-            self.grids[names] = grid_of(self.facts, names)
-        grid = self.grids[names]
-        if isinstance(grid, str):
-            raise RefusedError(grid)
-        return grid
 
     def _part(self, piece: Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
         """The digits that the slice fixes, and those of the dimension that it leaves."""
@@ -263,7 +243,7 @@ class RoundTrips:
 
     # --- the plan of it ---
 
-    def _rewrite(self, trip: _Trip) -> Rewrite:
+    def _planned(self, trip: _Trip) -> Edit:
         facts = self.facts
         home, row = trip.home, trip.row
         shape, stride = facts.shapes[home] or (), facts.strides[home]
@@ -287,29 +267,30 @@ class RoundTrips:
             if isinstance(found, int):
                 raise RefusedError(f"{facts.names[found]} needs {facts.names[row]} as it lies in memory")
             restrided = found
-        names = self.setting.names.trial()
-        nodes, result = self._nodes(trip, steps, names)
-        proof = self._prove(trip, rows, nodes, result)
+        new = NewNodes(self.setting)
+        result = new.follow(Node(facts.names[home]), steps, row).name
+        proof = self._proof(trip, rows, new, result)
         if not self.setting.ledger.asked:
             raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
-        names.settle()
+        new.settle()
         self.handed.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)
         source = self.stands.get(home, facts.names[home])
-        nodes = [evolve(node, arguments=_reading(node.arguments, facts.names[home], source)) for node in nodes]
+        nodes = [evolve(node, arguments=_reading(node.arguments, facts.names[home], source)) for node in new.made]
         self.stands[row] = result if nodes else source
-        return Rewrite(
+        return Edit(
             statement=self.setting.number,
-            kind="round_trip",
-            collectives=tuple(facts.names[gather] for gather in trip.gathers),
-            source=source,
+            kind=self.kind,
+            collectives=self.names_of(trip.gathers),
+            sources=(source,),
             before=facts.names[row],
             nodes=tuple(nodes),
             replaced=((facts.names[row], self.stands[row]),),
-            dead=tuple(facts.names[each] for each in dead),
+            dead=self.names_of(dead),
             proof=proof,
             restrided=tuple((facts.names[each], stride) for each, stride in restrided),
             note="" if trip.gathers[-1] in self.dead else f"{facts.names[trip.gathers[-1]]} has other readers",
+            per_rank=True,
         )
 
     def _rows(self, trip: _Trip) -> tuple[int, ...]:
@@ -323,58 +304,25 @@ class RoundTrips:
                     pending.append(source)
         return tuple(sorted(found))
 
-    def _nodes(self, trip: _Trip, steps: LayoutSteps, names: Trial) -> tuple[list[NewNode], str]:
-        facts, row = self.facts, trip.row
-        name = facts.names[trip.home]
-        nodes = []
-        for step in steps.steps:
-            arguments = (Node(name),) if step.argument is None else (Node(name), step.argument)
-            name = names.new(step.target)
-            nodes.append(
-                NewNode(
-                    name=name,
-                    target=step.target,
-                    arguments=arguments,
-                    shape=step.shape,
-                    stride=step.stride,
-                    dtype=facts.dtypes[row],
-                    device=facts.devices[row],
-                    module=facts.modules[row],
-                    like=facts.names[row],
-                )
-            )
-        return nodes, name
-
-    def _prove(self, trip: _Trip, rows: Sequence[int], nodes: Sequence[NewNode], result: str) -> Proof:
+    def _proof(self, trip: _Trip, rows: Sequence[int], new: NewNodes, result: str) -> Proof:
         facts = self.facts
         # More than those of the trip, where a slice on the way has come back from others already.
         gathers = [row for row in rows if facts.targets[row] == GATHER]
-        grid = self._grid(gathers)
+        groups = self._groups(gathers)
+        grid = self.grid(groups)
         splits = {self.cuts[row][0].split for row in rows if row in self.cuts}
         old = []
         for row in rows:
             if row in self.cuts:
-                old.append(self._slice_of_ranks(row, gathers, grid))
+                piece, taken, numbered = self.cuts[row]
+                taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
+                base = Node(facts.names[piece.base])
+                part_at = partial(_part_of, taken=taken)
+                shape = facts.shapes[row]
+                old.append(slice_on_ranks(facts.names[row], base, piece.cut, piece.count, shape, grid, part_at))
             elif row not in splits:
                 old.extend(old_calls(facts, [row]))
-        claim = Claim(
-            facts.shapes[trip.home] or (),
-            facts.names[trip.home],
-            old,
-            list(map(new_call, nodes)),
-            [(facts.names[trip.row], result)],
-            grid,
-            tuple(facts.group_names[gather] for gather in gathers),
-        )
-        return self.setting.proof(claim)
-
-    def _slice_of_ranks(self, row: int, gathers: Sequence[int], grid: Grid) -> ChainCall:
-        """A slice as every rank of the grid has it: at its own part."""
-        piece, taken, numbered = self.cuts[row]
-        taken = tuple(evolve(digit, origin=gathers.index(numbered[digit.origin])) for digit in taken)
-        parts = [(rank, _part_of(grid.position(rank), taken)) for rank in grid.ranks]
-        arguments = (Node(self.facts.names[piece.base]), piece.cut, Part(tuple(parts), piece.count))
-        return ChainCall(self.facts.names[row], SLICE, arguments, self.facts.shapes[row])
+        return self.prove([trip.home], old, new.calls(), [(facts.names[trip.row], result)], groups)
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:
         """The rows that nobody reads any more now that the last of them is not read, in graph order."""

@@ -19,7 +19,7 @@ from policylang.operators.strides import Lengths, contiguous, permuted, viewed
 
 @frozen
 class LayoutStep:
-    """One operator after the gather."""
+    """One layout operator."""
 
     target: str
     argument: tuple[int, ...] | str | None
@@ -29,7 +29,7 @@ class LayoutStep:
 
 @frozen
 class LayoutSteps:
-    """What follows the gather, each step on what the one before it made."""
+    """Layout operators, each on what the one before it made."""
 
     steps: tuple[LayoutStep, ...]
     shape: Lengths
@@ -75,7 +75,7 @@ class _Run:
 
 
 class _Pile:
-    """LayoutSteps while they are being piled up. One that changes nothing is left out."""
+    """Steps while they are being piled up. One that changes nothing is left out."""
 
     def __init__(self, shape: Lengths) -> None:
         self.steps: list[LayoutStep] = []

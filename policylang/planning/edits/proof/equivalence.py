@@ -1,13 +1,13 @@
-"""A rewrite is accepted only if the old and the new chain give the same tensors on every rank.
+"""An edit is accepted only if the old and the new nodes give the same tensors on every rank.
 
 Both are run on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one process: see
-:mod:`policylang.planning.edits.proof.evaluator`. Nothing here knows how the new chain was found.
+:mod:`policylang.planning.edits.proof.evaluator`. Nothing here knows how the new nodes were found.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,7 +16,7 @@ from attrs import frozen
 from policylang.operators.elements import Tensor
 from policylang.operators.moves import MoveError, Part, Scatter
 from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.data import FusedGroup, Node, Proof
+from policylang.planning.edits.graph_edit import FusedGroup, Node, Proof
 from policylang.planning.edits.proof.calls import ChainCall
 from policylang.planning.edits.proof.evaluator import run
 from policylang.planning.edits.proof.shrinking import Sizes
@@ -26,15 +26,14 @@ MOST_ELEMENTS = 1 << 22
 
 
 @frozen
-class Claim:
-    """That an old and a new chain give the same tensors.
+class Equivalence:
+    """That old and new calls give the same tensors: what a proof proves.
 
-    ``shard`` is the shape of each rank's value of ``source``, which both chains start from; ``pairs`` are the old and
-    new values that have to be the same; ``groups`` names the old collectives' groups in the order of ``grid``.
+    ``sources`` are the values that both start from, with the shape that each rank's has; ``pairs`` are the old and new
+    values that have to be the same; ``groups`` names the old collectives' groups in the order of ``grid``.
     """
 
-    shard: tuple[int, ...]
-    source: str
+    sources: tuple[tuple[str, tuple[int, ...]], ...]
     old: Sequence[ChainCall]
     new: Sequence[ChainCall]
     pairs: Sequence[tuple[str, str]]
@@ -47,69 +46,93 @@ class Claim:
 
     def alike(self) -> str:
         """The same as one number, without what is each rank's own: its groups, and which parts it takes."""
-        groups = frozenset(self.groups)
-        return hashlib.sha256(repr(self._numbered(lambda value: _alike(value, groups))).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr(self._numbered(self._without_own)).encode()).hexdigest()[:32]
 
-    def _numbered(self, plain: Callable[[Any], Hashable]) -> Hashable:
-        number = {self.source: 0}
-        for call in (*self.old, *self.new):
-            number.setdefault(call.name, len(number))
+    def _numbered(self, spelled: Callable[[Any], Hashable]) -> Hashable:
+        number: dict[str, int] = {}
+        for name in (*(name for name, _ in self.sources), *(call.name for call in (*self.old, *self.new))):
+            number.setdefault(name, len(number))
 
         def of(value: Any) -> Hashable:
             if isinstance(value, Node):
                 return "node", number[value.name]
-            return tuple(map(of, value)) if isinstance(value, tuple) else plain(value)
+            return tuple(map(of, value)) if isinstance(value, tuple) else spelled(value)
 
         calls = tuple((call.target, of(call.arguments), call.shape) for call in (*self.old, *self.new))
-        return self.shard, len(self.old), calls, tuple((number[was], number[now]) for was, now in self.pairs)
+        same = tuple((number[was], number[now]) for was, now in self.pairs)
+        return tuple(shape for _, shape in self.sources), len(self.old), calls, same
+
+    def _without_own(self, value: Any) -> Hashable:
+        if isinstance(value, Part):
+            return "own part", value.count
+        if isinstance(value, FusedGroup):
+            return "group", len(value.ranks)
+        return "group" if isinstance(value, str) and value in self.groups else value
 
 
 class Prover:
-    """Proofs of one plan. Chains that differ in names only are checked once."""
+    """Proofs of one plan. What differs in names only is checked once."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Proof | str] = {}
 
-    def prove(self, claim: Claim) -> Proof | str:
+    def prove(self, claimed: Equivalence) -> Proof | str:
         """The proof, or a phrase that says what it found."""
-        key = claim.signature()
+        key = claimed.signature()
         if key not in self._known:
-            self._known[key] = _prove(claim)
+            self._known[key] = _prove(claimed)
         return self._known[key]
 
 
-def _prove(claim: Claim) -> Proof | str:
-    source, old, new, grid = claim.source, claim.old, claim.new, claim.grid
+def _prove(claimed: Equivalence) -> Proof | str:
+    old, new, ranks = claimed.old, claimed.new, claimed.grid.ranks
     sizes = Sizes()
-    sizes.start(source, claim.shard)
+    first: dict[tuple[int, ...], str] = {}
+    for name, shape in claimed.sources:  # those of one shape are made small alike: they may be joined
+        if shape in first:
+            sizes.values[name] = sizes.values[first[shape]]
+        else:
+            sizes.start(first.setdefault(shape, name), shape)
     try:
         sizes.run(old)
         sizes.run(new)
         sizes.shrink()
-        small = sizes.small_shape(source)
-        count = prod(small)
-        world, sums = len(grid.ranks), any(isinstance(call.move, Scatter) for call in old)
-        if count * world * (1 if sums else world) > MOST_ELEMENTS:
-            return f"shards of {list(small)} on {world} ranks are too much to check"
-        label = _labels_to_add if sums else _labels
-        shards = {
-            rank: Tensor.fresh(label(place, count, world), small) for place, rank in enumerate(sorted(grid.ranks))
-        }
-        groups = _groups(claim)
-        before = run([sizes.small_call(call) for call in old], {source: shards}, groups)
-        after = run([sizes.small_call(call) for call in new], {source: shards}, groups)
+        small = {name: sizes.small_shape(name) for name, _ in claimed.sources}
+        count = sum(map(prod, small.values()))
+        sums = any(isinstance(call.move, Scatter) for call in old)
+        if count * len(ranks) * (1 if sums else len(ranks)) > MOST_ELEMENTS:
+            shards = " and ".join(str(list(shape)) for shape in small.values())
+            return f"shards of {shards} on {len(ranks)} ranks are too much to check"
+        shards_of = _labelled(small, sorted(ranks), _labels_to_add if sums else _labels)
+        groups = _groups(claimed)
+        before = run([sizes.small_call(call) for call in old], shards_of, groups)
+        after = run([sizes.small_call(call) for call in new], shards_of, groups)
     except MoveError as error:
         return str(error)
     seen = set()  # many ranks have the very same values
-    for was, now in claim.pairs:
-        for rank in grid.ranks:
+    for was, now in claimed.pairs:
+        for rank in ranks:
             one, other = before[was][rank], after[now][rank]
             if (id(one), id(other)) in seen:
                 continue
             seen.add((id(one), id(other)))
             if not _equal(one, other):
                 return f"`{was}` would be another value on rank {rank}"
-    return Proof(len(grid.ranks), small, claim=claim.alike())
+    return Proof(len(ranks), tuple(small.values()), claim=claimed.alike())
+
+
+def _labelled(
+    small: Mapping[str, tuple[int, ...]], ranks: Sequence[int], label: Callable[[int, int, int], Sequence[int]]
+) -> dict[str, dict[int, Tensor]]:
+    """What each rank starts from: elements with numbers of their own, all sources of a rank together."""
+    count = sum(map(prod, small.values()))
+    found: dict[str, dict[int, Tensor]] = {name: {} for name in small}
+    for place, rank in enumerate(ranks):
+        labels, start = label(place, count, len(ranks)), 0
+        for name, shape in small.items():
+            found[name][rank] = Tensor.fresh(labels[start : start + prod(shape)], shape)
+            start += prod(shape)
+    return found
 
 
 def _labels(place: int, count: int, _world: int) -> Sequence[int]:
@@ -123,9 +146,9 @@ def _labels_to_add(place: int, count: int, world: int) -> Sequence[int]:
     return [index + 1 << place * width for index in range(count)]
 
 
-def _groups(claim: Claim) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
-    grid = claim.grid
-    index = {name: at for at, name in enumerate(claim.groups)}
+def _groups(claimed: Equivalence) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
+    grid = claimed.grid
+    index = {name: at for at, name in enumerate(claimed.groups)}
     known: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def of(group: str | FusedGroup, rank: int) -> tuple[int, ...]:
@@ -140,11 +163,3 @@ def _groups(claim: Claim) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
 
 def _equal(one: Any, other: Any) -> bool:
     return one is other or (one.shape == other.shape and one.elements() == other.elements())
-
-
-def _alike(value: Any, groups: frozenset[str]) -> Hashable:
-    if isinstance(value, Part):
-        return "own part", value.count
-    if isinstance(value, FusedGroup):
-        return "group", len(value.ranks)
-    return "group" if isinstance(value, str) and value in groups else value

@@ -12,7 +12,7 @@ from typing import Any
 
 from policylang.operators.elements import Tensor
 from policylang.operators.moves import GroupMove, Join, Move, MoveError
-from policylang.planning.edits.data import FusedGroup
+from policylang.planning.edits.graph_edit import FusedGroup
 from policylang.planning.edits.proof.calls import ChainCall, group_of
 
 Value = Tensor | tuple[Tensor, ...]

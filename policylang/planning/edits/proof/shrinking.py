@@ -35,7 +35,7 @@ class Sizes:
     """Where the digits of an origin are cut, ascending."""
 
     def start(self, name: str, shape: Sequence[int]) -> None:
-        self.values[name] = shard(shape)
+        self.values[name] = shard(shape, SHARD - len(self.values))
 
     def run(self, calls: Iterable[ChainCall]) -> None:
         """Raises :class:`MoveError` for what cannot be followed, as a sentence."""
@@ -67,7 +67,7 @@ class Sizes:
                 if rest:
                     raise MoveError(f"{high} is cut into parts of {low}")
                 if factor not in self.small:
-                    free = origin == SHARD and factor not in fixed
+                    free = origin <= SHARD and factor not in fixed
                     self.small[factor] = min(size, SMALL[count % len(SMALL)]) if free else size
                     count += self.small[factor] != size
 

@@ -1,17 +1,16 @@
-"""What the planning of rewrites hands on: what is to be done, node by node, and what was refused and why.
+"""One type for every change of a graph's structure, whichever statement asks for it, and one for what was refused.
 
-Everything refers to nodes by their names, which an FX graph keeps unique, so that one statement's rewrites can be
+Everything refers to nodes by their names, which an FX graph keeps unique, so that one statement's edits can be
 planned on what the statement before it leaves. Nodes that do not exist yet have their names here: whoever carries a
 plan out gives them these and no others.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
-from attrs import field, frozen
-
-Kind = Literal["all_gather", "reduce_scatter", "round_trip"]
+from attrs import frozen
 
 
 @frozen
@@ -67,51 +66,73 @@ class Proof:
 
     ranks: int
     """How many ranks took part."""
-    shard: tuple[int, ...]
-    """The shape of each rank's shard in the check: each length that nothing depends on is made small."""
+    shards: tuple[tuple[int, ...], ...]
+    """The shapes of what each rank starts from in the check: each length that nothing depends on is made small."""
     assumed: str = ""
     """What was not known and had to be taken for granted, as a phrase; empty where everything was known."""
     claim: str = ""
-    """What was checked, as one number: the same on every rank whose chain is the same."""
+    """What was checked, as one number: the same on every rank that checks the same."""
     exact: bool = True
     """False where sums are taken in another order, so that results agree up to rounding only."""
 
 
 @frozen
-class Rewrite:
-    """One change of the graph. New nodes stand one after the other, right before :attr:`before`."""
+class Edit:
+    """One change of the graph: new nodes take the place of old ones. New nodes stand one after the other, right before
+    :attr:`before`, where all that they read is made and nobody has read yet what they replace."""
 
     statement: int
     """Indexes ``Policy.rewrites``."""
-    kind: Kind
+    kind: str
+    """Of the statement: what its planner is registered under."""
     collectives: tuple[str, ...]
-    """The collectives of the old chain, in the order in which they run."""
-    source: str
-    """The old node whose value the new nodes start from."""
+    """The old collectives, in the order in which they run."""
+    sources: tuple[str, ...]
+    """The old nodes whose values the new nodes start from."""
     before: str
     """The old node before which the new ones are put."""
     nodes: tuple[NewNode, ...]
     replaced: tuple[tuple[str, str], ...]
-    """Old node, and the node that everyone outside :attr:`dead` reads in its place from now on. The chain's result
-    comes first; others are values in its middle that somebody else reads."""
+    """Old node, and the node, new or old, that everyone outside :attr:`dead` reads in its place from now on."""
     dead: tuple[str, ...]
     """The old nodes that go, in graph order."""
     proof: Proof
-    group: FusedGroup | None = None
     restrided: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Old nodes that stay, in graph order, whose values are laid out anew because of it, and their strides then."""
     note: str = ""
     """What a reader of the report should know of it, as a phrase."""
+    per_rank: bool = False
+    """Whether the old nodes are other ones on every rank, so that ranks that agree do not compare them."""
+
+    @property
+    def groups(self) -> tuple[FusedGroup, ...]:
+        """The group of each new collective."""
+        return tuple(value for node in self.nodes for value in node.arguments if isinstance(value, FusedGroup))
+
+    @property
+    def fewer_collectives(self) -> int:
+        """How many collectives fewer the graph has with it."""
+        dead = frozenset(self.dead)
+        return sum(name in dead for name in self.collectives) - len(self.groups)
+
+    def words(self) -> Iterator[str]:
+        """What every rank that makes the edit has alike: names and sizes, not the ranks of its own groups."""
+        yield f"{self.statement} {self.kind} {' '.join(self.sources)} {self.collectives}"
+        if not self.per_rank:
+            yield f"{self.before} {self.replaced} {self.dead} {self.restrided}"
+        for node in self.nodes:
+            arguments = () if node.per_rank else [_alike(value) for value in node.arguments]
+            yield f"{node.name} {node.target} {node.shape} {node.stride} {node.dtype} {arguments}"
 
 
 @frozen
-class Refused:
-    """A chain that looked like one to rewrite and was left as it is."""
+class Refusal:
+    """A candidate for an edit that was left as it is."""
 
     statement: int
-    kind: Kind
+    """As in :class:`Edit`."""
     collectives: tuple[str, ...]
-    """As in :class:`Rewrite`."""
+    """The nodes of the candidate, in the order in which they run."""
     reason: str
     """A short phrase, ``other consumer: view_12``."""
     detail: str = ""
@@ -119,13 +140,29 @@ class Refused:
 
 
 @frozen
-class Rewrites:
-    """All that the ``fuse`` and ``collapse`` statements of a policy came to on one graph, in the order of carrying
-    them out: statement by statement, then in graph order."""
+class Edits:
+    """What a policy's statements change of one graph, in the order of carrying it out: statement by statement, then in
+    graph order."""
 
-    done: tuple[Rewrite, ...] = field(default=())
-    refused: tuple[Refused, ...] = field(default=())
+    done: tuple[Edit, ...] = ()
+    refused: tuple[Refusal, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether the graph is to be changed."""
         return bool(self.done)
+
+    def of(self, statement: int) -> Edits:
+        """Those that one statement asked for."""
+        return Edits(
+            tuple(edit for edit in self.done if edit.statement == statement),
+            tuple(refusal for refusal in self.refused if refusal.statement == statement),
+        )
+
+    def words(self) -> Iterator[str]:
+        """What every rank has alike of them."""
+        for edit in self.done:
+            yield from edit.words()
+
+
+def _alike(value: object) -> object:
+    return len(value.ranks) if isinstance(value, FusedGroup) else value

@@ -24,7 +24,7 @@ from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.support.rewrites import AllAlike, assert_facts_hold
+from tests.support.edited import AllAlike, assert_facts_hold
 from tests.support.sharded import ALL_GATHER
 from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, shared_graph
 
@@ -95,7 +95,7 @@ def test_parts_that_are_traced_and_read_by_nobody_go_with_the_rest(at_rank, dim:
         ranks = at_rank(rank)
         made = ranks.planned(partial(own_piece, ranks, dim), as_traced=True)
         assert list(made.facts.names) == ["arg0_1", "sin", "output"]
-        assert not made.rewrites.refused
+        assert not made.edits.refused
         digests.add(made.digest)
     assert len(digests) == 1
 
@@ -109,8 +109,8 @@ def test_parts_that_are_read_by_nobody_leave_ranks_alike_where_nothing_is_rewrit
 
 
 def reasons(made: Plan) -> list[str]:
-    assert not made.rewrites.done
-    return [refused.reason for refused in made.rewrites.refused]
+    assert not made.edits.done
+    return [refused.reason for refused in made.edits.refused]
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -119,11 +119,11 @@ def test_every_rank_finds_its_own_part_and_all_plans_are_one(at_rank, dim: int) 
     for rank in range(8):
         ranks = at_rank(rank)
         made = ranks.planned(partial(own_piece, ranks, dim))
-        (rewrite,) = made.rewrites.done
-        assert rewrite.source == "arg0_1"
+        (edit,) = made.edits.done
+        assert edit.sources == ("arg0_1",)
         assert list(made.facts.names) == ["arg0_1", "sin", "output"]
-        assert rewrite.proof.ranks == 4
-        assert rewrite.proof.assumed == ""
+        assert edit.proof.ranks == 4
+        assert edit.proof.assumed == ""
         digests.add(made.digest)
     assert len(digests) == 1
 
@@ -136,7 +136,7 @@ def test_a_broadcast_of_the_first_part_looks_like_a_round_trip_on_the_first_rank
         if rank:
             assert reasons(made) == ["not this rank's own part of wait_tensor_1"]
         else:
-            assert len(made.rewrites.done) == 1
+            assert len(made.edits.done) == 1
         gm = traced(partial(first_rows, ranks))
         policylang.apply(gm, policylang.parse("optional collapse round_trips"))
         assert len(gm.graph.find_nodes(op="call_function", target=ALL_GATHER)) == 1
@@ -148,8 +148,8 @@ def test_what_lies_between_is_done_to_the_part(at_rank) -> None:
     ranks = at_rank(5)
     at = ranks.place["tp"]
     made = ranks.planned(lambda value: ranks.gathered(value, 0, "tp").t()[:, at * ROWS : (at + 1) * ROWS].sin())
-    (rewrite,) = made.rewrites.done
-    assert [(node.target, node.shape, node.stride) for node in rewrite.nodes] == [
+    (edit,) = made.edits.done
+    assert [(node.target, node.shape, node.stride) for node in edit.nodes] == [
         ("aten.permute.default", (COLUMNS, ROWS), (1, COLUMNS))
     ]
 
@@ -161,9 +161,9 @@ def test_a_gather_with_other_readers_stays(at_rank) -> None:
         whole = ranks.gathered(value, 0, "tp")
         return whole.sum() + whole.narrow(0, ranks.place["tp"] * ROWS, ROWS).sin()
 
-    (rewrite,) = ranks.planned(both).rewrites.done
-    assert rewrite.dead == ("slice_1",)
-    assert rewrite.note == "all_gather_into_tensor has other readers"
+    (edit,) = ranks.planned(both).edits.done
+    assert edit.dead == ("slice_1",)
+    assert edit.note == "all_gather_into_tensor has other readers"
 
 
 def test_back_to_a_value_on_the_way(at_rank) -> None:
@@ -171,9 +171,9 @@ def test_back_to_a_value_on_the_way(at_rank) -> None:
     made = ranks.planned(
         lambda value: ranks.gathered(ranks.gathered(value, 0, "dp"), 0, "tp").chunk(4)[ranks.place["tp"]].sin()
     )
-    (rewrite,) = made.rewrites.done
-    assert rewrite.collectives == ("all_gather_into_tensor_1",)
-    assert rewrite.source == "wait_tensor_1"
+    (edit,) = made.edits.done
+    assert edit.collectives == ("all_gather_into_tensor_1",)
+    assert edit.sources == ("wait_tensor_1",)
 
 
 @pytest.mark.parametrize("rank", [0, 5])
@@ -237,5 +237,5 @@ def test_the_recorded_step_has_no_round_trip(name: str, left: list[str]) -> None
 @pytest.mark.parametrize("name", [JOINT, BACKWARD])
 def test_the_recorded_step_has_no_scatters_in_a_row(name: str) -> None:
     made = plan(policylang.parse("optional fuse reduce_scatter chains"), recorded(name), HALF)
-    assert not made.rewrites.done
-    assert not made.rewrites.refused
+    assert not made.edits.done
+    assert not made.edits.refused

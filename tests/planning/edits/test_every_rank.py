@@ -29,8 +29,8 @@ SQUARE = ((2, 2), (4, 4), (2, 2, 2))
 
 
 def done(plans: dict[int, Plan]) -> int:
-    """How many rewrites every rank makes: all the same number."""
-    (count,) = {len(plan.rewrites.done) for plan in plans.values()}
+    """How many edits every rank makes: all the same number."""
+    (count,) = {len(plan.edits.done) for plan in plans.values()}
     return count
 
 
@@ -82,7 +82,7 @@ def test_a_cut_at_the_place_in_another_dimension_is_left_on_every_rank(
         plans = check(ranks, policylang.parse(COLLAPSE))
         assert done(plans) == (gathered == place_in)
         if gathered != place_in:
-            reasons = {rank: plan.rewrites.refused[0].reason for rank, plan in plans.items()}
+            reasons = {rank: plan.edits.refused[0].reason for rank, plan in plans.items()}
             whole = "cat" if dim else "wait_tensor"
             equal = [rank for rank, reason in reasons.items() if reason != f"not this rank's own part of {whole}"]
             assert 0 in equal
@@ -97,11 +97,11 @@ def test_ranks_that_cannot_be_asked_collapse_nothing(shape: tuple[int, ...]) -> 
     for place_in in range(2):
         plans = EveryRank(shape, GatheredAndCut(0, place_in)).alone(policylang.parse(COLLAPSE))
         for rank, plan in plans.items():
-            assert not plan.rewrites.done
-            (refused,) = plan.rewrites.refused
+            assert not plan.edits.done
+            (refused,) = plan.edits.refused
             assert refused.reason in (UNASKED, "not this rank's own part of wait_tensor"), rank
         if place_in == 0:
-            assert {plan.rewrites.refused[0].reason for plan in plans.values()} == {UNASKED}
+            assert {plan.edits.refused[0].reason for plan in plans.values()} == {UNASKED}
 
 
 def first_part(builder: Builder) -> Sequence[fx.Node]:
@@ -138,7 +138,7 @@ def test_groups_that_no_mesh_tells_are_asked_for_and_never_guessed() -> None:
     policy = policylang.parse(FUSE)
     ranks = EveryRank((2, 2, 2), gathered_twice, known=False)
     for plan in ranks.alone(policy).values():
-        assert [refused.reason for refused in plan.rewrites.refused] == ["groups of other ranks not known"]
+        assert [refused.reason for refused in plan.edits.refused] == ["groups of other ranks not known"]
     assert done(check(ranks, policy)) == 1
 
 
@@ -161,6 +161,24 @@ def something_for_every_statement(builder: Builder) -> Sequence[fx.Node]:
     own = builder.cut(middle, 0, place.at[1], place.shape[1])
     sums = builder.scatter(builder.scatter(builder.call(ATEN.mul.Tensor, whole, 3.0), 0), 1)
     return [read, builder.call(ATEN.mul.Tensor, middle, 5.0), builder.call(ATEN.mul.Tensor, own, 7.0), sums]
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (1, 0)])
+@pytest.mark.parametrize("piece", [False, True], ids=["slice", "piece"])
+def test_round_trips_inside_each_other_both_go(dims: tuple[int, int], piece: bool) -> None:
+    """What the inner one comes back to goes with the outer one."""
+
+    def nested(builder: Builder) -> Sequence[fx.Node]:
+        value, place = builder.shard, builder.place
+        for axis in (0, 1):
+            value = builder.gather(value, axis, dims[axis])
+        for axis in (1, 0):
+            value = builder.cut(value, dims[axis], place.at[axis], place.shape[axis], piece)
+        return [builder.call(ATEN.mul.Tensor, value, 3.0)]
+
+    ranks = EveryRank((2, 2), nested)
+    assert done(check(ranks, policylang.parse(COLLAPSE))) == 2
+    assert [node.target for node in ranks.graphs[3].graph.nodes] == ["shard", ATEN.mul.Tensor, "output"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -293,5 +311,5 @@ def test_many_statements_in_any_order_on_random_chains(
 @settings(max_examples=15, deadline=None)
 def test_alone_no_rank_collapses_anything(program: Chain, text: str, shape: tuple[int, ...]) -> None:
     for plan in EveryRank(shape, program).alone(policylang.parse(text)).values():
-        assert all(rewrite.kind != "round_trip" for rewrite in plan.rewrites.done)
-        assert all(rewrite.proof.assumed for rewrite in plan.rewrites.done)
+        assert all(edit.kind != "round_trip" for edit in plan.edits.done)
+        assert all(edit.proof.assumed for edit in plan.edits.done)

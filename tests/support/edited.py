@@ -1,4 +1,4 @@
-"""What tests ask of every rewritten graph."""
+"""What tests ask of every edited graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from policylang.planning.plan import Plan
 
 _COLUMNS = (
     "names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes",
-    "strides", "dtypes", "devices", "flops", "inputs", "users", "owners", "input_kinds", "input_names",
+    "strides", "dtypes", "devices", "flops", "inputs", "users", "owners", "input_kinds", "input_names", "annotations",
 )  # fmt: skip
 
 
@@ -26,9 +26,17 @@ class AllAlike:
         return {}
 
 
-def assert_facts_hold(gm: fx.GraphModule, plan: Plan, mesh: DeviceMesh | None = None) -> None:
-    """The facts that the plan derived are those of the graph that came out, to the last column."""
-    found, planned = collect(gm, kind=plan.facts.kind, mesh=mesh), plan.facts
+def assert_facts_hold(
+    gm: fx.GraphModule,
+    plan: Plan,
+    mesh: DeviceMesh | None = None,
+    groups: Mapping[str, Group] | None = None,
+) -> None:
+    """The facts that the plan derived are those of the graph that came out, to the last column.
+
+    ``groups``: those that no process group of this process stands for.
+    """
+    found, planned = collect(gm, kind=plan.facts.kind, mesh=mesh, groups=groups), plan.facts
     for column in _COLUMNS:
         ours, theirs = list(getattr(planned, column)), list(getattr(found, column))
         differ = [row for row, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]

@@ -13,7 +13,7 @@ from attrs import evolve
 import policylang
 from policylang.graph.facts import Facts, Mesh
 from policylang.planning.capabilities import HALF, Capabilities
-from policylang.planning.edits.setting import SAME_GRAPH
+from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.graph.test_shared_graphs import GATHER, facts_of_recording, rows_of
@@ -37,15 +37,15 @@ def planned(name: str, text: str = FUSE, able: Capabilities = HALF) -> Plan:
 
 def test_every_chain_of_the_backward_is_one_gather() -> None:
     made = planned(BACKWARD)
-    assert len(made.rewrites.done) == 93
-    assert not made.rewrites.refused
+    assert len(made.edits.done) == 93
+    assert not made.edits.refused
     assert (len(rows_of(made.before, GATHER)), len(rows_of(made.facts, GATHER))) == (480, 387)
-    for rewrite in made.rewrites.done:
-        assert (rewrite.proof.ranks, rewrite.proof.assumed) == (128, SAME_GRAPH)
-        assert rewrite.group is not None
-        assert rewrite.group.dims == ("tp", "dp")  # tp gathers last, so it is the slow index
-        assert rewrite.group.ranks[:3] == (0, 8, 16)
-    views = Counter(tuple(node.target.split(".")[1] for node in rewrite.nodes[2:]) for rewrite in made.rewrites.done)
+    for edit in made.edits.done:
+        assert (edit.proof.ranks, edit.proof.assumed) == (128, SAME_GRAPH)
+        (group,) = edit.groups
+        assert group.dims == ("tp", "dp")  # tp gathers last, so it is the slow index
+        assert group.ranks[:3] == (0, 8, 16)
+    views = Counter(tuple(node.target.split(".")[1] for node in edit.nodes[2:]) for edit in made.edits.done)
     assert views == {("permute",): 60, ("permute", "slice", "permute"): 30, (): 2, ("slice", "permute"): 1}
 
 
@@ -84,7 +84,7 @@ def test_what_reads_a_fused_value_has_the_shape_that_it_had() -> None:
     ],
 )
 def test_the_reason_of_every_refusal(key: str, name: str, text: str, able: Capabilities) -> None:
-    made = planned(name, text, able).rewrites
+    made = planned(name, text, able).edits
     found = {" → ".join(each.collectives): each.reason for each in made.refused}
     assert len(found) == len(made.refused)
     assert len(made.done) + len(found) == 93  # every gather that reads a gather has an account
@@ -94,6 +94,6 @@ def test_the_reason_of_every_refusal(key: str, name: str, text: str, able: Capab
 
 def test_the_plan_is_the_same_every_time() -> None:
     again = plan(policylang.parse(FUSE), facts_of(BACKWARD), HALF)
-    assert again.rewrites == planned(BACKWARD).rewrites
+    assert again.edits == planned(BACKWARD).edits
     assert again.digest == planned(BACKWARD).digest
     assert again.digest != plan(policylang.parse(f"{FUSE} over dp"), facts_of(BACKWARD), HALF).digest

@@ -10,36 +10,36 @@ from attrs import evolve
 
 import policylang
 from policylang.graph.facts import Facts, GraphKind, Mesh
-from policylang.planning.edits.data import Rewrite
-from policylang.planning.edits.setting import SAME_GRAPH
+from policylang.planning.edits.edit_planner import SAME_GRAPH
+from policylang.planning.edits.graph_edit import Edit
 from policylang.planning.planner import plan
+from tests.support.edited import AllAlike
 from tests.support.lines import ABLE, Line, aten, c10d, mesh_of, planned, reasons
-from tests.support.rewrites import AllAlike
 
 MESH = mesh_of(4, 2)
 
 
-def only(facts: Facts, text: str = "fuse all_gather chains") -> Rewrite:
+def only(facts: Facts, text: str = "fuse all_gather chains") -> Edit:
     found = planned(facts, text)
     assert not found.refused
-    (rewrite,) = found.done
-    return rewrite
+    (edit,) = found.done
+    return edit
 
 
-def operators(rewrite: Rewrite) -> list[str]:
-    return [node.target.split(".")[1] for node in rewrite.nodes]
+def operators(edit: Edit) -> list[str]:
+    return [node.target.split(".")[1] for node in edit.nodes]
 
 
 BARE = ["all_gather_into_tensor", "wait_tensor"]
 
 
 def test_gathers_right_after_each_other_are_one_gather_of_the_same_shards() -> None:
-    rewrite = only(Line(MESH, (2, 3)).gather("dp").gather("tp").facts())
-    assert operators(rewrite) == BARE
-    assert rewrite.nodes[-1].shape == (16, 3)
-    assert rewrite.replaced == (("wait_tensor_1", "fused_wait_tensor"),)
-    assert rewrite.dead == ("all_gather_into_tensor", "wait_tensor", "all_gather_into_tensor_1", "wait_tensor_1")
-    assert (rewrite.proof.ranks, rewrite.proof.assumed) == (8, SAME_GRAPH)
+    edit = only(Line(MESH, (2, 3)).gather("dp").gather("tp").facts())
+    assert operators(edit) == BARE
+    assert edit.nodes[-1].shape == (16, 3)
+    assert edit.replaced == (("wait_tensor_1", "fused_wait_tensor"),)
+    assert edit.dead == ("all_gather_into_tensor", "wait_tensor", "all_gather_into_tensor_1", "wait_tensor_1")
+    assert (edit.proof.ranks, edit.proof.assumed) == (8, SAME_GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +47,19 @@ def test_gathers_right_after_each_other_are_one_gather_of_the_same_shards() -> N
     [("dp", "tp", (0, 2, 4, 6, 1, 3, 5, 7), False), ("tp", "dp", (0, 1, 2, 3, 4, 5, 6, 7), True)],
 )
 def test_the_outer_gather_is_the_slow_index(inner: str, outer: str, ranks: tuple[int, ...], sorted_: bool) -> None:
-    group = only(Line(MESH, (2, 3)).gather(inner).gather(outer).facts()).group
-    assert group is not None
+    (group,) = only(Line(MESH, (2, 3)).gather(inner).gather(outer).facts()).groups
     assert (group.ranks, group.sorted, group.dims) == (ranks, sorted_, (outer, inner))
     assert group.everyone == (ranks,)
 
 
 def test_three_gathers_on_a_mesh_of_which_they_span_a_part() -> None:
     mesh = mesh_of(2, 2, 2, 3)
-    rewrite = only(Line(mesh, (2, 3), rank=4).gather("cp").gather("dp").gather("tp").facts())
-    assert operators(rewrite) == BARE
-    assert rewrite.group is not None
-    assert rewrite.group.ranks == (1, 4, 13, 16, 7, 10, 19, 22)  # tp slow, dp, cp fast; ep stays 1
-    assert len(rewrite.group.everyone) == 3
-    assert rewrite.group.ranks in rewrite.group.everyone
+    edit = only(Line(mesh, (2, 3), rank=4).gather("cp").gather("dp").gather("tp").facts())
+    assert operators(edit) == BARE
+    (group,) = edit.groups
+    assert group.ranks == (1, 4, 13, 16, 7, 10, 19, 22)  # tp slow, dp, cp fast; ep stays 1
+    assert len(group.everyone) == 3
+    assert group.ranks in group.everyone
 
 
 def test_permutes_that_cancel_leave_nothing() -> None:
@@ -71,11 +70,11 @@ def test_permutes_that_cancel_leave_nothing() -> None:
 def test_gathers_along_different_dimensions_are_one_gather_and_a_view() -> None:
     """The form of DTensor's ``Shard(0)`` twice where the product reads the weight transposed."""
     facts = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1).facts()
-    rewrite = only(facts)
-    assert operators(rewrite) == [*BARE, "permute"]
-    assert rewrite.nodes[-1].stride == (1, 3)
-    assert {"clone", "split", "cat"} <= set(rewrite.dead)
-    assert rewrite.restrided == (("t", (3, 1)),)
+    edit = only(facts)
+    assert operators(edit) == [*BARE, "permute"]
+    assert edit.nodes[-1].stride == (1, 3)
+    assert {"clone", "split", "cat"} <= set(edit.dead)
+    assert edit.restrided == (("t", (3, 1)),)
 
 
 @pytest.mark.parametrize("order", [("dp", "tp", "cp"), ("cp", "dp", "tp"), ("tp", "cp", "dp")])
@@ -83,25 +82,25 @@ def test_a_weight_cut_along_both_dimensions_needs_one_copy(order: tuple[str, ...
     line = Line(mesh_of(2, 2, 2), (2, 3))
     for place, dim in enumerate(order):
         line.gather_along(dim, place % 2)
-    rewrite = only(line.facts())
-    assert operators(rewrite).count("clone") == 1
+    edit = only(line.facts())
+    assert operators(edit).count("clone") == 1
 
 
 def test_a_reader_that_needs_the_strides_it_was_traced_with_gets_a_copy() -> None:
     line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1)
     line.call(aten.sin.default)
-    rewrite = only(line.facts())
-    assert operators(rewrite) == [*BARE, "permute", "clone"]
-    assert rewrite.nodes[-1].stride == (16, 1)
-    assert not rewrite.restrided
+    edit = only(line.facts())
+    assert operators(edit) == [*BARE, "permute", "clone"]
+    assert edit.nodes[-1].stride == (16, 1)
+    assert not edit.restrided
 
 
 def test_views_behind_a_chain_are_followed_up_to_the_product() -> None:
     line = Line(MESH, (2, 3)).gather("dp").permute(1, 0).gather_along("tp", 1)
     line.call(aten.unsqueeze.default, 0).call(aten.permute.default, [0, 2, 1]).call(aten.squeeze.dim, 0)
-    rewrite = only(line.facts())
-    assert [name for name, _ in rewrite.restrided] == ["unsqueeze", "permute_1", "squeeze", "t"]
-    assert dict(rewrite.restrided)["squeeze"] == (3, 1)
+    edit = only(line.facts())
+    assert [name for name, _ in edit.restrided] == ["unsqueeze", "permute_1", "squeeze", "t"]
+    assert dict(edit.restrided)["squeeze"] == (3, 1)
 
 
 def test_other_spellings_of_split_and_cat() -> None:
@@ -127,12 +126,12 @@ def test_another_reader_in_a_forward() -> None:
 def test_another_reader_in_a_backward_reads_this_ranks_part() -> None:
     line = Line(MESH, (2, 3), rank=5).gather("dp").permute(1, 0)
     other = line.extra(aten.mm.default, line.extra(aten.permute.default, line.node, [1, 0]), line.node)
-    rewrite = only(line.gather_along("tp", 1).facts(other, kind=GraphKind.BACKWARD))
-    assert operators(rewrite) == [*BARE, "permute", "slice", "permute"]
-    cut = rewrite.nodes[3]
+    edit = only(line.gather_along("tp", 1).facts(other, kind=GraphKind.BACKWARD))
+    assert operators(edit) == [*BARE, "permute", "slice", "permute"]
+    cut = edit.nodes[3]
     assert (cut.arguments[1:], cut.per_rank) == ((0, 8, 16), True)  # the second of two tp ranks
-    assert rewrite.replaced[1] == ("permute", "fused_permute_1")
-    assert rewrite.before == "permute_1"
+    assert edit.replaced[1] == ("permute", "fused_permute_1")
+    assert edit.before == "permute_1"
 
 
 def test_a_value_in_between_that_the_graph_returns() -> None:
@@ -177,7 +176,7 @@ def test_two_gathers_of_one_gathered_value() -> None:
 
 def test_what_fits_of_a_longer_chain_is_fused() -> None:
     found = planned(Line(MESH, (2, 3)).gather("dp").gather("tp").gather("dp").facts())
-    assert [rewrite.collectives for rewrite in found.done] == [("all_gather_into_tensor", "all_gather_into_tensor_1")]
+    assert [edit.collectives for edit in found.done] == [("all_gather_into_tensor", "all_gather_into_tensor_1")]
     (left,) = found.refused
     assert left.reason == "groups `dp`, `tp` and `dp` overlap"
     assert left.collectives[-1] == "all_gather_into_tensor_2"
@@ -204,10 +203,10 @@ def test_dimensions_that_nobody_knows() -> None:
 def test_without_a_mesh_the_groups_of_other_ranks_are_asked_for() -> None:
     facts = Line(MESH, (2, 3), known=False, rank=3).gather("dp").gather("tp").facts()
     assert reasons(facts) == ["groups of other ranks not known"]
-    (rewrite,) = planned(facts, ranks=AllAlike()).done
-    assert rewrite.proof.assumed == ""
-    assert rewrite.group is not None
-    assert (rewrite.group.ranks, rewrite.group.everyone) == ((0, 2, 4, 6, 1, 3, 5, 7), ())
+    (edit,) = planned(facts, ranks=AllAlike()).done
+    assert edit.proof.assumed == ""
+    (group,) = edit.groups
+    assert (group.ranks, group.everyone) == ((0, 2, 4, 6, 1, 3, 5, 7), ())
 
 
 def test_an_order_that_torch_would_sort_is_refused_by_name() -> None:

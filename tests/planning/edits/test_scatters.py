@@ -18,7 +18,7 @@ from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.support.rewrites import assert_facts_hold
+from tests.support.edited import assert_facts_hold
 from tests.support.sharded import REDUCE_SCATTER, fake_ranks
 
 FUSE = "optional fuse reduce_scatter chains"
@@ -53,16 +53,16 @@ def test_the_first_scatter_is_slowest(mesh: DeviceMesh, order: str, op: str) -> 
             value = scattered(value, mesh[name], op)
         return value.sin()
 
-    (rewrite,) = planned(chain).rewrites.done
+    (edit,) = planned(chain).edits.done
     weights = {"pp": 4, "dp": 2, "tp": 1}
     ranks = [0]
     for name in order.split():
         ranks = [rank + place * weights[name] for rank in ranks for place in range(2)]
-    assert rewrite.group is not None
-    assert list(rewrite.group.ranks) == ranks
-    assert rewrite.nodes[0].arguments[1:3] == (op, len(ranks))
-    assert rewrite.proof.ranks == len(ranks)
-    assert not rewrite.proof.exact
+    (group,) = edit.groups
+    assert list(group.ranks) == ranks
+    assert edit.nodes[0].arguments[1:3] == (op, len(ranks))
+    assert edit.proof.ranks == len(ranks)
+    assert not edit.proof.exact
 
 
 def test_views_between_that_cancel_are_no_obstacle(mesh: DeviceMesh) -> None:
@@ -96,8 +96,8 @@ def test_candidates_that_are_left_say_why(mesh: DeviceMesh) -> None:
     ]
     for function, reason in cases:
         made = planned(function)
-        assert not made.rewrites.done
-        (refused,) = made.rewrites.refused
+        assert not made.edits.done
+        (refused,) = made.edits.refused
         assert refused.reason.startswith(reason), refused
 
 
@@ -105,13 +105,13 @@ def test_over_names_the_dimensions(mesh: DeviceMesh) -> None:
     def chain(value: Tensor) -> Tensor:
         return scattered(scattered(value, mesh["dp"]), mesh["tp"]).sin()
 
-    assert planned(chain, "fuse reduce_scatter chains over dp, tp").rewrites.done
+    assert planned(chain, "fuse reduce_scatter chains over dp, tp").edits.done
     made = planned(chain, "optional fuse reduce_scatter chains over pp, tp")
-    assert [refused.reason for refused in made.rewrites.refused] == ["over dp: reduce_scatter_tensor"]
+    assert [refused.reason for refused in made.edits.refused] == ["over dp: reduce_scatter_tensor"]
 
 
 def test_a_torch_that_sorts_ranks_is_refused_the_order_that_it_would_lose(mesh: DeviceMesh) -> None:
     gm = make_fx(lambda value: scattered(scattered(value, mesh["tp"]), mesh["dp"]).sin())(torch.ones(16, 4))
     older = evolve(HALF, unsorted_groups=False)
     made = plan(policylang.parse(FUSE), collect(gm), older)
-    assert [refused.reason for refused in made.rewrites.refused] == ["rank order 0, 2, 1, 3 needs `sort_ranks`"]
+    assert [refused.reason for refused in made.edits.refused] == ["rank order 0, 2, 1, 3 needs `sort_ranks`"]

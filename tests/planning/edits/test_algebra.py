@@ -1,4 +1,4 @@
-"""The layout algebra against the evaluator, the evaluator against torch, and whole rewrites on random lines."""
+"""The layout algebra against the evaluator, the evaluator against torch, and whole edits on random lines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.operators import strides
 from policylang.operators.elements import Tensor
 from policylang.planning.edits.collectives.grids import Grid, grid_of
-from policylang.planning.edits.data import FusedGroup, Rewrite
+from policylang.planning.edits.graph_edit import Edit, FusedGroup
 from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
-from policylang.planning.edits.proof.equivalence import Claim, Prover
+from policylang.planning.edits.proof.equivalence import Equivalence, Prover
 from policylang.planning.edits.proof.evaluator import run
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
 
@@ -84,15 +84,15 @@ def test_every_random_chain_is_one_gather_of_the_same_elements(line: Line) -> No
     allowed = ("would copy", "cuts across shards")  # a view may cut 2 gathered shards of 3 in 3
     assert [each.reason for each in found.refused if not any(phrase in each.reason for phrase in allowed)] == []
     assume(found.done and len(found.done[0].collectives) == count)
-    (rewrite,) = found.done
-    names = [facts.group_names[facts.index[gather]] for gather in rewrite.collectives]
+    (edit,) = found.done
+    names = [facts.group_names[facts.index[gather]] for gather in edit.collectives]
     grid = grid_of(facts, names)
     assert isinstance(grid, Grid)
-    until = [row for row in range(len(facts)) if facts.arguments[row] and row <= facts.index[rewrite.replaced[0][0]]]
-    old = on_all_ranks(facts, old_calls(facts, until), grid, names, rewrite.replaced[0][0])
-    before = [row for row in until if facts.names[row] not in rewrite.dead]
-    calls = [*old_calls(facts, before), *map(new_call, rewrite.nodes)]
-    assert on_all_ranks(facts, calls, grid, names, rewrite.replaced[0][1]) == old
+    until = [row for row in range(len(facts)) if facts.arguments[row] and row <= facts.index[edit.replaced[0][0]]]
+    old = on_all_ranks(facts, old_calls(facts, until), grid, names, edit.replaced[0][0])
+    before = [row for row in until if facts.names[row] not in edit.dead]
+    calls = [*old_calls(facts, before), *map(new_call, edit.nodes)]
+    assert on_all_ranks(facts, calls, grid, names, edit.replaced[0][1]) == old
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -102,25 +102,25 @@ def test_a_wrong_order_of_ranks_is_caught(line: Line, data: st.DataObject) -> No
     facts = line.facts()
     done = planned(facts).done
     assume(done)
-    rewrite: Rewrite = done[0]
-    assert rewrite.group is not None
-    ranks = list(rewrite.group.ranks)
+    edit: Edit = done[0]
+    (group,) = edit.groups
+    ranks = list(group.ranks)
     assume(len(ranks) > 1)
     one, other = data.draw(st.lists(st.integers(0, len(ranks) - 1), min_size=2, max_size=2, unique=True))
     ranks[one], ranks[other] = ranks[other], ranks[one]
-    wrong = evolve(rewrite.group, ranks=tuple(ranks))
-    gather, *rest = rewrite.nodes
+    wrong = evolve(group, ranks=tuple(ranks))
+    gather, *rest = edit.nodes
     nodes = [evolve(gather, arguments=(*gather.arguments[:2], wrong)), *rest]
-    names = tuple(facts.group_names[facts.index[each]] for each in rewrite.collectives)
+    names = tuple(facts.group_names[facts.index[each]] for each in edit.collectives)
     grid = grid_of(facts, names)
     assert isinstance(grid, Grid)
-    source = facts.index[rewrite.source]
-    rows = sorted(facts.index[name] for name in rewrite.dead)
-    shape = facts.shapes[source]
+    (source,) = edit.sources
+    rows = sorted(facts.index[name] for name in edit.dead)
+    shape = facts.shapes[facts.index[source]]
     assert shape is not None
     new = list(map(new_call, nodes))
-    claim = Claim(shape, rewrite.source, old_calls(facts, rows), new, rewrite.replaced, grid, names)
-    found = Prover().prove(claim)
+    claimed = Equivalence(((source, shape),), old_calls(facts, rows), new, edit.replaced, grid, names)
+    found = Prover().prove(claimed)
     assert isinstance(found, str)
     assert "would be another value on rank" in found
 

@@ -1,0 +1,211 @@
+"""The interface of a kind of edit, and what every kind plans with: names, new nodes, proofs, and the other ranks' word.
+
+A kind is a class: it is given one statement and one graph, and yields edits and refusals. It is registered in
+:mod:`policylang.planning.edits.kinds`; nothing else knows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from attrs import evolve, frozen
+
+from policylang.graph.facts import Facts, Group
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.edits.collectives.grids import Grid, grid_of
+from policylang.planning.edits.graph_edit import Edit, NewNode, Node, Proof, Refusal
+from policylang.planning.edits.offers import Ledger, Offer
+from policylang.planning.edits.proof.calls import ChainCall, new_call
+from policylang.planning.edits.proof.canonical import LayoutSteps
+from policylang.planning.edits.proof.equivalence import Equivalence, Prover
+
+SAME_GRAPH = "other ranks, which were not asked, run the same graph"
+Asked = TypeVar("Asked")
+"""The statement of a kind."""
+
+
+class RefusedError(Exception):
+    """Why a candidate is left as it is: a reason, and a detail."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+class NodeNames:
+    """Names of nodes that do not exist yet, the same in every process: ``fused_view``, ``fused_view_1``, …"""
+
+    def __init__(self, taken: Container[str], counts: Mapping[str, int] | None = None) -> None:
+        self._taken = taken
+        self._counts = dict(counts or {})
+
+    def new(self, target: str) -> str:
+        """A name after the operator, ``aten.view.default``: neither the graph's nor given out before."""
+        base = f"fused_{target.split('.')[1].strip('_')}"
+        while True:
+            count = self._counts.get(base, 0)
+            self._counts[base] = count + 1
+            name = f"{base}_{count}" if count else base
+            if name not in self._taken:
+                return name
+
+    def trial(self) -> NodeNames:
+        """Names to try out: unless they are settled, the next trial gets the same."""
+        return NodeNames(self._taken, self._counts)
+
+    def settle(self, trial: NodeNames) -> None:
+        self._counts = trial._counts
+
+
+@frozen
+class Setting:
+    """One statement's place in its policy, and the graph as the statements before it leave it."""
+
+    facts: Facts
+    number: int
+    """Of the statement, among those of its policy that change the structure."""
+    capabilities: Capabilities
+    names: NodeNames
+    prover: Prover
+    known: Mapping[str, Group]
+    """The groups that exist, without those that earlier statements have planned."""
+    ledger: Ledger
+    """What is settled with the other ranks."""
+
+
+class NewNodes:
+    """The new nodes of one edit, one after the other. Their names are taken for good only by :meth:`settle`."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._facts = setting.facts
+        self._names = setting.names
+        self._trial = setting.names.trial()
+        self.made: list[NewNode] = []
+
+    def add(
+        self,
+        target: str,
+        arguments: tuple[Any, ...],
+        shape: Sequence[int],
+        stride: Sequence[int],
+        like: int,
+        *,
+        per_rank: bool = False,
+    ) -> Node:
+        """``like``: the row whose element type, device, module and annotations it has."""
+        facts, name = self._facts, self._trial.new(target)
+        self.made.append(
+            NewNode(
+                name=name,
+                target=target,
+                arguments=arguments,
+                shape=tuple(shape),
+                stride=tuple(stride),
+                dtype=facts.dtypes[like],
+                device=facts.devices[like],
+                module=facts.modules[like],
+                like=facts.names[like],
+                per_rank=per_rank,
+            )
+        )
+        return Node(name)
+
+    def follow(self, start: Node, steps: LayoutSteps, like: int) -> Node:
+        """DigitLayout operators, one on what the other makes; what the last one makes."""
+        for step in steps.steps:
+            arguments = (start,) if step.argument is None else (start, step.argument)
+            start = self.add(step.target, arguments, step.shape, step.stride, like)
+        return start
+
+    def calls(self, since: int = 0) -> list[ChainCall]:
+        return list(map(new_call, self.made[since:]))
+
+    def settle(self) -> None:
+        self._names.settle(self._trial)
+
+
+class EditPlanner(ABC, Generic[Asked]):
+    """One statement on one graph."""
+
+    kind: ClassVar[str]
+    """As the statement's own ``kind`` says."""
+    counted: ClassVar[str]
+    """The collective that it looks for: a diagnostic counts its nodes where nothing is found."""
+    nothing_found: ClassVar[str]
+    """What a graph has not in which nothing is found, as a sentence."""
+
+    def __init__(self, statement: Asked, setting: Setting) -> None:
+        self.statement = statement
+        self.setting = setting
+        self.facts = setting.facts
+        self._grids: dict[tuple[str, ...], Grid | str] = {}
+
+    @abstractmethod
+    def outcomes(self) -> Iterable[Edit | Refusal]:
+        """What is done for the statement and what is refused, each in graph order: an edit comes after those that make
+        what it starts from, or that read what it removes. Linear in nodes and edges."""
+
+    def names_of(self, rows: Iterable[int]) -> tuple[str, ...]:
+        return tuple([self.facts.names[row] for row in rows])
+
+    def grid(self, groups: tuple[str, ...]) -> Grid:
+        """The ranks that some groups join. Raises :class:`RefusedError` where they join none, or that is not known."""
+        if groups not in self._grids:
+            self._grids[groups] = grid_of(self.facts, groups)
+        grid = self._grids[groups]
+        if isinstance(grid, str):
+            raise RefusedError(grid)
+        return grid
+
+    def prove(
+        self,
+        sources: Sequence[int],
+        old: Sequence[ChainCall],
+        new: Sequence[ChainCall],
+        pairs: Sequence[tuple[str, str]],
+        groups: tuple[str, ...],
+    ) -> Proof:
+        """That old and new calls make the same of some rows; ``groups`` are those of the old collectives.
+
+        Raises :class:`RefusedError` where they do not, or that cannot be told.
+        """
+        shapes = tuple((self.facts.names[row], self.facts.shapes[row] or ()) for row in sources)
+        found = self.setting.prover.prove(Equivalence(shapes, old, new, pairs, self.grid(groups), groups))
+        if isinstance(found, str):
+            raise RefusedError("the check failed", found)
+        return found if self.setting.ledger.asked else evolve(found, assumed=SAME_GRAPH)
+
+    def refusal(self, collectives: Iterable[int], why: RefusedError) -> Refusal:
+        return Refusal(self.setting.number, self.names_of(collectives), why.reason, why.detail)
+
+    # --- what is settled with the other ranks ---
+
+    def left(self, *words: str) -> str:
+        """Why an offer of this name is made no more: not every rank made it alike. Empty where it is still open."""
+        return self.setting.ledger.left.get(self._key(words), "")
+
+    def offer(self, words: Sequence[str], terms: Sequence[object], grid: Grid) -> None:
+        """Offer what has been found to the other ranks, if they are asked. ``words``: its name, alike on every rank."""
+        if self.setting.ledger.asked:
+            alike = hashlib.sha256("\0".join(map(str, (*terms, grid.shape, grid.everyone))).encode()).hexdigest()
+            among = () if grid.everyone else grid.ranks
+            self.setting.ledger.offers.append(Offer(self._key(words), alike[:32], among))
+
+    def shared(self, words: Sequence[str], groups: tuple[str, ...], plan: Callable[[], Edit]) -> Edit:
+        """An edit, if every rank makes it."""
+        words = (self.kind, *words)
+        if left := self.left(*words):
+            raise RefusedError(f"not on every rank: {left}")
+        edit = plan()
+        self.offer(words, [edit.proof.claim, *self.as_on_every_rank(edit).words()], self.grid(groups))
+        return edit
+
+    def as_on_every_rank(self, edit: Edit) -> Edit:
+        """With names that all ranks have alike, where a kind knows them."""
+        return edit
+
+    def _key(self, words: Sequence[str]) -> str:
+        return " ".join((str(self.setting.number), *words))
