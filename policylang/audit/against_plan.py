@@ -12,11 +12,11 @@ from attrs import field, frozen
 
 from policylang.audit.data import Audit, Found, HostCopy
 from policylang.graph.facts import Facts
+from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Decision, Plan
-from policylang.planning.storage import storage_roots
 
 SAVED_UNPLANNED = "APL401"
 NOT_SAVED = "APL402"

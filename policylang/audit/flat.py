@@ -20,8 +20,8 @@ from policylang.audit.against_plan import (
 from policylang.audit.data import Audit
 from policylang.audit.reading import read
 from policylang.graph.facts import Phase
+from policylang.graph.storage import storage_roots
 from policylang.planning.plan import Plan, Why, offloads
-from policylang.planning.storage import storage_roots
 
 _WORDING = Wording(
     "{node} {found}, which is not what was planned",

@@ -17,9 +17,9 @@ from torch import fx
 from policylang.audit.data import Found, HostCopy
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.storage import storage_roots
 from policylang.operators.categories import argument, describe, nodes_in
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
-from policylang.planning.storage import storage_roots
 
 _OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
 _RANDOM, _WRITES, _SYMBOLIC = int(Flag.RANDOM), int(Flag.WRITES), int(Flag.SYMBOLIC)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.storage import storage_roots
 from policylang.planning.plan import Decision, Plan, recomputes
-from policylang.planning.storage import storage_roots
 
 POSSIBLY = 1
 CERTAINLY = 2

@@ -10,11 +10,11 @@ from typing import Literal
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts
+from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
-from policylang.planning.schedule.steps import Schedule
 
 Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
 """What becomes of forward values that no rule decides."""

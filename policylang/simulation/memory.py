@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.schedule.steps import Schedule, StepKind
-from policylang.planning.storage import storage_roots
 
 # Plain integers: the enumeration's own operators cost ten times as much.
 _RANDOM = int(Flag.RANDOM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from policylang.graph.facts import Facts
-from policylang.planning.schedule.steps import Schedule
+from policylang.graph.schedule import Schedule
 from policylang.simulation.memory import Timeline, simulate
 
 

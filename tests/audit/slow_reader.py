@@ -9,8 +9,8 @@ from torch import fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.storage import storage_roots
 from policylang.operators.categories import argument, describe, nodes_in
-from policylang.planning.storage import storage_roots
 
 ORDERED = Flag.RANDOM | Flag.READS_MUTATED | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE
 

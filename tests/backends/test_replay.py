@@ -21,9 +21,9 @@ from policylang.backends.surgery.tags import record_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
 from policylang.graph.reading.saved_markers import COPIES, from_annotation
+from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Policy
 from policylang.planning.liveness import Needs
-from policylang.planning.storage import storage_roots
 from tests.support.compiled import fresh_dynamo
 from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
 

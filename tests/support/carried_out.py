@@ -9,7 +9,7 @@ from torch import fx
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.planning.schedule.steps import Schedule, StepKind
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.torch_compat.partition import random_state_operators
 
 Steps = list[tuple[StepKind, str, int]]

@@ -18,12 +18,12 @@ from policylang.audit.summary.data import (
 )
 from policylang.audit.summary.edits import rewrite_reports
 from policylang.graph.facts import GraphKind
+from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action
 from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.plan import Decision as Planned
 from policylang.planning.plan import Plan, RuleOutcome, Why
-from policylang.planning.storage import storage_roots
 
 if TYPE_CHECKING:
     from policylang.audit.data import Audit

@@ -14,11 +14,11 @@ from policylang.backends.eager.execution.instructions import PlannedInstructions
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.stages import timed
+from policylang.graph.schedule import StepKind
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.steps import StepKind
 from policylang.ranks.comparison import agree_on_collectives
 from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.subclasses import take_apart

@@ -23,9 +23,9 @@ from policylang.backends.surgery import copy_insertion, random_replay, tags
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.memory import GraphMemory, memory_of
+from policylang.graph.schedule import StepKind
+from policylang.graph.storage import storage_roots
 from policylang.planning.plan import Decision, Plan, recomputes
-from policylang.planning.schedule.steps import StepKind
-from policylang.planning.storage import storage_roots
 from policylang.torch_compat import partition
 
 

@@ -13,10 +13,10 @@ import torch.fx as fx
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.memory import GraphMemory
+from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
-from policylang.planning.schedule.steps import StepKind
 
 GRAPH_CHANGED = "APL381"
 

@@ -15,8 +15,8 @@ from torch import fx
 
 from policylang.backends.surgery import copy_insertion
 from policylang.graph.facts import Facts
+from policylang.graph.schedule import StepKind
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.steps import StepKind
 
 
 @frozen

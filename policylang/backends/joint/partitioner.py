@@ -28,12 +28,12 @@ from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
+from policylang.graph.schedule import Schedule
 from policylang.planning.capabilities import JOINT
 from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.expectations.deferred import settle_expectations
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.steps import Schedule
 from policylang.ranks.comparison import agree_on_collectives, is_compared
 from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.inductor import settings_lines

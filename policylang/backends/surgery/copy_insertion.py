@@ -15,7 +15,7 @@ import torch.fx as fx
 
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
-from policylang.planning.schedule.steps import Schedule, StepKind
+from policylang.graph.schedule import Schedule, StepKind
 
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
 """Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""

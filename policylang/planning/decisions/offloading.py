@@ -16,13 +16,13 @@ from math import inf
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
+from policylang.graph.storage import returns_memory_of_input, storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Decision, Why, offloads, recomputes
-from policylang.planning.storage import returns_memory_of_input, storage_roots
 
 FULL = "the budget is full"
 _UNREBUILDABLE = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED)

@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.schedule.host_copy_steps import with_host_copies
-from policylang.planning.schedule.steps import Schedule, ScheduleStep, StepKind
-from policylang.planning.storage import storage_roots
 
 # Plain integers: the enumeration's own operators cost ten times as much.
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)

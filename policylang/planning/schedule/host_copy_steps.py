@@ -10,8 +10,8 @@ the one that is awaited.
 from __future__ import annotations
 
 from policylang.graph.facts import Facts, GraphKind, Phase, is_gradient
-from policylang.planning.schedule.steps import ScheduleStep, StepKind
-from policylang.planning.storage import storage_roots
+from policylang.graph.schedule import ScheduleStep, StepKind
+from policylang.graph.storage import storage_roots
 
 IN_FLIGHT = 2
 """How many copies between device and host may be under way, in either direction, before one is awaited."""

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
+from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Decision
-from policylang.planning.storage import storage_roots
 
 _VIEW = int(Flag.VIEW)
 _MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)

@@ -25,8 +25,8 @@ from itertools import accumulate
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag
+from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.storage import storage_roots
 
 _NEVER = -1
 _SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much

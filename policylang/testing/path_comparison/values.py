@@ -14,7 +14,7 @@ from attrs import define, field
 
 from policylang.audit.summary.data import Report
 from policylang.graph.facts import Facts
-from policylang.planning.storage import storage_roots
+from policylang.graph.storage import storage_roots
 from policylang.testing.path_comparison.data import (
     Beside,
     PathDecision,

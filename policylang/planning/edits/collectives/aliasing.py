@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from policylang.graph.facts import Facts, Flag
+from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.edits.edit_planner import RefusedError
-from policylang.planning.storage import storage_roots
 
 _WRITES = int(Flag.WRITES)  # a plain integer: the enumeration's own operators cost ten times as much
 
