@@ -8,9 +8,8 @@ from typing import Any
 from torch import fx
 
 from policylang.api.load import PolicyLike, policy_of
-from policylang.backends import graph_registry
+from policylang.backends import graph_registry, refusals
 from policylang.backends.dispatch import apply_policy, checked_module
-from policylang.backends.joint import refusals
 from policylang.backends.joint.path import JointPartitioner, returns_gradients
 from policylang.errors import PolicyGraphError
 from policylang.graph.reading.phases import has_backward

@@ -8,7 +8,7 @@ from torch import fx
 
 from policylang.audit.summary.combine import combined
 from policylang.audit.summary.data import Report
-from policylang.backends.joint import refusals
+from policylang.backends import refusals
 from policylang.backends.path import findings_on
 from policylang.errors import PolicyGraphError
 

@@ -15,8 +15,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
+from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs, with_cost
-from policylang.planning.plan import Decision, Plan
+from policylang.planning.plan import Plan
 
 SAVED_UNPLANNED = "APL401"
 NOT_SAVED = "APL402"

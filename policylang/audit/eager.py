@@ -17,7 +17,7 @@ from policylang.graph.facts import InputKind, Phase
 from policylang.language.codes import diagnose
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.sequential_recompute import kept_rows
+from policylang.planning.sequential_recompute import kept_rows
 from policylang.torch_compat.eager import storage_address, strided_parts
 
 OTHER_BYTES = "APL409"
@@ -36,7 +36,7 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
     """Compare one call of a block with its plan.
 
     Args:
-        needs: what follows from the plan (:func:`policylang.planning.schedule.sequential_recompute.replayed_needs`).
+        needs: what follows from the plan (:func:`policylang.planning.sequential_recompute.replayed_needs`).
         held: by row of the operator, the plain tensors that the checkpoint holds.
         outside: those of the block's parameters, buffers and inputs, which are alive anyway.
     """

@@ -21,7 +21,8 @@ from policylang.audit.data import Audit
 from policylang.audit.reading import read
 from policylang.graph.facts import Phase
 from policylang.graph.storage import storage_roots
-from policylang.planning.plan import Plan, Why, offloads
+from policylang.planning.decision import Why, offloads
+from policylang.planning.plan import Plan
 
 _WORDING = Wording(
     "{node} {found}, which is not what was planned",

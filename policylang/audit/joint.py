@@ -30,8 +30,9 @@ from policylang.audit.reading import function, is_copy, is_random_state, piece_o
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE
+from policylang.planning.decision import Why
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Plan, Why
+from policylang.planning.plan import Plan
 
 _WORDING = Wording(
     "{node} {found}; the plan says {expected}",

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from policylang.backends import graph_registry
+from policylang.backends import graph_registry, refusals
 from policylang.backends.eager.problems import refuse_another
-from policylang.backends.joint import refusals
 from policylang.backends.path import path_named
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts

@@ -10,7 +10,7 @@ from torch import fx
 
 from policylang.audit.data import Audit
 from policylang.language.syntax import Policy
-from policylang.planning.edits.graph_edit import Edits
+from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
 
 

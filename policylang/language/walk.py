@@ -29,6 +29,7 @@ from policylang.language.syntax import (
     Operator,
     Or,
     Ordinal,
+    Policy,
     Predicate,
     Reference,
     Rule,
@@ -85,6 +86,17 @@ def walk(selector: Selector) -> Iterator[Selector]:
         current = pending.pop()
         yield current
         pending.extend(reversed(parts(current)))
+
+
+def with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
+    """A selector's parts, and those of every ``let`` that it comes to, each once."""
+    pending, seen = [selector], set()
+    while pending:
+        for part in walk(pending.pop()):
+            yield part
+            if isinstance(part, Reference) and part.name not in seen:
+                seen.add(part.name)
+                pending.append(policy.lets[part.name].selector)
 
 
 def predicates(predicate: Predicate) -> Iterator[Compare | Match | Is | CrossesCut | Annotated]:

@@ -15,15 +15,12 @@ from policylang.language.syntax import (
     InBlock,
     Ordinal,
     Policy,
-    Reference,
     Rule,
     Scope,
-    Selector,
 )
-from policylang.language.walk import walk
-from policylang.planning.refusals import PATH_CANNOT
+from policylang.language.walk import with_lets
 
-WHOLE_GRAPH = "APL391"
+PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
 
 
 @frozen(eq=False)
@@ -70,17 +67,6 @@ def is_about_whole(expectation: object) -> bool:
     if isinstance(expectation, ExpectTotal):
         return not expectation.per_block
     return isinstance(expectation, ExpectCount) and expectation.scope in (None, Scope.GRAPH)
-
-
-def with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
-    """A selector's parts, and those of every ``let`` that it comes to, each once."""
-    pending, seen = [selector], set()
-    while pending:
-        for part in walk(pending.pop()):
-            yield part
-            if isinstance(part, Reference) and part.name not in seen:
-                seen.add(part.name)
-                pending.append(policy.lets[part.name].selector)
 
 
 def _beyond(rule: Rule, policy: Policy, numbered: bool) -> tuple[str, str] | None:

@@ -13,7 +13,8 @@ from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
-from policylang.planning.plan import Decision, Plan, recomputes
+from policylang.planning.decision import Decision, recomputes
+from policylang.planning.plan import Plan
 
 POSSIBLY = 1
 CERTAINLY = 2

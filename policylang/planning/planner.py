@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from policylang.graph.blocks import Blocks, blocks_of
+from policylang.graph.blocks import Blocks
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.globs import PathGlob
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
 from policylang.planning.block_graph import Place, beyond_one_block
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.decision import Decision, Fate, Why, offloads
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
 from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
@@ -25,10 +25,10 @@ from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.check import check_expectations
 from policylang.planning.liveness import with_cost
-from policylang.planning.plan import Decision, Fate, Plan, RuleOutcome, Why, offloads
-from policylang.planning.schedule.sequential_recompute import replayed_needs, with_returned
-from policylang.planning.selection.selectors import Selections
+from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.selection.selectors import Selections, blocks_for
 from policylang.planning.selection.unanswerable import unanswerable
+from policylang.planning.sequential_recompute import replayed_needs, with_returned
 
 
 def plan(
@@ -106,11 +106,6 @@ def plan(
         block_names=blocks.names,
         rerun=None if place is None else needs.recomputed,
     )
-
-
-def blocks_for(policy: Policy, facts: Facts) -> Blocks:
-    """The blocks of a graph as the policy names them."""
-    return blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
 
 
 def _fate(policy: Policy, capabilities: Capabilities) -> Fate:

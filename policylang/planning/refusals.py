@@ -21,7 +21,8 @@ from policylang.language.syntax import (
     Undecided,
 )
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.plan import Decision, RuleOutcome
+from policylang.planning.decision import Decision
+from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.empty_matches import nearest_paths, part_counts
 from policylang.planning.selection.selectors import Selections
 

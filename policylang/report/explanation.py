@@ -9,10 +9,11 @@ from attrs import asdict, frozen
 from policylang.audit.summary.assemble import word
 from policylang.language.figures import figure
 from policylang.language.syntax import Rule
+from policylang.planning.decision import Decision
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.inspection.explain import RuleOnNode, rule_on_graph, rules_on
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Decision, Plan
+from policylang.planning.plan import Plan
 from policylang.report.text import table
 
 _MOST_NAMES = 8

@@ -19,8 +19,8 @@ from policylang.language.syntax import Include, Let, Rule, Selector, Statement
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.planner import blocks_for, plan
-from policylang.planning.selection.selectors import Selections
+from policylang.planning.planner import plan
+from policylang.planning.selection.selectors import Selections, blocks_for
 from policylang.testing.claims import OF_DIAGNOSTICS, OF_POLICY, Claim, read_claims
 from policylang.testing.fences import Fence, lifted, lowered
 

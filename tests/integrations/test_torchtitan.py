@@ -17,7 +17,8 @@ from policylang.graph.reading.collect import collect
 from policylang.integrations import torchtitan
 from policylang.integrations.torchtitan import parameters_of
 from policylang.planning.capabilities import FLAT
-from policylang.planning.plan import Plan, Why
+from policylang.planning.decision import Why
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO

@@ -7,7 +7,8 @@ import pytest
 from policylang.graph.facts import GraphKind
 from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT, Capabilities
-from policylang.planning.plan import Plan, Why
+from policylang.planning.decision import Why
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of
 

@@ -17,8 +17,8 @@ import policylang
 from policylang.graph.facts import Facts, GraphKind, Group, Mesh
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.edits.offers import Ranks
+from policylang.planning.graph_edit import Edits
 from policylang.planning.planner import plan
 
 aten = torch.ops.aten

@@ -21,9 +21,10 @@ from policylang.graph.facts import GraphKind
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action
-from policylang.planning.edits.graph_edit import Edits
-from policylang.planning.plan import Decision as Planned
-from policylang.planning.plan import Plan, RuleOutcome, Why
+from policylang.planning.decision import Decision as Planned
+from policylang.planning.decision import Why
+from policylang.planning.graph_edit import Edits
+from policylang.planning.plan import Plan, RuleOutcome
 
 if TYPE_CHECKING:
     from policylang.audit.data import Audit

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from policylang.audit.summary.data import LeftAlone, RewriteReport
 from policylang.language.syntax import Policy
-from policylang.planning.edits.graph_edit import Edit, Edits
+from policylang.planning.graph_edit import Edit, Edits
 
 _ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from attrs import define, field, frozen
 from torch import nn
 
+from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems
 from policylang.backends.eager.compilers import carries_policies
 from policylang.backends.eager.execution.followed_call import FollowedCall
@@ -26,7 +27,6 @@ from policylang.backends.eager.observation.modes import moments, unseen_since
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces
 from policylang.backends.eager.standing_aside import written_down
-from policylang.backends.torch_compile.compiled_graphs import CompiledGraph
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.syntax import Policy

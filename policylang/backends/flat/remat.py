@@ -25,7 +25,8 @@ from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
 from policylang.graph.storage import storage_roots
-from policylang.planning.plan import Decision, Plan, recomputes
+from policylang.planning.decision import Decision, recomputes
+from policylang.planning.plan import Plan
 from policylang.torch_compat import partition
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from attrs import evolve, frozen
 from torch import fx
 
-from policylang.backends.joint import refusals
+from policylang.backends import refusals
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.groups import RankOrder
 from policylang.backends.surgery.edits import carry_out

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import fx, nn
 
+from policylang.backends import refusals
 from policylang.backends.caching import fingerprint
 from policylang.backends.dispatch import apply_policy
 from policylang.backends.hooks.path import HookPath
-from policylang.backends.joint import refusals
 from policylang.errors import PolicyError, PolicyGraphError
 from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from policylang.backends.joint import refusals
+from policylang.backends import refusals
 from policylang.backends.path import BackendPath
 from policylang.backends.runtime.stages import timed
 from policylang.backends.surgery import tags

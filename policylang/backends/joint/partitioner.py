@@ -14,9 +14,10 @@ from torch import fx
 
 from policylang.audit.data import Audit
 from policylang.audit.joint import audit, audit_copies, read_halves
+from policylang.backends import refusals
 from policylang.backends.graph_registry import CarriedOut, remember
 from policylang.backends.half.path import Half, rewrite_half, without_answered
-from policylang.backends.joint import cse, finalize, refusals
+from policylang.backends.joint import cse, finalize
 from policylang.backends.joint.offload import crossings, move_across
 from policylang.backends.joint.split import finish, split
 from policylang.backends.path import raise_differences, raise_errors
@@ -30,8 +31,8 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import Schedule
 from policylang.planning.capabilities import JOINT
-from policylang.planning.edits.graph_edit import Edits
 from policylang.planning.expectations.deferred import settle_expectations
+from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
 from policylang.ranks.comparison import agree_on_collectives, is_compared

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from attrs import frozen
 from torch import fx
 
-from policylang.backends.joint import finalize, refusals
+from policylang.backends import refusals
+from policylang.backends.joint import finalize
 from policylang.backends.joint.partitioner import Partition, partition_planned
 from policylang.backends.path import BackendPath
 from policylang.backends.runtime.groups import RankOrder

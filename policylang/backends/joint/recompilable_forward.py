@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from policylang.backends.joint import refusals
+from policylang.backends import refusals
 from policylang.backends.joint.saved_markers import leave_records, unread
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks

@@ -20,7 +20,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.operators.categories import describe, group_name
-from policylang.planning.edits.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
+from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import Plan
 from policylang.torch_compat.reading import OpOverload, outside_of_modes, schema_of
 

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.planning.plan import Decision, Plan, Why
+from policylang.planning.decision import Decision, Why
+from policylang.planning.plan import Plan
 
 _RECOMPUTE = "recompute"
 _REGION = "ac_graph_id"

@@ -18,12 +18,12 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends.caching import fingerprint
+from policylang.backends.compiled_graphs import CompiledGraph, described, of_model
 from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
 from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
 from policylang.backends.torch_compile import options as backend_options
-from policylang.backends.torch_compile.compiled_graphs import CompiledGraph, described, of_model
 from policylang.backends.torch_compile.options import Inner
 from policylang.backends.torch_compile.pending_matches import watched
 from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning

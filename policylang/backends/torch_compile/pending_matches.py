@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from policylang.backends.torch_compile.compiled_graphs import CompiledGraph
+from policylang.backends.compiled_graphs import CompiledGraph
 
 
 def watched(

@@ -26,11 +26,11 @@ from policylang.planning import refusals
 from policylang.planning.batch.bounds import Bounds, size_tests
 from policylang.planning.batch.sizes import BatchSizes
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.decision import Decision, Fate, Why
 from policylang.planning.decisions.decide import NO_RULE, Verdict, first_decisions, owners_of
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.liveness import backward_needs
-from policylang.planning.plan import Decision, Fate, Why
 from policylang.planning.selection.rowsets import mask_of
 from policylang.planning.selection.selectors import Selections
 

@@ -8,8 +8,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import InBlock, InModule, Match, Policy, Rule, Selector, Where
-from policylang.language.walk import predicates
-from policylang.planning.block_graph import with_lets
+from policylang.language.walk import predicates, with_lets
 from policylang.planning.refusals import PATH_CANNOT
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning import refusals
+from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Decision, RuleOutcome
+from policylang.planning.plan import RuleOutcome
 
 
 def without_effect(

@@ -13,7 +13,8 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action, Policy, Rule
-from policylang.planning.plan import Decision, RuleOutcome, Why
+from policylang.planning.decision import Decision, Why
+from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.rowsets import mask_of, members
 from policylang.planning.selection.selectors import Selections
 

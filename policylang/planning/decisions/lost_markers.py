@@ -9,8 +9,9 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Is, Policy, Reference, Selector, Where
 from policylang.language.walk import predicates, selector_of, walk
 from policylang.planning import refusals
+from policylang.planning.decision import Decision, Why
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Decision, RuleOutcome, Why
+from policylang.planning.plan import RuleOutcome
 
 _ASKED = "recorded saved"
 

@@ -21,8 +21,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
+from policylang.planning.decision import Decision, Why, offloads, recomputes
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Decision, Why, offloads, recomputes
 
 FULL = "the budget is full"
 _UNREBUILDABLE = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED)

@@ -15,7 +15,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Action, Operator, Policy, Rule
 from policylang.language.walk import walk
-from policylang.planning.plan import Decision, Why
+from policylang.planning.decision import Decision, Why
 from policylang.planning.selection.selectors import operator_matcher
 
 _CHOOSES = frozenset(

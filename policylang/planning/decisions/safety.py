@@ -9,8 +9,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.decision import Decision, Why
 from policylang.planning.liveness import Needs, backward_needs
-from policylang.planning.plan import Decision, Why
 
 # A plain integer: the enumeration's own operators cost ten times as much.
 _SUSPECT = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT)

@@ -15,12 +15,12 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Group
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.collectives.grids import Grid, grid_of
-from policylang.planning.edits.graph_edit import Edit, NewNode, Node, Proof, Refusal
+from policylang.planning.edits.grids import Grid, grid_of
 from policylang.planning.edits.offers import Ledger, Offer
 from policylang.planning.edits.proof.calls import ChainCall, new_call
 from policylang.planning.edits.proof.canonical import LayoutSteps
 from policylang.planning.edits.proof.equivalence import Equivalence, Prover
+from policylang.planning.graph_edit import Edit, NewNode, Node, Proof, Refusal
 
 SAME_GRAPH = "other ranks, which were not asked, run the same graph"
 Asked = TypeVar("Asked")

@@ -17,7 +17,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
 from policylang.operators.names import FOLLOWERS
 from policylang.operators.table import MOVERS
-from policylang.planning.edits.graph_edit import Edit, FusedGroup, NewNode, Node
+from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
 
 _FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
 _KEPT = int(Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import GETITEM
-from policylang.planning.edits.graph_edit import Edit
+from policylang.planning.graph_edit import Edit
 
 _VIEW = int(Flag.VIEW)
 

@@ -14,11 +14,11 @@ from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.edit_planner import NodeNames, Setting
 from policylang.planning.edits.edited_facts import edited
-from policylang.planning.edits.graph_edit import Edit, Edits, Node, Refusal
 from policylang.planning.edits.kinds import KINDS
 from policylang.planning.edits.offers import Ledger, Ranks
 from policylang.planning.edits.pieces import unread_pieces, with_pieces, without_pieces
 from policylang.planning.edits.proof.equivalence import Prover
+from policylang.planning.graph_edit import Edit, Edits, Node, Refusal
 
 _MOST_NAMES = 8
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Expectation, ExpectCount, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
+from policylang.planning.decision import Decision
 from policylang.planning.expectations.fates import Fates, check_fate
 from policylang.planning.expectations.totals import Finding, check_total, numbers
 from policylang.planning.liveness import CostedNeeds
-from policylang.planning.plan import Decision, ExpectationOutcome, schedule_of
+from policylang.planning.plan import ExpectationOutcome, schedule_of
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.ordinals import group_keys

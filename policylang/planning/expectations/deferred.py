@@ -10,8 +10,7 @@ from policylang.planning.expectations.check import check_expectations
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
-from policylang.planning.planner import blocks_for
-from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.selectors import Selections, blocks_for
 
 
 def settle_expectations(plan: Plan, settled: Plan, needs: Needs) -> tuple[Plan, tuple[Diagnostic, ...]]:

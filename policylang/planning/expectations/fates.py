@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import ExpectFate
+from policylang.planning.decision import Decision, Why
 from policylang.planning.expectations.totals import Finding
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Decision, Why
 from policylang.planning.selection.rowsets import mask_of
 
 _MOST_NAMES = 8

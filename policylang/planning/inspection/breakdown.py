@@ -17,8 +17,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
+from policylang.planning.decision import Decision, Why
 from policylang.planning.liveness import CostedNeeds, Needs, backward_needs, own_bytes, with_cost
-from policylang.planning.plan import Decision, Plan, Why, schedule_of
+from policylang.planning.plan import Plan, schedule_of
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.peak import Peak, peak_of
 

@@ -9,10 +9,10 @@ from attrs import frozen
 
 from policylang.graph.chains import Chains
 from policylang.language.syntax import Rule
-from policylang.planning.plan import Plan, RuleOutcome, Why
-from policylang.planning.planner import blocks_for
+from policylang.planning.decision import Why
+from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_matches import part_counts
-from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.selectors import Selections, blocks_for
 from policylang.planning.selection.why_not_matched import why_not
 
 Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import fields
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import Blocks, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.globs import NameGlob, PathGlob
@@ -28,6 +28,7 @@ from policylang.language.syntax import (
     Let,
     Operator,
     Ordinal,
+    Policy,
     Reference,
     Selector,
     Step,
@@ -208,3 +209,8 @@ class Selections:
         if node.cut == "before":
             return self.chains.before_marker(parts[0], parts[1])
         return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
+
+
+def blocks_for(policy: Policy, facts: Facts) -> Blocks:
+    """The blocks of a graph as the policy names them."""
+    return blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))

@@ -9,8 +9,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.syntax import Annotated, Policy, Predicate, Where
-from policylang.language.walk import predicates, selector_of
-from policylang.planning.block_graph import with_lets
+from policylang.language.walk import predicates, selector_of, with_lets
 
 OLDER = "APL358"
 

@@ -11,9 +11,10 @@ from attrs import asdict
 from policylang.audit.summary.assemble import word
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy
+from policylang.planning.decision import Why
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
 from policylang.planning.inspection.marginal_cost import Worth
-from policylang.planning.plan import Plan, Why
+from policylang.planning.plan import Plan
 
 
 def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from attrs import evolve
 import policylang
 from policylang.graph.facts import Facts, GraphKind, Mesh
 from policylang.planning.edits.edit_planner import SAME_GRAPH
-from policylang.planning.edits.graph_edit import Edit
+from policylang.planning.graph_edit import Edit
 from policylang.planning.planner import plan
 from tests.support.edited import AllAlike
 from tests.support.lines import ABLE, Line, aten, c10d, mesh_of, planned, reasons

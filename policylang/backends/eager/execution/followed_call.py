@@ -11,10 +11,10 @@ from torch import Tensor
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Instructions, instructions_so_far
-from policylang.backends.eager.execution.random_states import GeneratorState
 from policylang.backends.eager.execution.surroundings import Surroundings
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import Memory, memory_of, tensors_in
+from policylang.backends.eager.random_states import GeneratorState
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.reading import outside_of_modes

@@ -17,10 +17,10 @@ from torch import Tensor
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
-from policylang.backends.eager.execution.random_states import GeneratorState, generator_of
 from policylang.backends.eager.observation.modes import Mode
 from policylang.backends.eager.observation.origins import memory_of, tensors_in
 from policylang.backends.eager.observation.stream import VIEW, draws, is_no_step, is_same_view, written_by
+from policylang.backends.eager.random_states import GeneratorState, generator_of
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.eager import detached, keeps_graph, storage_address, storage_is_freed, version

@@ -19,7 +19,6 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from policylang.backends.eager.execution.random_states import GeneratorState, generator_of
 from policylang.backends.eager.observation.fsdp_hooks import gathers
 from policylang.backends.eager.observation.modes import Mode
 from policylang.backends.eager.observation.origins import (
@@ -31,6 +30,7 @@ from policylang.backends.eager.observation.origins import (
     tensors_in,
 )
 from policylang.backends.eager.observation.stream import VIEW, draws, is_ignored, is_same_view, writes, written_by
+from policylang.backends.eager.random_states import GeneratorState, generator_of
 from policylang.torch_compat.eager import DispatchMode, detached, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.reading import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart

@@ -16,7 +16,6 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Flag
 from policylang.language.syntax import Fuse
 from policylang.planning.edits.collectives.element_moves import source_of
-from policylang.planning.edits.collectives.grids import Grid, dims_of
 from policylang.planning.edits.collectives.lines import (
     ChainLink,
     ChainPath,
@@ -27,9 +26,10 @@ from policylang.planning.edits.collectives.lines import (
     rows_of,
 )
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
-from policylang.planning.edits.graph_edit import Edit, FusedGroup, Refusal
+from policylang.planning.edits.grids import Grid, dims_of
 from policylang.planning.edits.offers import UNASKED
 from policylang.planning.edits.proof.calls import ChainCall, old_calls
+from policylang.planning.graph_edit import Edit, FusedGroup, Refusal
 
 GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4

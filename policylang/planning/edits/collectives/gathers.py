@@ -26,7 +26,6 @@ from policylang.planning.edits.collectives.chain_fusion import (
 )
 from policylang.planning.edits.collectives.consumers import relaid
 from policylang.planning.edits.collectives.element_moves import copies
-from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.collectives.lines import (
     ChainLink,
     ChainPath,
@@ -37,8 +36,9 @@ from policylang.planning.edits.collectives.lines import (
 )
 from policylang.planning.edits.collectives.own_part import Derived, MiddleReaders
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError
-from policylang.planning.edits.graph_edit import Edit, Node
+from policylang.planning.edits.grids import Grid
 from policylang.planning.edits.proof.canonical import steps_to
+from policylang.planning.graph_edit import Edit, Node
 
 
 class GatherChains(ChainFusion):

@@ -12,12 +12,12 @@ from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SLICE
 from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.chain_fusion import CollectiveChain
-from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.collectives.lines import phase
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError
-from policylang.planning.edits.graph_edit import FusedGroup, Node
+from policylang.planning.edits.grids import Grid
 from policylang.planning.edits.proof.calls import ChainCall
 from policylang.planning.edits.proof.canonical import LayoutSteps, steps_to
+from policylang.planning.graph_edit import FusedGroup, Node
 
 
 @frozen

@@ -34,15 +34,15 @@ from policylang.planning.edits.collectives.element_moves import (
     piece_of,
     source_of,
 )
-from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.collectives.lines import Hop, layout_after
 from policylang.planning.edits.collectives.own_part import slice_on_ranks
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
-from policylang.planning.edits.graph_edit import Edit, Node, Proof, Refusal
+from policylang.planning.edits.grids import Grid
 from policylang.planning.edits.offers import UNASKED
 from policylang.planning.edits.pieces import common_names
 from policylang.planning.edits.proof.calls import old_calls
 from policylang.planning.edits.proof.canonical import steps_to
+from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
 
 _CUTS = movers_of(Cut, Pick)
 

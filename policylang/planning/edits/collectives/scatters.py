@@ -22,11 +22,11 @@ from policylang.planning.edits.collectives.chain_fusion import (
     CollectiveChain,
     needs_unsorted,
 )
-from policylang.planning.edits.collectives.grids import Grid
 from policylang.planning.edits.collectives.lines import ChainLink, ChainPath, last_row, layout_after
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError
-from policylang.planning.edits.graph_edit import Edit, FusedGroup, Node
+from policylang.planning.edits.grids import Grid
 from policylang.planning.edits.proof.canonical import LayoutSteps, steps_to
+from policylang.planning.graph_edit import Edit, FusedGroup, Node
 
 REDUCES = ("sum", "avg")
 """What a reduction of reductions is again. Means of groups of equal size have the mean of all as their mean."""

@@ -10,7 +10,7 @@ from attrs import Factory, field, frozen
 from policylang.graph.facts import Facts, Ref
 from policylang.operators.moves import Move
 from policylang.operators.table import move_of
-from policylang.planning.edits.graph_edit import FusedGroup, NewNode, Node
+from policylang.planning.graph_edit import FusedGroup, NewNode, Node
 
 
 @frozen
@@ -18,7 +18,7 @@ class ChainCall:
     name: str
     target: str
     arguments: tuple[Any, ...]
-    """As in :class:`~policylang.planning.edits.graph_edit.NewNode`; collectives have the name of their group or a
+    """As in :class:`~policylang.planning.graph_edit.NewNode`; collectives have the name of their group or a
     :class:`FusedGroup`."""
     shape: tuple[int, ...] | None
     """Of what it returns; None of a tuple."""

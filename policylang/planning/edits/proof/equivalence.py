@@ -15,11 +15,11 @@ from attrs import frozen
 
 from policylang.operators.elements import Tensor
 from policylang.operators.moves import MoveError, Part, Scatter
-from policylang.planning.edits.collectives.grids import Grid
-from policylang.planning.edits.graph_edit import FusedGroup, Node, Proof
+from policylang.planning.edits.grids import Grid
 from policylang.planning.edits.proof.calls import ChainCall
 from policylang.planning.edits.proof.evaluator import run
 from policylang.planning.edits.proof.shrinking import Sizes
+from policylang.planning.graph_edit import FusedGroup, Node, Proof
 
 MOST_ELEMENTS = 1 << 22
 """Of all ranks' shards together: what could not be made smaller than this is not tried."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from policylang.operators.elements import Tensor
 from policylang.operators.moves import GroupMove, Join, Move, MoveError
-from policylang.planning.edits.graph_edit import FusedGroup
 from policylang.planning.edits.proof.calls import ChainCall, group_of
+from policylang.planning.graph_edit import FusedGroup
 
 Value = Tensor | tuple[Tensor, ...]
 Groups = Callable[[str | FusedGroup, int], tuple[int, ...]]

@@ -14,8 +14,8 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
+from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs
-from policylang.planning.plan import Decision
 
 _VIEW = int(Flag.VIEW)
 _MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
