@@ -22,8 +22,8 @@ from math import prod
 from attrs import frozen
 
 SHARD = -1
-"""As the origin of a digit: the row-major index of an element in its shard. Other origins number the gathers, those
-below it what else a proof starts from."""
+"""As the origin of a digit: the row-major index of an element in its shard. Origins from 0 number the gathers; a
+proof that starts from several values counts down from here for the others."""
 
 
 @frozen

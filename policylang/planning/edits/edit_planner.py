@@ -114,7 +114,7 @@ class NewNodes:
         return Node(name)
 
     def follow(self, start: Node, steps: LayoutSteps, like: int) -> Node:
-        """DigitLayout operators, one on what the other makes; what the last one makes."""
+        """Layout operators, one on what the other makes; what the last one makes."""
         for step in steps.steps:
             arguments = (start,) if step.argument is None else (start, step.argument)
             start = self.add(step.target, arguments, step.shape, step.stride, like)

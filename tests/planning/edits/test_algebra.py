@@ -17,7 +17,7 @@ from policylang.planning.edits.grids import Grid, grid_of
 from policylang.planning.edits.proof.calls import ChainCall, new_call, old_calls
 from policylang.planning.edits.proof.equivalence import Equivalence, Prover
 from policylang.planning.edits.proof.evaluator import run
-from policylang.planning.graph_edit import Edit, FusedGroup
+from policylang.planning.graph_edit import Edit, FusedGroup, Node, Proof
 from tests.support.lines import DIMS, Line, aten, groups_of, mesh_of, planned
 
 
@@ -185,3 +185,21 @@ def test_strides_of_views_are_torchs(data: st.DataObject) -> None:
         expected = None
     assert strides.viewed(tensor.shape, tensor.stride(), wanted) == expected
     assert strides.is_contiguous(tensor.shape, tensor.stride()) == tensor.is_contiguous()
+
+
+def test_values_of_unlike_shapes_are_made_small_each_for_itself() -> None:
+    """A proof may start from several: how one is cut says nothing of another."""
+    grid = Grid(shape=(2,), ranks=(0, 1), here=(0,), everyone=((0, 1),), dims=((),))
+    sources = (("one", (6,)), ("other", (4,)))
+
+    def calls(name: str) -> list[ChainCall]:
+        return [
+            ChainCall(f"{source}_{name}", "aten.view.default", (Node(source), (2, shape[0] // 2)), (2, shape[0] // 2))
+            for source, shape in sources
+        ]
+
+    def proof(*pairs: tuple[str, str]) -> Proof | str:
+        return Prover().prove(Equivalence(sources, calls("old"), calls("new"), pairs, grid, ()))
+
+    assert isinstance(proof(("one_old", "one_new"), ("other_old", "other_new")), Proof)
+    assert proof(("one_old", "other_new")) == "`one_old` would be another value on rank 0"
