@@ -6,8 +6,9 @@ forward order; later steps of the region share it. Pieces of a tuple are taken r
 again, so that what nobody takes can be freed. Copies to the host and back come last
 (:mod:`policylang.planning.schedule.host_copy_steps`).
 
-A *half* of a partition runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward that depends on no gradient and has no effect
-waits until it is needed, too. What leads to no result does not run, and all pieces stand behind their operator.
+A *half* of a partition runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward that
+depends on no gradient and has no effect waits until it is needed, too. What leads to no result does not run, and all
+pieces stand behind their operator.
 
 A *flat graph* may have any number of regions, parted by forward nodes that still run. A recomputed value that the rest
 of the forward holds beyond a region anyway is read there as it is. What is written in place runs again as a whole. A
