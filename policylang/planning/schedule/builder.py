@@ -6,8 +6,9 @@ forward order; later steps of the region share it. Pieces of a tuple are taken r
 again, so that what nobody takes can be freed. Copies to the host and back come last
 (:mod:`policylang.planning.schedule.host_copy_steps`).
 
-A *joint graph* has one region. Where anything is recomputed, the backward that depends on no gradient and has no effect
-waits until it is needed, too. What leads to no result does not run, and all pieces stand behind their operator.
+A *half* of a partition runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward that
+depends on no gradient and has no effect waits until it is needed, too. What leads to no result does not run, and all
+pieces stand behind their operator.
 
 A *flat graph* may have any number of regions, parted by forward nodes that still run. A recomputed value that the rest
 of the forward holds beyond a region anyway is read there as it is. What is written in place runs again as a whole. A
@@ -102,8 +103,10 @@ def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_ru
 
 
 def _partition_parts(facts: Facts, again: bytearray) -> list[Part]:
-    in_forward, in_backward = _runs(facts, again)
     calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    if facts.kind is not GraphKind.JOINT:  # a half, which runs as it is
+        return [(int(facts.phases[row] == _BACKWARD), [row]) for row in calls]
+    in_forward, in_backward = _runs(facts, again)
     forward = [row for row in calls if in_forward[row]]
     backward = [row for row in calls if in_backward[row]]
     if any(facts.phases[row] == _FORWARD for row in backward):
@@ -122,7 +125,7 @@ def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
         for source in inputs[row]:
             repeated = phases[source] == _BACKWARD or again[source]
             if phase == _OUTPUT:
-                late = phases[source] == _BACKWARD or (repeated and _is_returned_gradient(facts, source))
+                late = phases[source] == _BACKWARD or (again[source] and is_gradient(facts, source))
                 (in_backward if late else in_forward)[source] = 1
                 if late and flags[source] & _FORWARD_OUTPUT:
                     in_forward[source] = 1
@@ -131,11 +134,6 @@ def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
             if in_backward[row]:
                 (in_backward if repeated else in_forward)[source] = 1
     return in_forward, in_backward
-
-
-def _is_returned_gradient(facts: Facts, row: int) -> bool:
-    """Whether what the output returns of the forward is a gradient."""
-    return facts.kind is GraphKind.JOINT and is_gradient(facts, row)
 
 
 def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
