@@ -15,7 +15,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
 
 if TYPE_CHECKING:
     from policylang.commands.small_llama.comparison import Comparison
@@ -38,16 +38,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     missing = [name for name in ("torch", "transformers", "rich") if find_spec(name) is None]
     if missing:
-        return _refuse(
-            f"the demo needs {' and '.join(f'`{name}`' for name in missing)}", 'pip install "policylang[demo]"'
-        )
+        names = " and ".join(f"`{name}`" for name in missing)
+        raise UsageError(f"the demo needs {names}", 'pip install "policylang[demo]"')
     import torch
 
     from policylang.commands.small_llama.training import Settings
     from policylang.errors import PolicyError
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        return _refuse("torch sees no CUDA device here", "leave out `--device cuda`")
+        raise UsageError("torch sees no CUDA device here", "leave out `--device cuda`")
     try:
         comparison = _compare(Settings(steps=options.steps, device=options.device), options.policy)
     except PolicyError as error:
@@ -81,8 +80,3 @@ def _steps(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number of steps; the first step compiles: give 2 or more")
     return int(text)
-
-
-def _refuse(reason: str, mend: str) -> Exit:
-    print(f"policylang demo: {reason}\nhelp: {mend}", file=sys.stderr)
-    return Exit.USAGE

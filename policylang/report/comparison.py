@@ -8,7 +8,7 @@ from typing import Literal
 
 from attrs import asdict
 
-from policylang.language.figures import figure
+from policylang.language.figures import figure, listed, shortened
 from policylang.planning.inspection.compare import Change, Comparison, Side, folded
 from policylang.report.text import table
 
@@ -56,13 +56,11 @@ def _heading(found: Comparison) -> str:
 
 
 def _change_lines(change: Change) -> list[str]:
-    names = ", ".join(change.names[:_MOST_NAMES])
-    more = f", and {len(change.names) - _MOST_NAMES:,} more" if len(change.names) > _MOST_NAMES else ""
     return [
         f"{len(change.names):,}: {_action(change.old)} -> {_action(change.new)}, {_where(change)}",
         f"  before  {_decider(change.old)}",
         f"  after   {_decider(change.new)}",
-        f"  nodes   {names}{more}",
+        f"  nodes   {listed(change.names, _MOST_NAMES)}",
     ]
 
 
@@ -71,11 +69,7 @@ def _action(side: Side) -> str:
 
 
 def _decider(side: Side) -> str:
-    return f"{side.source}: {_short(side.text)}" if side.source is not None else _short(side.text)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_RULE else text[: _LONGEST_RULE - 1] + "…"
+    return (f"{side.source}: " if side.source is not None else "") + shortened(side.text, _LONGEST_RULE)
 
 
 def _where(change: Change) -> str:
@@ -118,4 +112,4 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _markdown_side(side: Side) -> str:
     place = f" {side.source}" if side.source is not None else ""
-    return f"**{_action(side)}**{place} `{_short(side.text).replace('`', chr(39))}`"
+    return f"**{_action(side)}**{place} `{shortened(side.text, _LONGEST_RULE).replace('`', chr(39))}`"

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from policylang.audit.summary.assemble import word
-from policylang.language.figures import figure
+from policylang.language.figures import figure, listed
 from policylang.language.syntax import Rule
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.inspection.explain import RuleOnNode, rule_on_graph, rules_on
@@ -94,8 +94,7 @@ class RuleExplanation:
             lines.append(f"  {self.kept_by_user:,} kept the tag of the user's own checkpoint")
         lines += ["", "what each part of it matches", *(f"  {part}" for part in self.parts)]
         if self.names:
-            more = f", and {self.decided - len(self.names):,} more" if self.decided > len(self.names) else ""
-            lines += ["", "what it decides", f"  {', '.join(self.names)}{more}"]
+            lines += ["", "what it decides", f"  {listed(self.names, _MOST_NAMES, self.decided)}"]
         return "\n".join(lines)
 
 
