@@ -27,6 +27,11 @@ class Action(Enum):
     LEAVE = "LEAVE"
 
     @property
+    def word(self) -> str:
+        """As the language writes it."""
+        return self.name.lower()
+
+    @property
     def saves(self) -> bool:
         return self in (Action.SAVE, Action.PREFER_SAVE)
 
@@ -323,7 +328,8 @@ class Or:
     span: Span = _span()
 
 
-Predicate = Compare | Match | Is | CrossesCut | Annotated | Not | And | Or
+Test = Compare | Match | Is | CrossesCut | Annotated
+Predicate = Test | Not | And | Or
 
 # --- statements ------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ def _decisions(plan: Plan) -> dict[str, Decision]:
 
 def word(action: Action | None) -> str:
     """An action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
-    return "auto" if action is None else action.name.lower()
+    return "auto" if action is None else action.word
 
 
 def _why(plan: Plan, row: int) -> Why | None:

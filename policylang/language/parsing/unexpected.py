@@ -83,7 +83,7 @@ def _report_opening(word: Lexeme) -> None:
         help = "the selector comes before `->`"
     else:
         help = _near_opener(word) or _RULE
-    word.origin.report("APL012", f"no statement starts with `{word}`", word.span, help=help)
+    word.report("APL012", f"no statement starts with `{word}`", help=help)
 
 
 def _near_opener(word: Lexeme) -> str | None:

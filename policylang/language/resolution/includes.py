@@ -27,7 +27,7 @@ Chain = tuple[tuple[str, Include | None], ...]
 
 
 @frozen
-class Placed:
+class PlacedStatement:
     """A statement, and where it comes from."""
 
     statement: Statement
@@ -53,7 +53,7 @@ class _Unit:
 class Expansion:
     """The statements of a policy in the order in which they count, and what was wrong with the files."""
 
-    statements: list[Placed] = field(factory=list)
+    statements: list[PlacedStatement] = field(factory=list)
     diagnostics: list[Diagnostic] = field(factory=list)
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _steps: int = 0
@@ -67,7 +67,7 @@ class Expansion:
             if isinstance(statement, Include):
                 self._include(statement, unit, chain)
             else:
-                self.statements.append(Placed(statement, index, unit.bundled, len(chain) - 1))
+                self.statements.append(PlacedStatement(statement, index, unit.bundled, len(chain) - 1))
 
     def parse(self, source: Source, key: str, folder: Path, bundled: bool) -> _Unit:
         file, diagnostics = parse_file(source)

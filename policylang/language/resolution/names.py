@@ -13,7 +13,7 @@ from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.tree import union_of
 from policylang.language.resolution import prelude
 from policylang.language.resolution.fitting import check_path_glob, fit_predicate
-from policylang.language.resolution.includes import Placed
+from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, at, split_operator
 from policylang.language.source import Span
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
@@ -40,7 +40,7 @@ class Names:
     _suggestions: int = 0
 
     @classmethod
-    def of(cls, statements: Sequence[Placed], operators: OperatorTable) -> Names:
+    def of(cls, statements: Sequence[PlacedStatement], operators: OperatorTable) -> Names:
         later: dict[str, Span] = {}
         for placed in statements:
             if isinstance(placed.statement, Let):

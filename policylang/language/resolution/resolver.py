@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
-from policylang.language.resolution.includes import Placed
+from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.names import Names
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
@@ -37,7 +37,7 @@ from policylang.language.syntax import (
 
 
 def resolve(
-    statements: Sequence[Placed], source: Source, operators: OperatorTable
+    statements: Sequence[PlacedStatement], source: Source, operators: OperatorTable
 ) -> tuple[Policy, tuple[Diagnostic, ...]]:
     """The policy that the statements make, and what is wrong with it. With an error among that, the policy is not
     to be used: what could not be looked up is missing from it."""
@@ -57,7 +57,7 @@ class _Resolver:
     expectations: list[Expectation] = field(factory=list)
     once: dict[type, Statement] = field(factory=dict)
 
-    def take(self, placed: Placed) -> None:
+    def take(self, placed: PlacedStatement) -> None:
         statement = placed.statement
         if isinstance(statement, PolicyName):
             self._policy_name(statement, placed)
@@ -76,7 +76,7 @@ class _Resolver:
         elif isinstance(statement, ExpectCount | ExpectFate):
             self.expectations.append(evolve(statement, selector=self.names.resolve(statement.selector)))
 
-    def finish(self, statements: Sequence[Placed]) -> tuple[Policy, tuple[Diagnostic, ...]]:
+    def finish(self, statements: Sequence[PlacedStatement]) -> tuple[Policy, tuple[Diagnostic, ...]]:
         name, blocks, undecided = (self.once.get(kind) for kind in (PolicyName, Blocks, Undecided))
         policy = Policy(
             name=name.name if isinstance(name, PolicyName) else _name_of(self.source),
@@ -95,7 +95,7 @@ class _Resolver:
             self.diagnostics.append(diagnose("APL207", message, spans[0] if spans else None))
         return policy, tuple(self.diagnostics)
 
-    def _policy_name(self, statement: PolicyName, placed: Placed) -> None:
+    def _policy_name(self, statement: PolicyName, placed: PlacedStatement) -> None:
         if placed.index:
             message = "`policy` has to be the first statement"
             self.diagnostics.append(diagnose("APL202", message, statement.span))

@@ -129,7 +129,7 @@ def _decided(plan: Plan) -> dict[str, _Decided]:
 
 
 def _side(plan: Plan, decision: Decision) -> Side:
-    action = "auto" if decision.action is None else decision.action.name.lower()
+    action = "auto" if decision.action is None else decision.action.word
     if decision.rule is not None:
         rule = plan.policy.rules[decision.rule]
         return Side(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)
