@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from policylang.commands.shared.exit import Exit, UsageError
 
 if TYPE_CHECKING:
-    from policylang.commands.small_llama.comparison import Comparison
+    from policylang.commands.small_llama.comparison import RunComparison
     from policylang.commands.small_llama.training import Settings
 
 NAME = "demo"
@@ -56,13 +56,13 @@ def run(options: argparse.Namespace) -> Exit:
     return Exit.CLEAN if comparison.agrees else Exit.DIAGNOSTICS
 
 
-def _compare(settings: Settings, policy: str) -> Comparison:
+def _compare(settings: Settings, policy: str) -> RunComparison:
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     import policylang
-    from policylang.commands.small_llama.comparison import Comparison
+    from policylang.commands.small_llama.comparison import RunComparison
     from policylang.commands.small_llama.training import train
 
     loaded = policylang.load(policy)
@@ -73,7 +73,7 @@ def _compare(settings: Settings, policy: str) -> Comparison:
         progress.update(task, description=f"with {loaded.name}")
         backend = policylang.backend(loaded, inner=_INNER)
         with_policy = train(loaded.name, settings, backend, lambda: progress.advance(task))
-    return Comparison(settings, without, with_policy, policylang.report(with_policy.compiled), torch.__version__)
+    return RunComparison(settings, without, with_policy, policylang.report(with_policy.compiled), torch.__version__)
 
 
 def _steps(text: str) -> int:

@@ -7,8 +7,10 @@ policies that differ in layout alone are equal.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -239,6 +241,14 @@ Selector = (
 # --- predicates ------------------------------------------------------------------------------------------------
 
 Comparison = Literal["==", "!=", "<", "<=", ">", ">="]
+COMPARISONS: Mapping[Comparison, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 @frozen

@@ -9,7 +9,7 @@ from typing import Literal
 from attrs import asdict
 
 from policylang.language.figures import figure, listed, shortened
-from policylang.planning.inspection.compare import Change, Comparison, Side, folded
+from policylang.planning.inspection.compare import Change, Decider, PlanComparison, folded
 from policylang.report.text import table
 
 _MOST_NAMES = 6
@@ -17,7 +17,7 @@ _LONGEST_RULE = 72
 _HEAD = ("", "before", "after", "change")
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_text(found: PlanComparison) -> str:
     """No line end at the end."""
     parts = [_heading(found)]
     parts += ["\n".join(_change_lines(change)) for change in found.changes]
@@ -25,7 +25,7 @@ def comparison_text(found: Comparison) -> str:
     return "\n\n".join(parts)
 
 
-def comparison_markdown(found: Comparison) -> str:
+def comparison_markdown(found: PlanComparison) -> str:
     """A comment for a review."""
     rows = [_HEAD, *_figures(found)]
     lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
@@ -41,14 +41,14 @@ def comparison_markdown(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def comparison_json(found: Comparison) -> str:
+def comparison_json(found: PlanComparison) -> str:
     data = asdict(found)
     for change in data["changes"]:
         change["blocks"] = dict(change["blocks"])
     return json.dumps({"version": 1, "same": found.same, "changed": found.changed, **data}, indent=2)
 
 
-def _heading(found: Comparison) -> str:
+def _heading(found: PlanComparison) -> str:
     decisions = f"{found.decisions:,} decisions"
     if found.same:
         return f"no decision changes: {decisions} are the same"
@@ -64,11 +64,11 @@ def _change_lines(change: Change) -> list[str]:
     ]
 
 
-def _action(side: Side) -> str:
+def _action(side: Decider) -> str:
     return side.action or "no such node"
 
 
-def _decider(side: Side) -> str:
+def _decider(side: Decider) -> str:
     return (f"{side.source}: " if side.source is not None else "") + shortened(side.text, _LONGEST_RULE)
 
 
@@ -85,7 +85,7 @@ def _where(change: Change) -> str:
     return "; ".join(said)
 
 
-def _figures(found: Comparison) -> list[tuple[str, ...]]:
+def _figures(found: PlanComparison) -> list[tuple[str, ...]]:
     old, new = found.old, found.new
     return [
         _figure("saved", old.saved_bytes, new.saved_bytes, "bytes"),
@@ -99,7 +99,7 @@ def _figure(label: str, old: int, new: int, unit: Literal["bytes", "flops"]) -> 
     return label, figure(old, unit), figure(new, unit), change
 
 
-def _bound(found: Comparison) -> str:
+def _bound(found: PlanComparison) -> str:
     open_ = [word for word, side in (("before", found.old), ("after", found.new)) if not side.settled]
     if not open_:
         return ""
@@ -110,6 +110,6 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _markdown_side(side: Side) -> str:
+def _markdown_side(side: Decider) -> str:
     place = f" {side.source}" if side.source is not None else ""
     return f"**{_action(side)}**{place} `{shortened(side.text, _LONGEST_RULE).replace('`', chr(39))}`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from policylang.audit.summary.data import Report, RewriteReport, RuleReport, Values
+from policylang.audit.summary.data import Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
@@ -131,7 +131,7 @@ def _line(label: str, text: str) -> str:
     return f"{label:<{_LABEL}}{text}"
 
 
-def _values(values: Values) -> str:
+def _values(values: ValuesReport) -> str:
     text = f"{_bytes(values.bytes)} in {counted(len(values), 'value')}"
     return f"{text}, {figure(values.flops, 'flops')}" if values.flops else text
 

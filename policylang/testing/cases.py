@@ -31,7 +31,7 @@ _MOST_NAMES = 8
 
 
 @frozen
-class Outcome:
+class CaseResult:
     """What came of one policy. ``diagnostics`` is empty if all is as it claims."""
 
     claims: int
@@ -39,7 +39,9 @@ class Outcome:
     plan: Plan | None
 
 
-def run_case(fence: Fence, file: Path, facts: Facts | None, *, planned: bool, allowed: Sequence[str] = ()) -> Outcome:
+def run_case(
+    fence: Fence, file: Path, facts: Facts | None, *, planned: bool, allowed: Sequence[str] = ()
+) -> CaseResult:
     """Test the policy of an ``apl`` block. ``planned`` says that it has a graph; without ``facts``, that the graph
     could not be read, and all that takes one is left out. Diagnostics of ``allowed`` codes need no claim."""
     source = lifted(fence)
@@ -49,7 +51,7 @@ def run_case(fence: Fence, file: Path, facts: Facts | None, *, planned: bool, al
     found = (*loaded.diagnostics, *(() if made is None else findings(made)))
     case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
     diagnostics = [*problems, *case.compare(found)]
-    return Outcome(len(claims), tuple(_lowered(each, fence, source) for each in diagnostics), made)
+    return CaseResult(len(claims), tuple(_lowered(each, fence, source) for each in diagnostics), made)
 
 
 @define(eq=False)

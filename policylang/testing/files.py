@@ -18,7 +18,7 @@ from policylang.language.source import Source
 from policylang.testing.cases import run_case
 from policylang.testing.coverage import Coverage
 from policylang.testing.fences import Fence, fences
-from policylang.testing.graphs import INFO, Drawn, Graphs
+from policylang.testing.graphs import INFO, DrawnGraph, Graphs
 
 NO_TESTS = "APL515"
 POLICY, GRAPH, ALLOW, IGNORE = "apl", "graph", "allow", "ignore"
@@ -120,9 +120,9 @@ class _File:
         if outcome.plan is not None:
             self.coverage.add(outcome.plan)
 
-    def _info(self, fence: Fence) -> tuple[Drawn | None, tuple[str, ...]]:
+    def _info(self, fence: Fence) -> tuple[DrawnGraph | None, tuple[str, ...]]:
         """The graph that a policy names behind its fence, or else stands below; and the codes that it allows."""
-        drawn: Drawn | None = None
+        drawn: DrawnGraph | None = None
         allowed: tuple[str, ...] = ()
         for word in fence.words[1:]:
             key, sign, value = word.text.partition("=")

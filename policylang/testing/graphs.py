@@ -22,7 +22,7 @@ _KINDS = {kind.value: kind for kind in GraphKind if kind is not GraphKind.BACKWA
 
 
 @frozen(eq=False)
-class Drawn:
+class DrawnGraph:
     """A ``graph`` block. ``facts`` is None where it cannot be read, which has been said then."""
 
     facts: Facts | None
@@ -34,8 +34,8 @@ class Graphs:
     """The graphs that the policies of one file may name."""
 
     folder: Path
-    named: dict[str, Drawn] = field(factory=dict)
-    latest: Drawn | None = None
+    named: dict[str, DrawnGraph] = field(factory=dict)
+    latest: DrawnGraph | None = None
     """The last block without a name."""
     problems: list[Diagnostic] = field(factory=list)
     snapshots: dict[str, Facts | None] = field(factory=dict)
@@ -57,7 +57,7 @@ class Graphs:
         source = lifted(fence)
         facts, problems = read_graph(source, kind)
         self.problems.extend(evolve(each, span=lowered(each.span, fence, source)) for each in problems)
-        drawn = Drawn(facts, fence.section)
+        drawn = DrawnGraph(facts, fence.section)
         if name is None:
             self.latest = drawn
         elif name.text in self.named:
@@ -65,19 +65,19 @@ class Graphs:
         else:
             self.named[name.text] = drawn
 
-    def above(self, fence: Fence) -> Drawn | None:
+    def above(self, fence: Fence) -> DrawnGraph | None:
         """The graph without a name that a policy stands below, under the same heading."""
         return self.latest if self.latest is not None and self.latest.section == fence.section else None
 
-    def find(self, name: str, span: Span) -> Drawn:
+    def find(self, name: str, span: Span) -> DrawnGraph:
         """The graph of a name, else the snapshot of that path."""
         drawn = self.named.get(name)
         if drawn is None and not name.endswith(SUFFIX):
             near = nearest(name, self.named)
             help = did_you_mean(near) or f"a snapshot is a file `*{SUFFIX}`, a graph a block `graph {name}`"
             self.problems.append(diagnose(INFO, f"there is no graph `{name}`", span, help=help))
-            return Drawn(None, -1)
-        return drawn or Drawn(self._snapshot(name, span), -1)
+            return DrawnGraph(None, -1)
+        return drawn or DrawnGraph(self._snapshot(name, span), -1)
 
     def _snapshot(self, name: str, span: Span) -> Facts | None:
         if name not in self.snapshots:

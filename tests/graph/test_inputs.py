@@ -19,7 +19,7 @@ from torch._functorch._aot_autograd.descriptors import (
 
 from policylang.graph.facts import Facts, InputKind
 from policylang.graph.reading.collect import collect
-from policylang.graph.reading.inputs import Source, sources_of
+from policylang.graph.reading.inputs import InputSource, sources_of
 from tests.graph.captured import joint_of
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks
@@ -35,7 +35,7 @@ def facts_while_compiling(
 ) -> Facts:
     """The facts that a partitioner collects in the midst of ``torch.compile``."""
     found: list[Facts] = []
-    sources: list[Source] = []
+    sources: list[InputSource] = []
     hand_over_sources = hand_over_sources or without_sources
 
     def partition(gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:

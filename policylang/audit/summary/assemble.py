@@ -9,11 +9,11 @@ from attrs import evolve
 
 from policylang.audit.summary.data import (
     AuditReport,
-    Decision,
+    DecisionReport,
     ExpectationReport,
     Report,
     RuleReport,
-    Values,
+    ValuesReport,
     report_from_dict,
 )
 from policylang.audit.summary.edits import rewrite_reports
@@ -21,8 +21,7 @@ from policylang.graph.facts import GraphKind
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action
 from policylang.planning.edits.data import Rewrites
-from policylang.planning.plan import Decision as Planned
-from policylang.planning.plan import Plan, RuleOutcome, Why
+from policylang.planning.plan import Decision, Plan, RuleOutcome, Why
 from policylang.planning.storage import storage_roots
 
 if TYPE_CHECKING:
@@ -66,9 +65,9 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         rules=tuple(_rule(outcome, costs, index) for index, outcome in enumerate(plan.rules)),
         undecided=sum(_why(plan, row) is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
-        saved=Values(audit.saved, audit.saved_bytes) if audit else None,
-        recomputed=Values(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
-        offloaded=Values(audit.offloaded, audit.offloaded_bytes) if audit else None,
+        saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
+        recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
+        offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - sum(costs.saved) if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.rewrites),
@@ -80,17 +79,17 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
     )
 
 
-def _decisions(plan: Plan) -> dict[str, Decision]:
+def _decisions(plan: Plan) -> dict[str, DecisionReport]:
     """One object a distinct decision, as the plan has it: a graph may have a million nodes."""
-    known: dict[Planned, Decision] = {}
-    found: dict[str, Decision] = {}
+    known: dict[Decision, DecisionReport] = {}
+    found: dict[str, DecisionReport] = {}
     for row in plan.facts.forward:
         planned = plan.decisions[row]
         if planned is None:
             continue
         if planned not in known:
             rule = None if planned.rule is None else plan.policy.rules[planned.rule].source
-            known[planned] = Decision(word(planned.action), rule, planned.reason)
+            known[planned] = DecisionReport(word(planned.action), rule, planned.reason)
         found[plan.facts.names[row]] = known[planned]
     return found
 

@@ -29,9 +29,7 @@ def rewrite_reports(policy: Policy, rewrites: Rewrites, half: str = "") -> tuple
             ranks=max((rewrite.proof.ranks for rewrite in done[index]), default=0),
             proven=not any(rewrite.proof.assumed for rewrite in done[index]),
             notes=_notes(done[index]),
-            left=()
-            if half
-            else tuple(LeftAlone(each.collectives, each.reason, each.detail) for each in refused[index]),
+            left=() if half else _left(refused[index]),
         )
         for index, statement in enumerate(policy.rewrites)
         if done[index] or not half

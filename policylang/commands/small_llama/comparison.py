@@ -7,16 +7,16 @@ from typing import Any
 from attrs import frozen
 
 from policylang.audit.summary.data import Report
-from policylang.commands.small_llama.training import Run, Settings, differences
+from policylang.commands.small_llama.training import Settings, TrainingRun, differences
 from policylang.language.figures import figure
 from policylang.report.text import table
 
 
 @frozen
-class Comparison:
+class RunComparison:
     settings: Settings
-    without: Run
-    with_policy: Run
+    without: TrainingRun
+    with_policy: TrainingRun
     report: Report
     torch_version: str
 
@@ -69,7 +69,7 @@ class Comparison:
         return "\n".join(lines + ([f"  and {rest} more"] if rest else []))
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: TrainingRun) -> dict[str, Any]:
     return {
         "name": run.name,
         "saved_bytes": run.memory.saved,

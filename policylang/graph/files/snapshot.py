@@ -35,6 +35,7 @@ from policylang.graph.files.columns import (
 from policylang.graph.files.plain import DamagedError, Reader, write_number, write_text, write_value
 from policylang.graph.files.validation import COLUMNS, check_document, check_facts
 from policylang.language.codes import diagnose
+from policylang.language.files import reason_of
 
 SUFFIX = ".graph"
 FORMAT = 1
@@ -45,6 +46,8 @@ FOREIGN, NEWER, DAMAGED, TOO_LARGE, UNREADABLE = "APL351", "APL352", "APL353", "
 MOST_NODES = 1 << 21
 MOST_BYTES = 1 << 27
 """Of the file, and of what it is decompressed to."""
+_UPDATE = "update policylang, or write the snapshot again"
+_WRITE_AGAIN = "write the snapshot again"
 _HEAD = struct.Struct("<8sHQI")
 _DERIVED = ("users",)
 """Columns that follow from the others and are made again on loading."""
@@ -65,9 +68,7 @@ def write(facts: Facts, path: str | os.PathLike[str]) -> None:
     try:
         Path(path).write_bytes(data)
     except OSError as error:
-        raise PolicyGraphError(
-            [diagnose(UNREADABLE, f"`{os.fsdecode(path)}` cannot be written: {_reason(error)}")]
-        ) from None
+        raise graph_error(UNREADABLE, f"`{os.fsdecode(path)}` cannot be written: {reason_of(error)}") from None
 
 
 def load(path: str | os.PathLike[str]) -> Facts:
@@ -84,14 +85,15 @@ def dump(facts: Facts) -> bytes:
     _check_size(facts)
     body = bytearray()
     names = [each.name for each in attrs.fields(Facts)]
-    document = {name: _plain(getattr(facts, name)) for name in names if not is_column(name)}
+    document = {name: getattr(facts, name) for name in names if not is_column(name)} | {"kind": facts.kind.value}
     columns = [name for name in names if is_column(name) and name not in _DERIVED and not _is_unknown(facts, name)]
     write_number(body, len(facts))
     write_value(body, document)
     write_number(body, len(columns))
     for name in columns:
         write_text(body, name)
-        _write_column(body, name, getattr(facts, name))
+        put = _SPECIAL[name][0] if name in _SPECIAL else write_plain
+        put(body, getattr(facts, name))
     packed = zlib.compress(bytes(body), 9)
     return _HEAD.pack(MAGIC, FORMAT, len(body), zlib.crc32(packed)) + packed
 
@@ -102,13 +104,13 @@ def parse(data: bytes, name: str = "<snapshot>") -> Facts:
         if MAGIC.startswith(data):
             raise _damaged(name, "it ends too early" if data else "it is empty")
         help = "`policylang snapshot` writes one, `policylang import` makes one of a recorded graph in JSON"
-        raise PolicyGraphError([diagnose(FOREIGN, f"`{name}` is not a snapshot of a graph", help=help)])
+        raise graph_error(FOREIGN, f"`{name}` is not a snapshot of a graph", help)
     if len(data) < _HEAD.size:
         raise _damaged(name, "it ends too early")
     _, version, length, checksum = _HEAD.unpack_from(data)
     if version > FORMAT:
         message = f"`{name}` has format {version}, and this policylang reads formats up to {FORMAT}"
-        raise PolicyGraphError([diagnose(NEWER, message, help="update policylang, or write the snapshot again")])
+        raise graph_error(NEWER, message, _UPDATE)
     if length > MOST_BYTES:
         raise _too_large(name, f"it unpacks to {length:,} bytes")
     packed = memoryview(data)[_HEAD.size :]
@@ -154,11 +156,6 @@ def _facts(body: bytes, name: str) -> Facts:
     return facts
 
 
-def _write_column(body: bytearray, name: str, values: Sequence[Any]) -> None:
-    write = _SPECIAL[name][0] if name in _SPECIAL else write_plain
-    write(body, values)
-
-
 def _read_column(reader: Reader, name: str, rows: int) -> Sequence[Any]:
     if name in _SPECIAL:
         return _SPECIAL[name][1](reader, rows, name)
@@ -168,7 +165,7 @@ def _read_column(reader: Reader, name: str, rows: int) -> Sequence[Any]:
 def _check_known(name: str, file: str) -> None:
     if name not in COLUMNS and name not in _SPECIAL:
         message = f"`{file}` has a column `{name[:40]}`, which this policylang does not know"
-        raise PolicyGraphError([diagnose(NEWER, message, help="update policylang, or write the snapshot again")])
+        raise graph_error(NEWER, message, _UPDATE)
 
 
 def _check_complete(found: dict[str, Any], file: str) -> None:
@@ -178,10 +175,10 @@ def _check_complete(found: dict[str, Any], file: str) -> None:
     more, less = sorted(set(found) - wanted), sorted(wanted - set(found))
     if more:
         message = f"`{file}` says `{more[0][:40]}` of its graph, which this policylang does not know"
-        raise PolicyGraphError([diagnose(NEWER, message, help="update policylang, or write the snapshot again")])
+        raise graph_error(NEWER, message, _UPDATE)
     if less:
         message = f"`{file}` does not say `{less[0]}` of its graph: an older policylang wrote it, or something else did"
-        raise PolicyGraphError([diagnose(DAMAGED, message, help="write the snapshot again")])
+        raise graph_error(DAMAGED, message, _WRITE_AGAIN)
 
 
 def _check_size(facts: Facts) -> None:
@@ -211,25 +208,20 @@ def _content(path: str | os.PathLike[str]) -> bytes:
                 raise _too_large(name, f"it has {size.st_size:,} bytes")
             data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        message = f"`{name}` cannot be read: {_reason(error)}"
-        raise PolicyGraphError([diagnose(UNREADABLE, message)]) from None
+        raise graph_error(UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
     if len(data) > MOST_BYTES:
         raise _too_large(name, f"it has more than {MOST_BYTES:,} bytes")
     return data
 
 
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, GraphKind) else value
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
-
-
 def _damaged(name: str, reason: str) -> PolicyGraphError:
-    return PolicyGraphError([diagnose(DAMAGED, f"`{name}` is damaged: {reason}", help="write the snapshot again")])
+    return graph_error(DAMAGED, f"`{name}` is damaged: {reason}", _WRITE_AGAIN)
 
 
 def _too_large(name: str, reason: str) -> PolicyGraphError:
     what = name if name == "the graph" else f"`{name}`"
-    return PolicyGraphError([diagnose(TOO_LARGE, f"{what} is larger than a snapshot can be: {reason}")])
+    return graph_error(TOO_LARGE, f"{what} is larger than a snapshot can be: {reason}")
+
+
+def graph_error(code: str, message: str, help: str | None = None) -> PolicyGraphError:
+    return PolicyGraphError([diagnose(code, message, help=help)])

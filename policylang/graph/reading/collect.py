@@ -14,7 +14,7 @@ from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostRecord, Ph
 from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
 from policylang.graph.reading.collectives import group_columns
 from policylang.graph.reading.flat_phases import said_phase
-from policylang.graph.reading.inputs import Source, input_columns
+from policylang.graph.reading.inputs import InputSource, input_columns
 from policylang.graph.reading.memory import memory_of
 from policylang.graph.reading.meshes import meshes_of
 from policylang.graph.reading.modules import ModulePaths, raw_path
@@ -49,7 +49,7 @@ def collect(
     *,
     kind: GraphKind | None = None,
     static_inputs: Sequence[int] | None = None,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[InputSource] | None = None,
     root: str = "",
     groups: Mapping[str, Group] | None = None,
     mesh: Any = None,
@@ -81,7 +81,7 @@ class _Collector:
         self,
         gm: fx.GraphModule | fx.Graph,
         static_inputs: Sequence[int] | None,
-        sources: Sequence[Source] | None,
+        sources: Sequence[InputSource] | None,
         root: str,
         groups: Mapping[str, Group],
         mesh: Any,

@@ -46,7 +46,7 @@ class Input:
 
 
 @frozen
-class Source:
+class InputSource:
     """Where Dynamo reads an input from. ``expression`` is empty for an input that is not a tensor."""
 
     expression: str
@@ -56,7 +56,7 @@ class Source:
 def input_columns(
     module: fx.GraphModule | None,
     nodes: Sequence[fx.Node],
-    sources: Sequence[Source] | None,
+    sources: Sequence[InputSource] | None,
     static: Collection[int] | None,
     output_descs: Sequence[Any],
     paths: ModulePaths,
@@ -85,7 +85,7 @@ def input_columns(
 def classify(
     placeholder: fx.Node,
     position: int,
-    sources: Sequence[Source],
+    sources: Sequence[InputSource],
     static: Collection[int] | None,
     differentiated: Collection[Any],
 ) -> Input:
@@ -112,7 +112,7 @@ def classify(
     return Input(InputKind.USER)
 
 
-def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[Source]:
+def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
     """The sources of a joint graph's inputs, by position; empty unless the running compilation's fit the graph.
 
     They fit if the graph takes what Dynamo hands over, input for input: a graph that was kept from another compilation
@@ -140,13 +140,13 @@ def _alike(value: Any, placeholder: fx.Node) -> bool:
     return bool(value.dtype == other.dtype and value.dim() == other.dim())
 
 
-def sources_of(dynamo: fx.GraphModule) -> list[Source]:
+def sources_of(dynamo: fx.GraphModule) -> list[InputSource]:
     """The sources of a graph as Dynamo hands it to a backend: for ``collect``, which sees it much changed."""
     return _sources(dynamo.graph.find_nodes(op="placeholder"))
 
 
-def _sources(handed_over: Sequence[fx.Node]) -> list[Source]:
-    return [Source(*input_source(placeholder)) for placeholder in handed_over]
+def _sources(handed_over: Sequence[fx.Node]) -> list[InputSource]:
+    return [InputSource(*input_source(placeholder)) for placeholder in handed_over]
 
 
 def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
@@ -179,7 +179,7 @@ def _desc(placeholder: fx.Node) -> Any:
     return placeholder.meta.get("desc")
 
 
-def _by_source(source: Source) -> Input:
+def _by_source(source: InputSource) -> Input:
     fields = _FIELD.findall(source.expression)
     field = next((name for pair in reversed(fields) for name in pair if name), "")
     if field == "parameters" or source.is_parameter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import zip_longest
 
 from attrs import evolve
 
@@ -15,6 +16,7 @@ from policylang.language.globs import NameGlob, is_magic, name_glob_problem, pat
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.source import Span
 from policylang.language.syntax import (
+    COMPARISONS,
     And,
     Compare,
     CrossesCut,
@@ -104,18 +106,8 @@ def check_version(requires: Requires, report: Report) -> None:
             diagnose("APL016", message, _last(requires.version, requires.span), help="a version is written as `0.2`")
         )
         return
-    width = max(len(parts), len(LANGUAGE_VERSION))
-    wanted = _padded(tuple(int(part) for part in parts), width)
-    here = _padded(LANGUAGE_VERSION, width)
-    holds = {
-        "==": here == wanted,
-        "!=": here != wanted,
-        "<": here < wanted,
-        "<=": here <= wanted,
-        ">": here > wanted,
-        ">=": here >= wanted,
-    }[requires.op]
-    if not holds:
+    here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
+    if not COMPARISONS[requires.op](here, wanted):
         own = ".".join(map(str, LANGUAGE_VERSION))
         message = f"the policy requires language version {requires.op} {requires.version}, and this is {own}"
         help = "install a newer policylang" if here < wanted else "adapt the policy, or install an older policylang"
@@ -155,7 +147,3 @@ def _last(text: str, span: Span) -> Span:
     """Where a text stands last in a span."""
     at = span.text.rfind(text)
     return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))
-
-
-def _padded(version: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return version + (0,) * (width - len(version))

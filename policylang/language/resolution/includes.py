@@ -22,7 +22,7 @@ MAX_CHAIN = 32
 PRELUDE = "prelude"
 
 
-Chain = tuple[tuple[str, Include | None], ...]
+IncludeChain = tuple[tuple[str, Include | None], ...]
 """The files on the way here, outermost first: which file, and the include that led to it."""
 
 
@@ -58,7 +58,7 @@ class Expansion:
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _steps: int = 0
 
-    def add(self, unit: _Unit, chain: Chain) -> None:
+    def add(self, unit: _Unit, chain: IncludeChain) -> None:
         for index, statement in enumerate(unit.file.statements):
             self._steps += 1
             if self._steps > MAX_STATEMENTS:
@@ -74,7 +74,7 @@ class Expansion:
         self.diagnostics.extend(diagnostics)
         return _Unit(file, key, folder, bundled)
 
-    def _include(self, include: Include, unit: _Unit, chain: Chain) -> None:
+    def _include(self, include: Include, unit: _Unit, chain: IncludeChain) -> None:
         if include.bundled and include.target == PRELUDE:
             return  # it is always there
         path, name = self._target(include, unit, chain)
@@ -94,7 +94,7 @@ class Expansion:
         if target is not None:
             self.add(target, (*chain, (key, include)))
 
-    def _target(self, include: Include, unit: _Unit, chain: Chain) -> tuple[Path | None, str]:
+    def _target(self, include: Include, unit: _Unit, chain: IncludeChain) -> tuple[Path | None, str]:
         if not include.bundled:
             name = os.path.normpath(os.path.join(os.path.dirname(_named(unit)), include.target))
             library = unit.file.span.source.name.startswith("<") and unit.bundled
@@ -106,7 +106,7 @@ class Expansion:
             self._report("APL103", f"the bundled library has no policy `{include.target}`", include, chain, help=help)
         return path, f"<{include.target.removesuffix('.apl')}>"
 
-    def _read(self, path: Path, name: str, key: str, include: Include, chain: Chain) -> _Unit | None:
+    def _read(self, path: Path, name: str, key: str, include: Include, chain: IncludeChain) -> _Unit | None:
         source = read_source(path, name)
         if isinstance(source, Source):
             return self.parse(source, key, path.parent, _is_bundled(path))
@@ -120,14 +120,14 @@ class Expansion:
         code: str,
         message: str,
         include: Include,
-        chain: Chain,
+        chain: IncludeChain,
         *,
         help: str | None = None,
     ) -> None:
         related = _included_from(chain)
         self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related))
 
-    def _too_far(self, chain: Chain) -> None:
+    def _too_far(self, chain: IncludeChain) -> None:
         if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
             return
         span = next((include.span for _, include in chain if include is not None), None)
@@ -155,15 +155,15 @@ def _named(unit: _Unit) -> str:
     return "" if name.startswith("<") else name
 
 
-def _included_from(chain: Chain) -> tuple[Related, ...]:
+def _included_from(chain: IncludeChain) -> tuple[Related, ...]:
     """Where each file of the chain was included, the innermost first."""
     return tuple(Related("included from here", include.span) for include in _includes(chain))
 
 
-def _includes(chain: Chain) -> Iterator[Include]:
+def _includes(chain: IncludeChain) -> Iterator[Include]:
     return (include for _, include in reversed(chain) if include is not None)
 
 
-def _trail(chain: Chain) -> list[str]:
+def _trail(chain: IncludeChain) -> list[str]:
     """The files of the chain by name, the outermost first."""
     return [f"`{include.span.source.name}`" for include in reversed(tuple(_includes(chain)))]

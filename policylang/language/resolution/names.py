@@ -14,7 +14,7 @@ from policylang.language.parsing.tree import union_of
 from policylang.language.resolution import prelude
 from policylang.language.resolution.fitting import check_path_glob, fit_predicate
 from policylang.language.resolution.includes import PlacedStatement
-from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, at, split_operator
+from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, split_operator
 from policylang.language.source import Span
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
@@ -24,7 +24,7 @@ _MAX_SUGGESTIONS = 50
 
 
 @define
-class Names:
+class Definitions:
     """What the words of one policy stand for, statement by statement."""
 
     operators: OperatorTable
@@ -40,7 +40,7 @@ class Names:
     _suggestions: int = 0
 
     @classmethod
-    def of(cls, statements: Sequence[PlacedStatement], operators: OperatorTable) -> Names:
+    def of(cls, statements: Sequence[PlacedStatement], operators: OperatorTable) -> Definitions:
         later: dict[str, Span] = {}
         for placed in statements:
             if isinstance(placed.statement, Let):
@@ -111,7 +111,7 @@ class Names:
         if word.text not in self._known:
             self._known[word.text] = self._find_operator(word)
         operator = self._known[word.text]
-        return word if operator is None else at(operator, word.span)
+        return word if operator is None else evolve(operator, span=word.span)
 
     def _find_operator(self, word: Word) -> Operator | None:
         text = word.text

@@ -14,7 +14,7 @@ from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
 from policylang.language.resolution.includes import PlacedStatement
-from policylang.language.resolution.names import Names
+from policylang.language.resolution.names import Definitions
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
 from policylang.language.syntax import (
@@ -41,7 +41,7 @@ def resolve(
 ) -> tuple[Policy, tuple[Diagnostic, ...]]:
     """The policy that the statements make, and what is wrong with it. With an error among that, the policy is not
     to be used: what could not be looked up is missing from it."""
-    resolver = _Resolver(source, Names.of(statements, operators))
+    resolver = _Resolver(source, Definitions.of(statements, operators))
     for placed in statements:
         resolver.take(placed)
     return resolver.finish(statements)
@@ -50,7 +50,7 @@ def resolve(
 @define
 class _Resolver:
     source: Source
-    names: Names
+    names: Definitions
     diagnostics: list[Diagnostic] = field(factory=list)
     rules: list[Rule] = field(factory=list)
     rewrites: list[Rewriting] = field(factory=list)

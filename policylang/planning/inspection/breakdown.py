@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 @frozen
-class Entry:
+class ValueEntry:
     """One value that the backward needs. Where several follow from the same in a block, ``count`` of them are one."""
 
     fate: Fate
@@ -69,7 +69,7 @@ class BlockGroup:
     """``model.layers.1–31``."""
     blocks: tuple[int, ...]
     """Numbers of the blocks; empty for what lies outside every block."""
-    entries: tuple[Entry, ...]
+    entries: tuple[ValueEntry, ...]
     amounts: Amounts
 
     @property
@@ -161,7 +161,7 @@ def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
 
 
 def _groups(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
-    entries: list[list[Entry]] = [[] for _ in range(len(plan.block_names) + 1)]
+    entries: list[list[ValueEntry]] = [[] for _ in range(len(plan.block_names) + 1)]
     roots = storage_roots(plan.facts)
     sizes = _sizes(plan.facts, outcome, roots)
     for row, fate in enumerate(fates):
@@ -169,7 +169,7 @@ def _groups(plan: Plan, outcome: Outcome, fates: Sequence[Fate | None]) -> tuple
             place = roots[row] if fate != "recomputed" and plan.facts.ops[roots[row]] == "call_function" else row
             block = plan.block_of[place] if plan.block_names else -1
             entries[block].append(_entry(plan, row, fate, block, sizes[row]))
-    alike: dict[tuple[Entry, ...], list[int]] = {}
+    alike: dict[tuple[ValueEntry, ...], list[int]] = {}
     for block in range(len(plan.block_names)):
         alike.setdefault(tuple(entries[block]), []).append(block)
     groups = [
@@ -193,11 +193,11 @@ def _sizes(facts: Facts, outcome: Outcome, roots: Sequence[int]) -> dict[int, in
     return sizes
 
 
-def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> Entry:
+def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntry:
     facts, decision = plan.facts, plan.decisions[row]
     module = facts.modules[row] or facts.modules[facts.owners[row]]
     rule = None if decision is None or decision.rule is None else plan.policy.rules[decision.rule]
-    return Entry(
+    return ValueEntry(
         fate=fate,
         operator=operator_of(facts, row),
         module=_relative(module, plan.block_names[block]) if block >= 0 else module,
@@ -221,7 +221,7 @@ def _relative(module: str, block: str) -> str:
     return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
 
 
-def _group(label: str, blocks: Sequence[int], entries: Sequence[Entry]) -> BlockGroup:
+def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry]) -> BlockGroup:
     saved = [entry for entry in entries if entry.fate in ("saved", "left to PyTorch")]
     again = [entry for entry in entries if entry.fate == "recomputed"]
     moved = [entry for entry in entries if entry.fate == "offloaded"]
@@ -238,9 +238,9 @@ def _group(label: str, blocks: Sequence[int], entries: Sequence[Entry]) -> Block
     return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
 
 
-def _folded(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
     """Entries that agree in all but their place are one, at the place of the first."""
-    counts: dict[Entry, int] = {}
+    counts: dict[ValueEntry, int] = {}
     for entry in entries:
         counts[entry] = counts.get(entry, 0) + 1
     return tuple(

@@ -24,7 +24,7 @@ class Figures:
 
 
 @frozen
-class Side:
+class Decider:
     """What decides a group of nodes in one of the plans."""
 
     action: str
@@ -39,8 +39,8 @@ class Side:
 class Change:
     """Decisions that change in the same way. An operator and the ``getitem`` nodes that read it are one decision."""
 
-    old: Side
-    new: Side
+    old: Decider
+    new: Decider
     names: tuple[str, ...] = field(repr=False)
     """The nodes, in graph order."""
     blocks: tuple[tuple[str, int], ...]
@@ -48,7 +48,7 @@ class Change:
 
 
 @frozen
-class Comparison:
+class PlanComparison:
     old: Figures
     new: Figures
     decisions: int
@@ -69,18 +69,18 @@ class Comparison:
 class _Decided:
     """One node as a plan has it."""
 
-    side: Side
+    side: Decider
     block: str
 
 
-def compare(old: Plan, new: Plan) -> Comparison:
+def compare(old: Plan, new: Plan) -> PlanComparison:
     """Nodes are the same where their names are: a plan that rewrites collectives has other nodes than one that does
     not. What decides takes no part: a rule that moved and decides as before is no change."""
     before, after = _decided(old), _decided(new)
     names = list(dict.fromkeys((*before, *after)))
-    groups: dict[tuple[Side, Side], list[str]] = {}
-    blocks: dict[tuple[Side, Side], dict[str, int]] = {}
-    nowhere = _Decided(Side("", None, "not in the graph"), OUTSIDE)
+    groups: dict[tuple[Decider, Decider], list[str]] = {}
+    blocks: dict[tuple[Decider, Decider], dict[str, int]] = {}
+    nowhere = _Decided(Decider("", None, "not in the graph"), OUTSIDE)
     for name in names:
         left, right = before.get(name, nowhere), after.get(name, nowhere)
         if left.side.action == right.side.action:
@@ -91,7 +91,7 @@ def compare(old: Plan, new: Plan) -> Comparison:
         counts = blocks.setdefault(key, {})
         counts[block] = counts.get(block, 0) + 1
     changes = tuple(Change(*key, tuple(found), tuple(blocks[key].items())) for key, found in groups.items())
-    return Comparison(figures(old), figures(new), len(names), changes)
+    return PlanComparison(figures(old), figures(new), len(names), changes)
 
 
 def figures(plan: Plan) -> Figures:
@@ -128,11 +128,11 @@ def _decided(plan: Plan) -> dict[str, _Decided]:
     return found
 
 
-def _side(plan: Plan, decision: Decision) -> Side:
+def _side(plan: Plan, decision: Decision) -> Decider:
     action = "auto" if decision.action is None else decision.action.word
     if decision.rule is not None:
         rule = plan.policy.rules[decision.rule]
-        return Side(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)
+        return Decider(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)
     if decision.why is Why.UNDECIDED:
-        return Side(action, None, f"undecided -> {plan.undecided}")
-    return Side(action, None, decision.reason)
+        return Decider(action, None, f"undecided -> {plan.undecided}")
+    return Decider(action, None, decision.reason)

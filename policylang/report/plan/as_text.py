@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from policylang.language.figures import counted, figure, file_name, shortened
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Entry, Scenario
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import RuleOutcome
 from policylang.report.text import table
@@ -118,7 +118,7 @@ def _group(group: BlockGroup) -> str:
     return "\n".join(lines)
 
 
-def _entry(entry: Entry) -> tuple[str, ...]:
+def _entry(entry: ValueEntry) -> tuple[str, ...]:
     shape = "×".join(map(str, entry.shape or ()))
     return (
         entry.fate,

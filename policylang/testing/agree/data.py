@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from policylang.audit.summary.data import Decision, Report
+from policylang.audit.summary.data import DecisionReport, Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
@@ -202,5 +202,5 @@ class Agreement:
         return agreement_dict(self)
 
 
-def side_of(decision: Decision) -> Side:
+def side_of(decision: DecisionReport) -> Side:
     return Side(decision.action, decision.rule, decision.reason)
