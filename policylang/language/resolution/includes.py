@@ -116,16 +116,9 @@ class Expansion:
         return None
 
     def _report(
-        self,
-        code: str,
-        message: str,
-        include: Include,
-        chain: IncludeChain,
-        *,
-        help: str | None = None,
+        self, code: str, message: str, include: Include, chain: IncludeChain, *, help: str | None = None
     ) -> None:
-        related = _included_from(chain)
-        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related))
+        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=_included_from(chain)))
 
     def _too_far(self, chain: IncludeChain) -> None:
         if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):

@@ -1,4 +1,4 @@
-"""What a plan comes to, block by block: which values are saved and recomputed, what each costs, which line said so.
+"""A plan block by block: which values are saved and recomputed, what each costs, which line of the policy decided.
 
 Blocks in which the same happens are one *group*: the same sequence of operators, modules, shapes, decisions and
 deciding lines. What is left to PyTorch's partitioner counts as saved, and is told apart.
@@ -7,6 +7,7 @@ deciding lines. What is left to PyTorch's partitioner counts as saved, and is to
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
@@ -240,12 +241,9 @@ def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry]) -> 
 
 def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
     """Entries that agree in all but their place are one, at the place of the first."""
-    counts: dict[ValueEntry, int] = {}
-    for entry in entries:
-        counts[entry] = counts.get(entry, 0) + 1
     return tuple(
         evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count)
-        for entry, count in counts.items()
+        for entry, count in Counter(entries).items()
     )
 
 

@@ -1,7 +1,8 @@
-"""Two plans on one graph: the nodes whose decision changes, by rule and block, and what that comes to."""
+"""Two plans on one graph: the nodes whose decision changes, by rule and block, and what the change costs and saves."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from attrs import field, frozen
@@ -15,7 +16,7 @@ OUTSIDE = "outside every block"
 
 @frozen
 class Figures:
-    """What a plan comes to. Bytes and FLOPs are of what is settled: lower bounds where PyTorch's min-cut decides."""
+    """The cost of a plan. Bytes and FLOPs are of what is settled: lower bounds where PyTorch's min-cut decides."""
 
     saved_bytes: int
     recomputed_flops: int
@@ -79,7 +80,7 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
     before, after = _decided(old), _decided(new)
     names = list(dict.fromkeys((*before, *after)))
     groups: dict[tuple[Decider, Decider], list[str]] = {}
-    blocks: dict[tuple[Decider, Decider], dict[str, int]] = {}
+    blocks: dict[tuple[Decider, Decider], Counter[str]] = {}
     nowhere = _Decided(Decider("", None, "not in the graph"), OUTSIDE)
     for name in names:
         left, right = before.get(name, nowhere), after.get(name, nowhere)
@@ -87,15 +88,13 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
             continue
         key = left.side, right.side
         groups.setdefault(key, []).append(name)
-        block = (right if name in after else left).block
-        counts = blocks.setdefault(key, {})
-        counts[block] = counts.get(block, 0) + 1
+        blocks.setdefault(key, Counter())[(right if name in after else left).block] += 1
     changes = tuple(Change(*key, tuple(found), tuple(blocks[key].items())) for key, found in groups.items())
     return PlanComparison(figures(old), figures(new), len(names), changes)
 
 
 def figures(plan: Plan) -> Figures:
-    """What a plan comes to on its graph."""
+    """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
     peak = estimate_peak(plan.facts, outcome.recomputed, outcome.offloaded)
     return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.settled)
