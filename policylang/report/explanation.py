@@ -1,4 +1,4 @@
-"""What ``policylang explain`` says of a node or of a rule: data first, lines for people second."""
+"""``policylang explain`` of a node or a rule: the data, and its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as a person reads it in a terminal: one line a rule, then what came of it."""
+"""A report as text: one line a rule, then totals, rewrites, expectations and the audit."""
 
 from __future__ import annotations
 

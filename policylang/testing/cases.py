@@ -1,4 +1,4 @@
-"""One policy of a test file: loaded, planned on its graph, and compared with what its comments claim."""
+"""Runs one policy of a test file: loads it, plans it on its graph, compares the plan with its claims."""
 
 from __future__ import annotations
 

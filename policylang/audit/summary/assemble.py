@@ -1,4 +1,4 @@
-"""Reports of what is at hand: a plan and its audit, a graph, a compiled model, a backend."""
+"""Assembles the report on a graph from its plan and, where it was partitioned, the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graphs of one model as one report."""
+"""Sums the reports on a model's graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of the user's that a command runs: what it raises is its own, and is shown as Python would show it there."""
+"""Runs code of the user's: an error in it is shown as Python shows it, from the user's first frame on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs side by side, as data, text and JSON."""
+"""The comparison of two training runs, as data, text and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small Llama, some training steps, and everything about them that could differ between two ways to compile."""
+"""Trains a small Llama for a few steps; losses and digests of gradients tell two compilations apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded graphs, JSON that ``docs/snapshots.md`` describes, as facts.
+"""Reads recorded graphs, JSON that ``docs/snapshots.md`` describes, as facts.
 
 The graph is rebuilt as an FX graph, so that its facts are collected as those of a live one are. An operator that this
 torch does not have counts as one that reads its arguments and returns new tensors. No text of a recording is run.

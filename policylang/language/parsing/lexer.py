@@ -1,4 +1,4 @@
-"""Words of a statement: the text of one statement as the terminals of ``grammar/apl.lark``.
+"""The lexer: the text of one statement as the terminals of ``grammar/apl.lark``.
 
 Written by hand, for what lark's lexer cannot do: a keyword behind ``policy`` or ``over`` is a name, braces and brackets
 belong to their word, and a character that no word has is met with what it may have been meant for.

@@ -1,4 +1,4 @@
-"""Text to tree: every statement of a source, and everything that keeps one from being read."""
+"""The parser: the statements of a source, and a diagnostic for each that cannot be read."""
 
 from __future__ import annotations
 

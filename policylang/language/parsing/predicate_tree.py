@@ -1,4 +1,4 @@
-"""Builds predicates and figures: what stands after ``where`` and after a comparison sign (see ``tree.py``)."""
+"""Parser callbacks that build predicates and figures (see ``tree.py``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds statements from their parts (see ``tree.py``)."""
+"""Parser callbacks that build statements (see ``tree.py``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the syntax tree of one statement, by callbacks as the parser reduces: no recursion, whatever the depth.
+"""Parser callbacks that build selectors: called as the parser reduces, so without recursion, whatever the depth.
 
 Each method is named for a rule (or its alias) of ``grammar/apl.lark`` and takes what the rule holds, tokens included.
 The builder has no state: what is found wrong goes to the origin that the tokens carry. Predicates are built in

@@ -1,5 +1,4 @@
-"""Whether figures, types and globs fit what they are compared with, and their plain form: the checks of meaning that
-need no names."""
+"""Semantic checks that need no names: dimensions of figures, tensor types, globs, the required version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking words up: ``let`` names first, then the groups of the prelude, then operators."""
+"""Name lookup: ``let`` names first, then the groups of the prelude, then operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators a policy may name: a manifest that travels with the package, and any further source of names.
+"""Lookup of operator names: in a manifest that travels with the package, and in further sources of names.
 
 The manifest (``operators.json``, written by ``scripts/make_operator_manifest.py``) lists namespace, name and overloads
 of the operators of one torch version, so that a policy is checked without importing torch. A source of further names,

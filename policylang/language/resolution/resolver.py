@@ -1,4 +1,4 @@
-"""From statements to a policy: every name looked up, every figure fitted, every statement in its place.
+"""Resolves statements to a policy: every name looked up, every figure fitted, every statement in its place.
 
 Everything found wrong is reported, not the first thing only; a policy comes out where nothing was.
 """

@@ -1,4 +1,4 @@
-"""For one node, what each rule had to say of it; for one rule, what each part of it came to on a graph."""
+"""For one node, the rules that match it and the one that decides; for one rule, what its parts match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rule of a policy is worth: what the step would keep and do twice if the line were not there.
+"""The marginal cost of each rule: what the step would save and recompute if the line were not there.
 
 The policy is planned again without the rule, on the same graph, and everything else stands: another rule, the user's
 own checkpoint or ``undecided -> …`` then decides what it had decided. What is left to PyTorch counts as saved, on both

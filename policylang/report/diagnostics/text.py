@@ -1,4 +1,4 @@
-"""Diagnostics for people: each with its source line and the span underlined."""
+"""Diagnostics as text: each with its source line and the span underlined."""
 
 from __future__ import annotations
 

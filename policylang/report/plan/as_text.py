@@ -1,4 +1,4 @@
-"""A breakdown as a person reads it in a terminal: the totals, what each rule is worth, then block by block."""
+"""A plan as text: the totals, the marginal cost of each rule, then block by block."""
 
 from __future__ import annotations
 
