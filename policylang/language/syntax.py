@@ -220,23 +220,11 @@ class ChainOf:
     span: Span = _span()
 
 
-Selector = (
-    Everything
-    | Word
-    | Operator
-    | Reference
-    | InModule
-    | InBlock
-    | Ordinal
-    | Where
-    | Union
-    | Intersection
-    | Difference
-    | Feeding
-    | Step
-    | Chain
-    | ChainOf
-)
+Leaf = Everything | Word | Operator | Reference
+Filter = InModule | InBlock | Where | ChainOf
+Prefix = Ordinal | Step | Chain
+Junction = Intersection | Difference | Feeding
+Selector = Leaf | Filter | Prefix | Junction | Union
 
 # --- predicates ------------------------------------------------------------------------------------------------
 

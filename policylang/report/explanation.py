@@ -10,9 +10,10 @@ from policylang.audit.summary.assemble import word
 from policylang.language.figures import figure, listed
 from policylang.language.syntax import Rule
 from policylang.planning.expectations.fates import Fates
-from policylang.planning.inspection.explain import RuleOnNode, rule_on_graph, rules_on
+from policylang.planning.inspection.explain import RuleOnNode, rules_on, selections_of
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Decision, Plan
+from policylang.planning.selection.empty_matches import part_counts
 from policylang.report.text import table
 
 _MOST_NAMES = 8
@@ -123,8 +124,7 @@ def explain_node(plan: Plan, row: int) -> NodeExplanation:
 
 
 def explain_rule(plan: Plan, index: int) -> RuleExplanation:
-    found = rule_on_graph(plan, index)
-    outcome, rules = found.outcome, plan.policy.rules
+    outcome, rules = plan.rules[index], plan.policy.rules
     return RuleExplanation(
         source=outcome.rule.source,
         text=outcome.rule.text,
@@ -135,7 +135,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
             RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
             for other, count in outcome.overridden_by.items()
         ),
-        parts=found.parts,
+        parts=part_counts(outcome.rule.selector, selections_of(plan)),
         names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
     )
 

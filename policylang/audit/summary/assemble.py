@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -69,7 +70,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
         offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
-        undecided_saved_bytes=audit.saved_bytes - sum(costs.saved) if audit else None,
+        undecided_saved_bytes=audit.saved_bytes - costs.saved.total() if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.rewrites),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
@@ -105,37 +106,29 @@ def _why(plan: Plan, row: int) -> Why | None:
 
 
 class _Costs:
-    """What each rule's saved values keep alive and its recomputed ones cost; zeros without an audit.
+    """What each rule's saved values keep alive and its recomputed ones cost, by the number of the rule.
 
     Memory that values of several rules look into counts for the first of them in graph order.
     """
 
     def __init__(self, plan: Plan, audit: Audit | None) -> None:
         self.known = audit is not None
-        self.saved = [0] * len(plan.rules)
-        self.flops = [0] * len(plan.rules)
-        self.offloaded = [0] * len(plan.rules)
+        self.saved, self.flops, self.offloaded = Counter[int](), Counter[int](), Counter[int]()
         if audit is None:
             return
-        facts = plan.facts
-        roots = storage_roots(facts)
-        taken: set[int] = set()
+        facts, roots = plan.facts, storage_roots(plan.facts)
+        first: dict[int, int] = {}
         for name in audit.saved:
-            row = facts.index[name]
-            root = roots[row]
-            if root in taken or facts.ops[root] != "call_function":
-                continue
-            taken.add(root)
-            self._add(self.saved, plan, row, facts.bytes[root])
-        for name in audit.recomputed:
-            row = facts.index[name]
-            self._add(self.flops, plan, row, facts.flops[row])
-        for name in audit.offloaded:
-            row = facts.index[name]
-            self._add(self.offloaded, plan, row, facts.bytes[row])
+            first.setdefault(roots[facts.index[name]], facts.index[name])
+        recomputed, offloaded = ([facts.index[name] for name in names] for names in (audit.recomputed, audit.offloaded))
+        kept = [(row, facts.bytes[root]) for root, row in first.items() if facts.ops[root] == "call_function"]
+        _add(self.saved, plan, kept)
+        _add(self.flops, plan, [(row, facts.flops[row]) for row in recomputed])
+        _add(self.offloaded, plan, [(row, facts.bytes[row]) for row in offloaded])
 
-    @staticmethod
-    def _add(amounts: list[int], plan: Plan, row: int, amount: int) -> None:
+
+def _add(amounts: Counter[int], plan: Plan, costs: Iterable[tuple[int, int]]) -> None:
+    for row, amount in costs:
         planned = plan.decisions[row]
         if planned is not None and planned.rule is not None:
             amounts[planned.rule] += amount

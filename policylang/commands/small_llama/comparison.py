@@ -11,6 +11,8 @@ from policylang.commands.small_llama.training import Settings, TrainingRun, diff
 from policylang.language.figures import figure
 from policylang.report.text import table
 
+_MOST_DIFFERENCES = 10
+
 
 @frozen
 class RunComparison:
@@ -63,10 +65,9 @@ class RunComparison:
                 f"{len(losses)} steps, loss {losses[0]:.4f} to {losses[-1]:.4f}: "
                 f"every loss and all {gradients} gradients of every step are bitwise equal"
             )
-        shown = self.differences[:10]
-        rest = len(self.differences) - len(shown)
-        lines = ["NOT bitwise equal:", *(f"  {difference}" for difference in shown)]
-        return "\n".join(lines + ([f"  and {rest} more"] if rest else []))
+        rest = len(self.differences) - _MOST_DIFFERENCES
+        lines = [*self.differences[:_MOST_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
+        return "\n  ".join(["NOT bitwise equal:", *lines])
 
 
 def _run(run: TrainingRun) -> dict[str, Any]:

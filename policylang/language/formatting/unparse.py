@@ -125,7 +125,7 @@ def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
         return _Wording(words, _ATOM)
     if isinstance(selector, syntax.Union):
         return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
-    if isinstance(selector, syntax.Intersection | syntax.Difference | syntax.Feeding):
+    if isinstance(selector, syntax.Junction):
         return _join(inner[0], words, inner[1])
     if isinstance(selector, Ordinal):
         return _ordinal(selector, words, inner[0])

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.figures import figure
+from policylang.language.figures import figure, listed
 from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
 from policylang.language.syntax import (
@@ -118,9 +118,8 @@ def _annotations_hint(facts: Facts) -> str:
     counts = Counter(name for row in facts.forward for name in facts.annotations[row])
     if not counts:
         return "; no forward node is annotated"
-    shown = [f"{name} ({count})" for name, count in counts.most_common(_MOST_ANNOTATIONS)]
-    more = "" if len(counts) <= _MOST_ANNOTATIONS else f", and {len(counts) - _MOST_ANNOTATIONS} more"
-    return f"; annotations of forward nodes: {', '.join(shown)}{more}"
+    shown = [f"{name} ({count})" for name, count in counts.most_common()]
+    return f"; annotations of forward nodes: {listed(shown, _MOST_ANNOTATIONS)}"
 
 
 def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
