@@ -8,7 +8,7 @@ from typing import Literal
 
 from attrs import asdict
 
-from policylang.language.figures import figure, listed, shortened
+from policylang.language.figures import figure, joined, listed, shortened
 from policylang.planning.inspection.compare import Change, Decider, PlanComparison, folded
 from policylang.report.text import table
 
@@ -103,7 +103,7 @@ def _bound(found: PlanComparison) -> str:
     open_ = [word for word, side in (("before", found.old), ("after", found.new)) if not side.settled]
     if not open_:
         return ""
-    return f"\n{' and '.join(open_)}: without what is left to PyTorch's partitioner"
+    return f"\n{joined(open_)}: without what is left to PyTorch's partitioner"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

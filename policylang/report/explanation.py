@@ -8,7 +8,6 @@ from attrs import asdict, frozen
 
 from policylang.audit.summary.assemble import word
 from policylang.language.figures import figure, listed
-from policylang.language.syntax import Rule
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.inspection.explain import RuleOnNode, rules_on, selections_of
 from policylang.planning.liveness import saved_and_recomputed
@@ -67,7 +66,7 @@ class NodeExplanation:
         if self.shares is not None:
             lines.append(f"  it shares the decision of {self.shares}, which the rules below are about")
         because = f": {self.reason}" if self.reason else ""
-        lines.append(f"  {self.action}{because}; {_fate(self.fate)}")
+        lines.append(f"  {self.action}{because}; {self.fate or 'the backward does not need it'}")
         rows = [("line", "rule", ""), *((r.source, r.text, _standing(r)) for r in self.rules)]
         return "\n".join(lines) + ("\n\n" + table(rows, right=range(0)) if self.rules else "")
 
@@ -147,19 +146,9 @@ def _reason(plan: Plan, decision: Decision) -> str:
 
 
 def _line(found: RuleOnNode) -> RuleLine:
-    why = found.why if found.by is None else f"by {_place(found.by)}"
+    why = found.why if found.by is None else f"by {found.by.source}: {found.by.text}"
     return RuleLine(found.rule.source, found.rule.text, found.standing, why)
 
 
-def _place(rule: Rule) -> str:
-    return f"{rule.source}: {rule.text}"
-
-
 def _standing(line: RuleLine) -> str:
-    if line.standing == "no match":
-        return f"no match: {line.why}"
-    return f"{line.standing} {line.why}".rstrip()
-
-
-def _fate(fate: str | None) -> str:
-    return "the backward does not need it" if fate is None else fate
+    return f"no match: {line.why}" if line.standing == "no match" else f"{line.standing} {line.why}".rstrip()

@@ -38,11 +38,11 @@ def _rule_table(report: Report) -> str:
         return ""
     rows = [_HEAD, *(_rule_row(rule) for rule in report.rules)]
     if report.undecided:
-        kept = _bytes(report.undecided_saved_bytes)
+        kept = bytes_text(report.undecided_saved_bytes)
         count = f"{report.undecided:,}"
         rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
     if report.offloaded:
-        moved = ["offloaded", *(_bytes(rule.offloaded_bytes or None) for rule in report.rules), ""]
+        moved = ["offloaded", *(bytes_text(rule.offloaded_bytes or None) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
     return table(rows, right=range(2, len(rows[0])))
 
@@ -51,7 +51,7 @@ def _rule_row(rule: RuleReport) -> tuple[str, ...]:
     flops = figure(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
     counts = f"{rule.matched:,}", f"{rule.decided:,}"
     text = shortened(rule.text, _LONGEST_RULE)
-    return file_name(rule.source), text, *counts, _bytes(rule.saved_bytes or None), flops
+    return file_name(rule.source), text, *counts, bytes_text(rule.saved_bytes or None), flops
 
 
 def _figures(report: Report) -> str:
@@ -109,7 +109,7 @@ def _audit(report: Report) -> list[str]:
 def _graph_table(graphs: Sequence[Report]) -> str:
     rows: list[tuple[str, ...]] = [("graph", "forward values", "blocks", "saved", "recomputed", "")]
     for number, graph in enumerate(graphs):
-        saved, recomputed = (_bytes(values.bytes) if values else "" for values in (graph.saved, graph.recomputed))
+        saved, recomputed = (bytes_text(values.bytes) if values else "" for values in (graph.saved, graph.recomputed))
         cached = "from the compile cache" if graph.from_cache else ""
         rows.append((str(number), f"{graph.forward_nodes:,}", f"{graph.blocks:,}", saved, recomputed, cached))
     return table(rows, right=range(1, 5))
@@ -132,7 +132,7 @@ def _line(label: str, text: str) -> str:
 
 
 def _values(values: ValuesReport) -> str:
-    text = f"{_bytes(values.bytes)} in {counted(len(values), 'value')}"
+    text = f"{bytes_text(values.bytes)} in {counted(len(values), 'value')}"
     return f"{text}, {figure(values.flops, 'flops')}" if values.flops else text
 
 
@@ -142,5 +142,5 @@ def _share(report: Report) -> str:
     return f", {report.recomputed.flops / report.forward_flops:.0%} of the forward"
 
 
-def _bytes(amount: int | None) -> str:
+def bytes_text(amount: int | None) -> str:
     return "" if amount is None else figure(amount, "bytes")

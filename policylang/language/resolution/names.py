@@ -134,19 +134,16 @@ class Definitions:
     def _unknown(self, word: Word, operator: Operator) -> Operator | None:
         parts = word.text.split(".")
         namespace = parts[0] if len(parts) > 1 else None
-        if namespace is not None and not self.operators.complete and not self.operators.has_namespace(namespace):
-            elsewhere = operator.namespace is None and self._is_operator(parts[0])
-            if not elsewhere:
-                message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
-                help = did_you_mean(self._nearest(word.text))
-                help = help or f"a module path stands after `in`: `everything in {word.text}`"
-                self._report("APL102", message, word.span, help=help)
-                qualified = split_operator(word.text, lambda _: True)
-                return qualified or operator
+        known = namespace is None or self.operators.complete or self.operators.has_namespace(namespace)
+        if not known and (operator.namespace is not None or not self._is_operator(parts[0])):
+            message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
+            help = did_you_mean(self._nearest(word.text))
+            help = help or f"a module path stands after `in`: `everything in {word.text}`"
+            self._report("APL102", message, word.span, help=help)
+            return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
-        self._report(
-            "APL101", f"there is no {kind} `{word.text}`", word.span, help=did_you_mean(self._nearest(word.text))
-        )
+        help = did_you_mean(self._nearest(word.text))
+        self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help)
         return None
 
     def _is_operator(self, name: str) -> bool:

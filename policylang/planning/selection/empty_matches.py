@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.figures import figure, listed
+from policylang.language.figures import figure, first_lines, listed
 from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
 from policylang.language.syntax import (
@@ -45,9 +45,7 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
             line += _hint(part, selections)
         if line not in lines:
             lines.append(line)
-    if len(lines) > _MOST_PARTS:
-        lines[_MOST_PARTS - 1 :] = [f"… and {len(lines) - _MOST_PARTS + 1} more parts"]
-    return tuple(lines)
+    return first_lines(lines, _MOST_PARTS, "more parts")
 
 
 def _parts(selector: Selector, selections: Selections) -> list[Selector]:

@@ -9,7 +9,7 @@ from policylang.language.figures import counted, figure, file_name, shortened
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import RuleOutcome
-from policylang.report.text import table
+from policylang.report.text import bytes_text, table
 
 _LONGEST_RULE = 64
 _LONGEST_SHAPE = 24
@@ -32,18 +32,19 @@ def _totals(found: Breakdown) -> str:
     under, without = found.under, found.without
     rows = [
         ("", "with the policy", "nothing recomputed"),
-        ("saved", _bytes(under.amounts.saved_bytes), _bytes(without.amounts.saved_bytes)),
-        *([("offloaded", _bytes(under.amounts.offloaded_bytes), "-")] if under.amounts.offloaded else []),
+        ("saved", bytes_text(under.amounts.saved_bytes), bytes_text(without.amounts.saved_bytes)),
+        *([("offloaded", bytes_text(under.amounts.offloaded_bytes), "-")] if under.amounts.offloaded else []),
         ("recomputed", _again(under, found.forward_flops), _again(without, found.forward_flops)),
-        ("peak, forward", _bytes(under.peak.forward), _bytes(without.peak.forward)),
-        ("peak, backward", _bytes(under.peak.backward), _bytes(without.peak.backward)),
+        ("peak, forward", bytes_text(under.peak.forward), bytes_text(without.peak.forward)),
+        ("peak, backward", bytes_text(under.peak.backward), bytes_text(without.peak.backward)),
         ("worst moment", under.peak.at, without.peak.at),
     ]
     text = table(rows, right=range(1, 3))
     if under.amounts.open_bytes:
+        open_bytes = bytes_text(under.amounts.open_bytes)
         text += (
-            f"\n\n{_bytes(under.amounts.open_bytes)} of what is saved is left to PyTorch's partitioner and counted as "
-            "saved; it may recompute some of it"
+            f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
+            "it may recompute some of it"
         )
     return text
 
@@ -102,9 +103,9 @@ def _signed(amount: int, dimension: Literal["bytes", "flops"]) -> str:
 def _group(group: BlockGroup) -> str:
     amounts = group.amounts
     title = group.label + (f" ×{group.times}" if group.times > 1 else "")
-    moved = f" {_bytes(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
+    moved = f" {bytes_text(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
     head = (
-        f"{title}: {_bytes(amounts.saved_bytes)} saved,{moved} {_bytes(amounts.recomputed_bytes)} and "
+        f"{title}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} and "
         f"{figure(amounts.recomputed_flops, 'flops')} recomputed" + (", each" if group.times > 1 else "")
     )
     shown = [entry for entry in group.entries if entry.bytes or entry.flops or entry.fate != "recomputed"]
@@ -125,11 +126,7 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
         entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
         entry.module,
         f"{shortened(shape, _LONGEST_SHAPE)} {entry.dtype}".strip(),
-        _bytes(entry.bytes) if entry.bytes else "",
+        bytes_text(entry.bytes) if entry.bytes else "",
         figure(entry.flops, "flops") if entry.flops else "",
         file_name(entry.source) if entry.source else entry.reason or "undecided",
     )
-
-
-def _bytes(amount: int) -> str:
-    return figure(amount, "bytes")
