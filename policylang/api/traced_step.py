@@ -23,7 +23,7 @@ from policylang.tracing.state.signature import BatchSignature, ModelSignature
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from policylang.audit.summary.assemble import Report
+    from policylang.audit.summary.data import Report
     from policylang.language.syntax import Policy
 
 

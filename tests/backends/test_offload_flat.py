@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 import policylang
 from policylang.audit.flat import audit_flat
-from policylang.audit.summary.assemble import report_from_dict
+from policylang.audit.summary.data import report_from_dict
 from policylang.backends.flat.path import FlatOutcome, apply_flat
 from policylang.backends.runtime import copy_operators
 from policylang.backends.runtime.copy_operators import copied_over

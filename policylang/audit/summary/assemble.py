@@ -15,7 +15,6 @@ from policylang.audit.summary.data import (
     Report,
     RuleReport,
     ValuesReport,
-    report_from_dict,
 )
 from policylang.audit.summary.edits import rewrite_reports
 from policylang.graph.facts import GraphKind
@@ -27,8 +26,6 @@ from policylang.planning.storage import storage_roots
 
 if TYPE_CHECKING:
     from policylang.audit.joint import Audit
-
-__all__ = ["Report", "partition_report", "plan_report", "report_from_dict"]
 
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 

@@ -18,20 +18,8 @@ import attrs
 
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind, users_of
-from policylang.graph.files.columns import (
-    EDGES,
-    SLACK,
-    read_arguments,
-    read_names,
-    read_plain,
-    read_reads,
-    read_rows,
-    write_arguments,
-    write_names,
-    write_plain,
-    write_reads,
-    write_rows,
-)
+from policylang.graph.files import columns
+from policylang.graph.files.columns import EDGES, SLACK, read_plain, write_plain
 from policylang.graph.files.plain import DamagedError, Reader, write_number, write_text, write_value
 from policylang.graph.files.validation import COLUMNS, check_document, check_facts
 from policylang.language.codes import diagnose
@@ -54,10 +42,10 @@ _DERIVED = ("users",)
 _LATER: dict[str, Sequence[Any]] = {"annotations": ()}
 """Columns that came after the first snapshots, and what stands for them in a file without."""
 _SPECIAL: dict[str, tuple[Callable[..., None], Callable[..., Sequence[Any]]]] = {
-    "names": (write_names, read_names),
-    "inputs": (write_reads, read_reads),
-    "owners": (write_rows, read_rows),
-    "arguments": (write_arguments, read_arguments),
+    "names": (columns.write_names, columns.read_names),
+    "inputs": (columns.write_reads, columns.read_reads),
+    "owners": (columns.write_rows, columns.read_rows),
+    "arguments": (columns.write_arguments, columns.read_arguments),
 }
 """Columns that are written relative to their rows: how to write and to read each."""
 
@@ -86,11 +74,11 @@ def dump(facts: Facts) -> bytes:
     body = bytearray()
     names = [each.name for each in attrs.fields(Facts)]
     document = {name: getattr(facts, name) for name in names if not is_column(name)} | {"kind": facts.kind.value}
-    columns = [name for name in names if is_column(name) and name not in _DERIVED and not _is_unknown(facts, name)]
+    stored = [name for name in names if is_column(name) and name not in _DERIVED and not _is_unknown(facts, name)]
     write_number(body, len(facts))
     write_value(body, document)
-    write_number(body, len(columns))
-    for name in columns:
+    write_number(body, len(stored))
+    for name in stored:
         write_text(body, name)
         put = _SPECIAL[name][0] if name in _SPECIAL else write_plain
         put(body, getattr(facts, name))

@@ -52,7 +52,7 @@ def read_graph(
 
 
 @frozen
-class _Piece:
+class _SourceText:
     """A piece of the source, and where it starts."""
 
     text: str
@@ -75,34 +75,34 @@ class _Reader:
             if said.strip() == "---":
                 self.backward = True
             elif said.strip():
-                self._line(_Piece(said.strip(), start + indent))
+                self._line(_SourceText(said.strip(), start + indent))
             start += len(line) + 1
 
-    def report(self, code: str, message: str, at: _Piece, help: str | None = None) -> None:
+    def report(self, code: str, message: str, at: _SourceText, help: str | None = None) -> None:
         span = Span(self.source, at.start, at.start + len(at.text))
         self.problems.append(diagnose(code, message, span, help=help))
 
-    def _line(self, line: _Piece) -> None:
+    def _line(self, line: _SourceText) -> None:
         found = _LINE.fullmatch(line.text)
         if found is None:
             self.report(CANNOT_BE_READ, "this is not a line of a graph", line, _HELP)
             return
-        name, target = found["name"], _Piece(found["target"], line.start + found.start("target"))
+        name, target = found["name"], _SourceText(found["target"], line.start + found.start("target"))
         if name is None and target.text != "output":
             self.report(CANNOT_BE_READ, "this node has no name", line, _HELP)
             return
         if (name or "output") in self.builder.index:
-            at = _Piece(f"%{name}" if name else "output", line.start)
+            at = _SourceText(f"%{name}" if name else "output", line.start)
             self.report(NO_SUCH_NODE, f"there are two nodes `{name or 'output'}`", at, "names are given once")
             return
         self._target(target)
-        reads = self._reads(_Piece(found["reads"] or "", line.start + max(found.start("reads"), 0)))
+        reads = self._reads(_SourceText(found["reads"] or "", line.start + max(found.start("reads"), 0)))
         words = _Words(self)
         for word in re.finditer(r"\S+", found["rest"]):
-            words.take(_Piece(word.group(), line.start + found.start("rest") + word.start()))
+            words.take(_SourceText(word.group(), line.start + found.start("rest") + word.start()))
         self.builder.add(name or "output", target.text, reads, **words.arguments(self.backward))
 
-    def _target(self, target: _Piece) -> None:
+    def _target(self, target: _SourceText) -> None:
         """An operator has to be one, in full; that of a namespace nobody knows here is taken as it is."""
         if target.text in INPUTS or target.text in ("get_attr", "output"):
             return
@@ -119,12 +119,12 @@ class _Reader:
             near = known[:3] or self.operators.nearest(target.text)
             self.report(NO_SUCH_WORD, f"there is no operator `{target.text}`", target, did_you_mean(near))
 
-    def _reads(self, reads: _Piece) -> tuple[int, ...]:
+    def _reads(self, reads: _SourceText) -> tuple[int, ...]:
         """The rows that a node reads, each once, in the order of its arguments; numbers are for the reader."""
         rows: dict[int, None] = {}
         position = 0
         for piece in reads.text.split(",") if reads.text.strip() else ():
-            at = _Piece(piece.strip(), reads.start + position + len(piece) - len(piece.lstrip()))
+            at = _SourceText(piece.strip(), reads.start + position + len(piece) - len(piece.lstrip()))
             position += len(piece) + 1
             found = _READ.fullmatch(piece)
             if found is None:
@@ -154,10 +154,10 @@ class _Words:
         given = {"numel": numel, "bytes": size, "backward": backward, **self.said}
         return {**given, "flags": self.flags, "annotations": tuple(sorted(self.notes))}
 
-    def take(self, word: _Piece) -> None:
+    def take(self, word: _SourceText) -> None:
         key, sign, value = word.text.partition("=")
         if sign:
-            self._value(key, _Piece(value, word.start + len(key) + 1), word)
+            self._value(key, _SourceText(value, word.start + len(key) + 1), word)
         elif word.text in FLAGS:
             self.flags |= FLAGS[word.text]
         elif word.text == "backward":
@@ -165,7 +165,7 @@ class _Words:
         else:
             self._module(word)
 
-    def _module(self, word: _Piece) -> None:
+    def _module(self, word: _SourceText) -> None:
         near = () if "." in word.text else nearest(word.text, (*FLAGS, "backward"))
         if near or "module" in self.said or not _PATH.fullmatch(word.text):
             help = did_you_mean(near) or "a line holds one module path, flags, and words such as `bytes=64`"
@@ -173,7 +173,7 @@ class _Words:
             return
         self.said["module"] = word.text
 
-    def _value(self, key: str, value: _Piece, word: _Piece) -> None:
+    def _value(self, key: str, value: _SourceText, word: _SourceText) -> None:
         if key not in _KEYS:
             help = did_you_mean(nearest(key, _KEYS)) or f"a node has {', '.join(f'`{known}`' for known in _KEYS)}"
             self.reader.report(NO_SUCH_WORD, f"a node has no `{key}`", word, help)

@@ -13,7 +13,6 @@ The memory is that of the saved values, not the peak, which no single rule may m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from attrs import evolve, frozen
 
@@ -23,23 +22,12 @@ from policylang.planning.plan import Capabilities, Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.simulation.peak import estimate_peak
 
-Verdict = Literal[
-    "buys FLOPs",
-    "buys memory",
-    "frees memory",
-    "costs memory",
-    "saves FLOPs",
-    "costs FLOPs",
-    "gains both",
-    "costs both",
-    "changes nothing",
-]
 GIB = 2**30
 
 MOST_RULES = 100
 """Of so many rules that decide something the worth is worked out, the first in the policy: each takes a plan."""
 
-_VERDICTS: dict[tuple[int, int], Verdict] = {
+_VERDICTS: dict[tuple[int, int], str] = {
     (1, -1): "buys FLOPs",
     (-1, 1): "buys memory",
     (-1, 0): "frees memory",
@@ -66,7 +54,7 @@ class Worth:
     peak_bytes: int
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> str:
         return _VERDICTS[_sign(self.saved_bytes), _sign(self.recomputed_flops)]
 
     @property
@@ -85,12 +73,12 @@ def worth_of_rules(
     ``progress`` is told after each rule how many of how many are done. A plan and a simulation for each rule.
     """
     deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
-    with_all, peak = _come_to(plan)
+    with_all, peak = _outcome_and_peak(plan)
     found: list[Worth] = []
     for done, index in enumerate(deciding, start=1):
         rules = plan.policy.rules
         policy = evolve(plan.policy, rules=rules[:index] + rules[index + 1 :], rewrites=(), expectations=())
-        outcome, other_peak = _come_to(make_plan(policy, plan.facts, capabilities))
+        outcome, other_peak = _outcome_and_peak(make_plan(policy, plan.facts, capabilities))
         found.append(
             Worth(
                 rule=index,
@@ -107,7 +95,7 @@ def _sign(amount: int) -> int:
     return (amount > 0) - (amount < 0)
 
 
-def _come_to(plan: Plan) -> tuple[Outcome, int]:
+def _outcome_and_peak(plan: Plan) -> tuple[Outcome, int]:
     needs = backward_needs(plan.facts, as_counted(plan.decisions))
     outcome = with_cost(needs, plan.facts, (), 0)
     return outcome, estimate_peak(plan.facts, outcome.recomputed, outcome.offloaded).bytes
