@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
@@ -15,13 +14,13 @@ from attrs import field, frozen
 from policylang.api.load import operators_at_hand
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.files import policy_files
 from policylang.language.resolution.loader import load_policy
 
 if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike, PathName
     from policylang.planning.plan import Plan
 
-SUFFIX = ".apl"
 _CANNOT_BE_READ = {"APL103", "APL104", "APL355"}
 
 
@@ -73,7 +72,7 @@ def check(
 
     Never raises for what is in a file, or for a file that is not there: that is a diagnostic.
     """
-    files = tuple(name for each in paths for name in _files(os.fspath(each)))
+    files = tuple(name for each in paths for name in policy_files(os.fspath(each)))
     loaded = [load_policy(file, operators=operators_at_hand()) for file in files]
     given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
     if not given:
@@ -93,14 +92,6 @@ def check(
             plans.extend(made)
             found.extend(more)
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
-
-
-def _files(path: str) -> list[str]:
-    """The files a path stands for, in order. An empty folder stands for itself, so that someone says so."""
-    if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
-        return [path]
-    found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file())
-    return found or [path]
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_form, read_policy
 from policylang.planning.capabilities import COMPARED
 
 if TYPE_CHECKING:
@@ -40,41 +41,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", action="append", choices=COMPARED, help="only this path; may be given several times (default: all)"
     )
-    parser.add_argument("--output-format", choices=("text", "json"), default="text")
+    add_form(parser, "json")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.inputs import read_policy, refuse
-    from policylang.errors import PolicyError
+    policy = read_policy(options.policy)
+    from policylang.commands.shared.users_code import UsersCodeError, need_torch, show
 
-    try:
-        policy = read_policy(options.policy)
-    except PolicyError as error:
-        return refuse(error.diagnostics)
-    from policylang.commands.shared.users_code import UsersCodeError, show, torch_is_missing
-
-    if torch_is_missing(NAME):
-        return Exit.USAGE
+    need_torch()
     try:
         found = _agreement(policy, options)
     except UsersCodeError as failed:
         help = "the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar"
         return show(failed, NAME, options.model, help)
-    if isinstance(found, Exit):
-        return found
     print(json.dumps(found.to_dict(), indent=2) if options.output_format == "json" else found)
     return Exit.CLEAN if found.agrees else Exit.DIAGNOSTICS
 
 
-def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement | Exit:
+def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement:
     """Raises ``UsersCodeError`` for what the function or the plain model raises."""
     from policylang.commands.shared.users_code import users_code
     from policylang.testing.path_comparison.comparison import compare_paths
     from policylang.testing.path_comparison.running import Setup, batch_of
 
     function = _function(options.model)
-    if isinstance(function, Exit):
-        return function
     with users_code():
         model, loss_fn, batch = function()
     setup = Setup(_again(function, model), loss_fn, batch_of(batch), guard=users_code)
@@ -91,16 +81,13 @@ def _tell(stage: str) -> None:
     print(f"policylang agree: {stage} …", file=sys.stderr, flush=True)
 
 
-def _function(text: str) -> Callable[[], Any] | Exit:
+def _function(text: str) -> Callable[[], Any]:
     from policylang.commands.shared.users_code import named_function
 
     if text != _LLAMA:
-        found = named_function(text)
-        if not isinstance(found, str):
-            return found
-        return _refuse(found, "name a function as `package.module:function`")
+        return named_function(text)
     if find_spec("transformers") is None:
-        return _refuse(
+        raise UsageError(
             "the model `llama` needs `transformers`",
             'pip install "policylang[demo]", or name a model of your own with `--model package.module:function`',
         )
@@ -112,8 +99,3 @@ def _llama() -> tuple[Any, Callable[..., Any], tuple[Any, ...]]:
 
     settings = Settings(layers=4, hidden=64, heads=4, vocabulary=256, batch=2, sequence=32)
     return build(settings), lambda model, tokens: model(tokens), (batch_of(settings),)
-
-
-def _refuse(reason: str, mend: str) -> Exit:
-    print(f"policylang agree: {reason}\nhelp: {mend}", file=sys.stderr)
-    return Exit.USAGE

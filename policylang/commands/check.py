@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_path
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_form_of_findings, add_path, print_findings
+from policylang.language.figures import counted
 
 NAME = "check"
 SUMMARY = "check policy files"
@@ -33,12 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the snapshots are the graphs of one model: a rule has to match in one of them, not in each",
     )
-    parser.add_argument(
-        "--output-format",
-        choices=("text", "concise", "json", "github", "sarif"),
-        default="text",
-        help="how to print what was found (default: text)",
-    )
+    add_form_of_findings(parser)
     parser.add_argument("--deny", choices=("warnings",), help="fail on warnings too")
     parser.add_argument(
         "--torch",
@@ -49,43 +45,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.check import check
-    from policylang.report.diagnostics import RENDERERS
 
-    if options.torch and not _torch_is_there():
-        return Exit.USAGE
+    if options.torch:
+        _import_torch()
     result = check(*options.files, graph=options.graph, path=options.path, one_model=options.one_model)
-    printed = RENDERERS[options.output_format](result.diagnostics)
-    if printed:
-        print(printed.rstrip("\n"))
-    if options.output_format == "text":
-        print("\n" if printed else "", end="")
-        print(_summary(len(result.files), len(result.graphs), result.errors, result.warnings))
-    if result.unreadable:
-        return Exit.USAGE
+    summary = f"checked {counted(len(result.files), 'file')}"
+    if result.graphs:
+        summary += f" on {counted(len(result.graphs), 'graph')}"
+    found = f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
+    summary += f": {found if result.errors or result.warnings else 'clean'}"
     failed = result.errors or (options.deny == "warnings" and result.warnings)
-    return Exit.DIAGNOSTICS if failed else Exit.CLEAN
+    return print_findings(result, options.output_format, summary, failed=bool(failed))
 
 
-def _summary(files: int, graphs: int, errors: int, warnings: int) -> str:
-    checked = f"checked {_count(files, 'file')}"
-    if graphs:
-        checked += f" on {_count(graphs, 'graph')}"
-    if not errors and not warnings:
-        return f"{checked}: clean"
-    return f"{checked}: {_count(errors, 'error')}, {_count(warnings, 'warning')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _torch_is_there() -> bool:
-    """Import torch: the resolver asks the registry of a torch that is loaded."""
-    import sys
-
+def _import_torch() -> None:
+    """The resolver asks the registry of a torch that is loaded."""
     try:
         import torch  # noqa: F401
     except Exception as error:  # not there, or broken in whatever way: libraries, extensions that it loads
-        print(f"policylang check: `--torch` needs a torch that can be imported: {error}", file=sys.stderr)
-        return False
-    return True
+        raise UsageError(f"`--torch` needs a torch that can be imported: {error}") from None

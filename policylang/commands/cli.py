@@ -26,7 +26,9 @@ from policylang.commands import (
     snapshot,
     test,
 )
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import refuse
+from policylang.errors import PolicyError
 
 COMMANDS = (check, plan, explain, diff, fmt, test, snapshot, import_, import_torchtitan, demo, agree)
 """In the order in which ``--help`` lists them."""
@@ -42,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         sub = subparsers.add_parser(command.NAME, help=command.SUMMARY, description=command.__doc__)
         sub.formatter_class = argparse.RawDescriptionHelpFormatter
         command.arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, command=command.NAME)
     return top
 
 
@@ -57,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(options.run(options))
         sys.stdout.flush()
         return code
+    except UsageError as error:
+        print(f"policylang {options.command}: {error}", file=sys.stderr)
+        return Exit.USAGE
+    except PolicyError as error:
+        return refuse(error.diagnostics)
     except BrokenPipeError:
         # The reader has gone (`policylang check … | head`). Python would complain once more on closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,10 +15,10 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
 
 if TYPE_CHECKING:
-    from policylang.commands.small_llama.comparison import Comparison
+    from policylang.commands.small_llama.comparison import RunComparison
     from policylang.commands.small_llama.training import Settings
 
 NAME = "demo"
@@ -38,16 +38,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     missing = [name for name in ("torch", "transformers", "rich") if find_spec(name) is None]
     if missing:
-        return _refuse(
-            f"the demo needs {' and '.join(f'`{name}`' for name in missing)}", 'pip install "policylang[demo]"'
-        )
+        names = " and ".join(f"`{name}`" for name in missing)
+        raise UsageError(f"the demo needs {names}", 'pip install "policylang[demo]"')
     import torch
 
     from policylang.commands.small_llama.training import Settings
     from policylang.errors import PolicyError
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        return _refuse("torch sees no CUDA device here", "leave out `--device cuda`")
+        raise UsageError("torch sees no CUDA device here", "leave out `--device cuda`")
     try:
         comparison = _compare(Settings(steps=options.steps, device=options.device), options.policy)
     except PolicyError as error:
@@ -57,13 +56,13 @@ def run(options: argparse.Namespace) -> Exit:
     return Exit.CLEAN if comparison.agrees else Exit.DIAGNOSTICS
 
 
-def _compare(settings: Settings, policy: str) -> Comparison:
+def _compare(settings: Settings, policy: str) -> RunComparison:
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     import policylang
-    from policylang.commands.small_llama.comparison import Comparison
+    from policylang.commands.small_llama.comparison import RunComparison
     from policylang.commands.small_llama.training import train
 
     loaded = policylang.load(policy)
@@ -74,15 +73,10 @@ def _compare(settings: Settings, policy: str) -> Comparison:
         progress.update(task, description=f"with {loaded.name}")
         backend = policylang.backend(loaded, inner=_INNER)
         with_policy = train(loaded.name, settings, backend, lambda: progress.advance(task))
-    return Comparison(settings, without, with_policy, policylang.report(with_policy.compiled), torch.__version__)
+    return RunComparison(settings, without, with_policy, policylang.report(with_policy.compiled), torch.__version__)
 
 
 def _steps(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number of steps; the first step compiles: give 2 or more")
     return int(text)
-
-
-def _refuse(reason: str, mend: str) -> Exit:
-    print(f"policylang demo: {reason}\nhelp: {mend}", file=sys.stderr)
-    return Exit.USAGE

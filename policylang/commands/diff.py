@@ -11,7 +11,8 @@ import argparse
 import sys
 
 from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_graph, add_path
+from policylang.commands.shared.inputs import add_form, add_graph, add_path, planned, read_graph, read_policy
+from policylang.language.figures import counted
 
 NAME = "diff"
 SUMMARY = "compare two policies on a graph"
@@ -22,27 +23,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("new", metavar="NEW", help="the policy after it")
     add_graph(parser)
     add_path(parser)
-    parser.add_argument(
-        "--output-format",
-        choices=("text", "markdown", "json"),
-        default="text",
-        help="markdown is meant for a comment on a review (default: text)",
-    )
+    add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.inputs import planned, read_graph, read_policy, refuse
-    from policylang.errors import PolicyError
+    from policylang.language.codes import is_error
     from policylang.planning.inspection.compare import compare
     from policylang.report.comparison import comparison_json, comparison_markdown, comparison_text
 
-    try:
-        facts = read_graph(options.graph)
-        plans = [planned(read_policy(name), facts, options.path) for name in (options.old, options.new)]
-    except PolicyError as error:
-        return refuse(error.diagnostics)
+    facts = read_graph(options.graph)
+    plans = [planned(read_policy(name), facts, options.path) for name in (options.old, options.new)]
     for name, plan in zip((options.old, options.new), plans, strict=True):
-        _warn(name, sum(found.severity.value == "error" for found in plan.diagnostics))
+        _warn(name, sum(map(is_error, plan.diagnostics)))
     found = compare(*plans)
     renderers = {"text": comparison_text, "markdown": comparison_markdown, "json": comparison_json}
     print(renderers[options.output_format](found))
@@ -52,5 +44,5 @@ def run(options: argparse.Namespace) -> Exit:
 def _warn(name: str, errors: int) -> None:
     """A policy that does not fit the graph would not be carried out; what it decides can still be compared."""
     if errors:
-        what = "an error" if errors == 1 else f"{errors} errors"
+        what = "an error" if errors == 1 else counted(errors, "error")
         print(f"warning: `{name}` has {what} on this graph; `policylang check` says which", file=sys.stderr)

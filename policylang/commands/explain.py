@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_graph, add_path
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_form, add_graph, add_path, planned, read_graph, read_policy
 
 if TYPE_CHECKING:
     from policylang.planning.plan import Plan
 
 NAME = "explain"
 SUMMARY = "explain a diagnostic code, a node or a rule"
+_MOST_LINES = 12
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,43 +36,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--node", metavar="NAME", help="what each rule has to say of this node of the graph")
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
     add_path(parser)
-    parser.add_argument("--output-format", choices=("text", "json"), default="text", help="default: text")
+    add_form(parser, "json", help="default: text")
 
 
 def run(options: argparse.Namespace) -> Exit:
     about_graph = [f"--{name}" for name in ("graph", "node", "rule") if getattr(options, name) is not None]
     if about_graph:
         if options.subject is None or options.graph is None or len(about_graph) < 2:
-            return _refuse(
+            raise UsageError(
                 "a node or a rule is explained of a policy on a graph",
                 "policylang explain POLICY --graph SNAPSHOT --node NAME (or --rule LINE)",
             )
-        return _on_graph(options)
-    return _codes() if options.subject is None else _code(options.subject)
+        _on_graph(options)
+    else:
+        print(_codes() if options.subject is None else _code(options.subject))
+    return Exit.CLEAN
 
 
-def _on_graph(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.inputs import planned, read_graph, read_policy, refuse
-    from policylang.errors import PolicyError
+def _on_graph(options: argparse.Namespace) -> None:
     from policylang.report.explanation import explain_node, explain_rule
 
-    try:
-        plan = planned(read_policy(options.subject), read_graph(options.graph), options.path)
-    except PolicyError as error:
-        return refuse(error.diagnostics)
-    if options.node is not None:
-        row = _row(plan, options.node)
-        if row is None:
-            return Exit.USAGE
-        return _print(explain_node(plan, row), options.output_format)
-    index = _rule(plan, options.subject, options.rule)
-    if index is None:
-        return Exit.USAGE
-    return _print(explain_rule(plan, index), options.output_format)
+    plan = planned(read_policy(options.subject), read_graph(options.graph), options.path)
+    found = (
+        explain_node(plan, _row(plan, options.node))
+        if options.node is not None
+        else explain_rule(plan, _rule(plan, options.subject, options.rule))
+    )
+    print(json.dumps(found.to_dict(), indent=2) if options.output_format == "json" else found)
 
 
-def _row(plan: Plan, name: str) -> int | None:
-    """The row of a node that rules range over; None, with a message, where there is none."""
+def _row(plan: Plan, name: str) -> int:
+    """The row of a node that rules range over."""
     from policylang.graph.facts import Phase
     from policylang.language.nearest import did_you_mean, nearest
 
@@ -81,19 +74,17 @@ def _row(plan: Plan, name: str) -> int | None:
     row = facts.index.get(name)
     if row is None:
         near = did_you_mean(nearest(name, (facts.names[each] for each in facts.forward)))
-        _refuse(f"the graph has no node `{name}`", near or "node names are those of the graph, such as mm_3")
-        return None
+        raise UsageError(f"the graph has no node `{name}`", near or "node names are those of the graph, such as mm_3")
     if plan.decisions[row] is None:
-        what = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
-        _refuse(
-            f"no rule ranges over `{name}`, which is {what.get(Phase(facts.phases[row]), 'not a call')}",
-            "rules decide about the forward's operators alone",
+        kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
+        what = kinds.get(Phase(facts.phases[row]), "not a call")
+        raise UsageError(
+            f"no rule ranges over `{name}`, which is {what}", "rules decide about the forward's operators alone"
         )
-        return None
     return row
 
 
-def _rule(plan: Plan, policy: str, text: str) -> int | None:
+def _rule(plan: Plan, policy: str, text: str) -> int:
     """The rule that a line names: of the policy's own file, unless it says which."""
     from policylang.language.files import find_policy
 
@@ -103,54 +94,29 @@ def _rule(plan: Plan, policy: str, text: str) -> int | None:
         if str(rule.span.line) == line and rule.span.source.name == (file or own):
             return index
     lines = [rule.source if rule.span.source.name != own else str(rule.span.line) for rule in plan.policy.rules]
-    _refuse(f"no rule of the policy begins in line `{text}`", f"its rules begin in {_listed(lines)}")
-    return None
+    shown = ", ".join(lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], "…"])
+    raise UsageError(
+        f"no rule of the policy begins in line `{text}`", f"its rules begin in {shown or 'no line: it has none'}"
+    )
 
 
-def _listed(lines: Sequence[str]) -> str:
-    shown = ", ".join(lines[:12])
-    return f"{shown}, …" if len(lines) > 12 else shown or "no line: it has none"
-
-
-def _print(explanation: object, form: str) -> Exit:
-    print(json.dumps(explanation.to_dict(), indent=2) if form == "json" else explanation)  # type: ignore[attr-defined]
-    return Exit.CLEAN
-
-
-def _codes() -> Exit:
+def _codes() -> str:
     from policylang.language.codes import CODES
 
-    print("\n".join(f"{code}  {entry.title}" for code, entry in sorted(CODES.items())))
-    return Exit.CLEAN
+    return "\n".join(f"{code}  {entry.title}" for code, entry in sorted(CODES.items()))
 
 
-def _code(code: str) -> Exit:
+def _code(code: str) -> str:
     from difflib import get_close_matches
+    from textwrap import fill, indent
 
     from policylang.language.codes import CODES
 
     entry = CODES.get(code.upper())
     if entry is None:
         near = get_close_matches(code.upper(), CODES, n=1)
-        return _refuse(
-            f"no diagnostic has the code `{code}`",
-            f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes",
-        )
-    print(_page(entry.code, entry.severity.value, entry.title, entry.text, entry.wrong, entry.mended))
-    return Exit.CLEAN
-
-
-def _page(code: str, severity: str, title: str, text: str, wrong: str, mended: str) -> str:
-    from textwrap import fill, indent
-
-    parts = [f"{code}: {title} ({severity})", fill(text, width=100)]
-    if wrong:
-        parts.append("Wrong:\n\n" + indent(wrong, "    "))
-    if mended:
-        parts.append("Right:\n\n" + indent(mended, "    "))
-    return "\n\n".join(parts)
-
-
-def _refuse(reason: str, help: str) -> Exit:
-    print(f"policylang explain: {reason}\nhelp: {help}", file=sys.stderr)
-    return Exit.USAGE
+        mend = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
+        raise UsageError(f"no diagnostic has the code `{code}`", mend)
+    examples = (("Wrong", entry.wrong), ("Right", entry.mended))
+    shown = (f"{label}:\n\n{indent(text, '    ')}" for label, text in examples if text)
+    return "\n\n".join((f"{entry.code}: {entry.title} ({entry.severity.value})", fill(entry.text, width=100), *shown))

@@ -12,7 +12,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.language.figures import counted
 
 if TYPE_CHECKING:
     from policylang.api.format import Formatting
@@ -35,8 +36,7 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.report.diagnostics import render_text
 
     if _STDIN in options.files and len(options.files) > 1:
-        print("policylang fmt: `-` stands alone", file=sys.stderr)
-        return Exit.USAGE
+        raise UsageError("`-` stands alone")
     from_stdin = options.files == [_STDIN]
     look_only = options.check or options.diff
     done = [format_text(sys.stdin.buffer.read())] if from_stdin else format_files(options.files)
@@ -71,7 +71,7 @@ def _summary(done: list[Formatting], look_only: bool) -> str:
         (failed, "left alone"),
     ]
     said = ", ".join(f"{count} {what}" for count, what in counts if count)
-    return "\n".join([*lines, f"{len(done)} {'file' if len(done) == 1 else 'files'}: {said}"])
+    return "\n".join([*lines, f"{counted(len(done), 'file')}: {said}"])
 
 
 def _exit(done: list[Formatting], look_only: bool) -> Exit:

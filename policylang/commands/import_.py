@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.inputs import add_snapshot, print_snapshot
 
 NAME = "import"
 SUMMARY = "make a snapshot of a graph recorded as JSON"
@@ -18,24 +19,17 @@ SUMMARY = "make a snapshot of a graph recorded as JSON"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a recorded graph, .json or .json.gz")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the snapshot, such as llama3_8b.graph")
+    add_snapshot(parser)
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.inputs import refuse
-    from policylang.commands.shared.users_code import torch_is_missing
+    from policylang.commands.shared.users_code import need_torch
 
-    if torch_is_missing(NAME):
-        return Exit.USAGE
-    from policylang.errors import PolicyError
+    need_torch()
     from policylang.graph.files.json_import import recorded_facts
     from policylang.graph.files.snapshot import write
 
-    try:
-        facts = recorded_facts(options.file)
-        write(facts, options.output)
-    except PolicyError as error:
-        return refuse(error.diagnostics)
-    size = Path(options.output).stat().st_size
-    print(f"{options.output}: {facts.kind.value} graph of {len(facts):,} nodes, {size:,} bytes")
+    facts = recorded_facts(options.file)
+    write(facts, options.output)
+    print_snapshot(Path(options.output), facts)
     return Exit.CLEAN

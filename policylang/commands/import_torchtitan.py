@@ -9,11 +9,10 @@ exit codes: 0 written, 1 something is wrong with the string or on the graph, 2 a
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_graph
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_graph, refuse
 
 NAME = "import-torchtitan"
 SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
@@ -27,7 +26,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.inputs import refuse
     from policylang.integrations.torchtitan_save_ops import import_save_ops
     from policylang.language.codes import is_error
 
@@ -55,8 +53,7 @@ def run(options: argparse.Namespace) -> Exit:
     try:
         Path(options.output).write_text(made.text, encoding="utf-8")
     except OSError as error:
-        print(f"policylang import-torchtitan: `{options.output}` cannot be written: {error.strerror}", file=sys.stderr)
-        return Exit.USAGE
+        raise UsageError(f"`{options.output}` cannot be written: {error.strerror}") from None
     return Exit.CLEAN
 
 

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_graph, add_path
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_form, add_graph, add_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("policy", metavar="POLICY", help="a policy file, or a bundled policy by its bare name")
     add_graph(parser)
     add_path(parser)
-    parser.add_argument(
-        "--output-format", choices=("text", "json"), default="text", help="how to print the plan (default: text)"
-    )
+    add_form(parser, "json", help="how to print the plan (default: text)")
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
 
 
@@ -58,8 +56,8 @@ def run(options: argparse.Namespace) -> Exit:
         if result.diagnostics:
             print(render_text(result.diagnostics), end="\n\n")
         print(plan_text(found, worth))
-    if options.html and not _write_page(found, worth, options.graph, options.html):
-        return Exit.USAGE
+    if options.html:
+        _write_page(found, worth, options.graph, options.html)
     return Exit.DIAGNOSTICS if any(map(is_error, result.diagnostics)) else Exit.CLEAN
 
 
@@ -87,13 +85,11 @@ def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
     return worth_of_rules(found.plan, capabilities, progress)
 
 
-def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> bool:
+def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
     from policylang.report.plan.html import plan_page
 
     try:
         Path(out).write_text(plan_page(found, worth, Path(graph).name), encoding="utf-8")
     except OSError as error:
-        print(f"policylang plan: cannot write `{out}`: {error.strerror or error}", file=sys.stderr)
-        return False
+        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
     print(f"wrote {out}", file=sys.stderr)
-    return True

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 
 from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.inputs import add_form_of_findings, print_findings
+from policylang.language.figures import counted
 
 NAME = "test"
 SUMMARY = "run policy tests"
@@ -25,36 +27,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="POLICY",
         help="fail on a rule of this policy, or of a folder of policies, that no test exercises; may be repeated",
     )
-    parser.add_argument(
-        "--output-format",
-        choices=("text", "concise", "json", "github", "sarif"),
-        default="text",
-        help="how to print what was found (default: text)",
-    )
+    add_form_of_findings(parser)
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.report.diagnostics import RENDERERS
     from policylang.testing.files import run_files
 
     result = run_files(options.paths, options.cover)
-    found = result.found
-    printed = RENDERERS[options.output_format](found.diagnostics)
-    if printed:
-        print(printed.rstrip("\n"))
-    if options.output_format == "text":
-        print("\n" if printed else "", end="")
-        tested = f"tested {_count(result.policies, 'policy')} in {_count(result.files, 'file')}"
-        if options.cover:
-            tested += f", {_count(result.rules, 'rule')} to cover"
-        wrong = len(found.diagnostics)
-        print(f"{tested}: {wrong} not as claimed" if wrong else f"{tested}: {_count(result.claims, 'claim')}, all hold")
-    if found.unreadable:
-        return Exit.USAGE
-    return Exit.DIAGNOSTICS if found.diagnostics else Exit.CLEAN
-
-
-def _count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun.removesuffix('y')}ies" if noun.endswith("y") else f"{number} {noun}s"
+    summary = f"tested {counted(result.policies, 'policy', 'policies')} in {counted(result.files, 'file')}"
+    if options.cover:
+        summary += f", {counted(result.rules, 'rule')} to cover"
+    wrong = len(result.found.diagnostics)
+    summary += f": {wrong} not as claimed" if wrong else f": {counted(result.claims, 'claim')}, all hold"
+    return print_findings(result.found, options.output_format, summary, failed=bool(wrong))

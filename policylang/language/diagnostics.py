@@ -1,4 +1,4 @@
-"""One type for everything that can be wrong, whatever stage found it."""
+"""Diagnostics: one type for the errors, warnings and notes of every stage."""
 
 from __future__ import annotations
 

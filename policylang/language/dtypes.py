@@ -1,4 +1,4 @@
-"""The tensor types that a predicate may name, without torch."""
+"""The names of tensor types, and their short forms, without torch."""
 
 from __future__ import annotations
 

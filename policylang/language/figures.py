@@ -1,7 +1,8 @@
-"""Figures as reports print them: rounded for people, where the language's own units round-trip."""
+"""Figures, counts and lists as reports print them: rounded and cut short for people."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -30,6 +31,37 @@ def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fra
     return f"{text} ({int(value):,} {'bytes' if dimension == 'bytes' else 'FLOP'})"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 node``, ``1,024 nodes``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def listed(names: Sequence[str], most: int, total: int | None = None) -> str:
+    """``mm, mm_1, and 3 more``: the first names, of ``total`` where ``names`` are not all of them."""
+    more = (len(names) if total is None else total) - most
+    return ", ".join((*names[:most], *([f"and {more:,} more"] if more > 0 else ())))
+
+
+def joined(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def first_lines(lines: Sequence[str], most: int, noun: str = "more") -> tuple[str, ...]:
+    """At most so many lines; the last says how many others there are."""
+    if len(lines) <= most:
+        return tuple(lines)
+    return (*lines[: most - 1], f"… and {len(lines) - most + 1} {noun}")
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def file_name(path: str) -> str:
+    """The last part of a path of this or another system."""
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
+
+
 def _short(value: float) -> str:
-    text = f"{value:.1f}"
-    return text.removesuffix(".0")
+    return f"{value:.1f}".removesuffix(".0")

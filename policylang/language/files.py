@@ -46,8 +46,7 @@ def read_source(path: Path, name: str) -> Source | Diagnostic:
             content = stream.read(MAX_FILE + 1)
         size = path.stat().st_size
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return diagnose("APL104", f"`{name}` cannot be read: {reason.lower()}")
+        return diagnose("APL104", f"`{name}` cannot be read: {reason_of(error)}")
     if len(content) > MAX_FILE:
         message = f"the file holds {size / 1024 / 1024:.1f} MiB, more than the 4 MiB a policy may have"
         return diagnose("APL002", message, _start(name))
@@ -57,6 +56,11 @@ def read_source(path: Path, name: str) -> Source | Diagnostic:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"the file is not text: byte 0x{content[error.start]:02x} in line {line} is not UTF-8"
         return diagnose("APL001", message, _start(name), help="a policy is a UTF-8 text file")
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read or written, as the end of a sentence."""
+    return ((isinstance(error, OSError) and error.strerror) or str(error)).lower()
 
 
 def policy_files(path: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""Did you mean: the known words that a misspelt one is likely to stand for."""
+"""Did you mean: the known words that a misspelt one is likely to stand for.
+
+Not difflib's ``get_close_matches``: by its ratio the nearest to ``mn`` is ``min`` and not ``mm``, and ``rms_norm`` is
+close to ``layer_norm``. Edits name what was meant and little else.
+"""
 
 from __future__ import annotations
 

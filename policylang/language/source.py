@@ -1,4 +1,4 @@
-"""Source texts and spans: where in a policy file something was written."""
+"""Source texts, and spans in them."""
 
 from __future__ import annotations
 

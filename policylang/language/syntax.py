@@ -7,8 +7,10 @@ policies that differ in layout alone are equal.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -25,6 +27,11 @@ class Action(Enum):
     OFFLOAD = "MUST_CPU_OFFLOAD"
     PREFER_OFFLOAD = "PREFER_CPU_OFFLOAD"
     LEAVE = "LEAVE"
+
+    @property
+    def word(self) -> str:
+        """As the language writes it."""
+        return self.name.lower()
 
     @property
     def saves(self) -> bool:
@@ -213,27 +220,23 @@ class ChainOf:
     span: Span = _span()
 
 
-Selector = (
-    Everything
-    | Word
-    | Operator
-    | Reference
-    | InModule
-    | InBlock
-    | Ordinal
-    | Where
-    | Union
-    | Intersection
-    | Difference
-    | Feeding
-    | Step
-    | Chain
-    | ChainOf
-)
+Leaf = Everything | Word | Operator | Reference
+Filter = InModule | InBlock | Where | ChainOf
+Prefix = Ordinal | Step | Chain
+Junction = Intersection | Difference | Feeding
+Selector = Leaf | Filter | Prefix | Junction | Union
 
 # --- predicates ------------------------------------------------------------------------------------------------
 
 Comparison = Literal["==", "!=", "<", "<=", ">", ">="]
+COMPARISONS: Mapping[Comparison, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 @frozen
@@ -323,7 +326,8 @@ class Or:
     span: Span = _span()
 
 
-Predicate = Compare | Match | Is | CrossesCut | Annotated | Not | And | Or
+Test = Compare | Match | Is | CrossesCut | Annotated
+Predicate = Test | Not | And | Or
 
 # --- statements ------------------------------------------------------------------------------------------------
 

@@ -1,82 +1,26 @@
-"""Walking a syntax tree without recursion, and rebuilding it."""
+"""Walking a syntax tree without recursion, and rebuilding it. The fields' types say where its parts are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, fields
 
-from policylang.language.syntax import (
-    And,
-    Annotated,
-    Chain,
-    ChainOf,
-    Compare,
-    CrossesCut,
-    Difference,
-    Everything,
-    ExpectCount,
-    ExpectFate,
-    Feeding,
-    InBlock,
-    InModule,
-    Intersection,
-    Is,
-    Let,
-    Match,
-    Not,
-    Operator,
-    Or,
-    Ordinal,
-    Policy,
-    Predicate,
-    Reference,
-    Rule,
-    Selector,
-    Statement,
-    Step,
-    Union,
-    Where,
-    Word,
-)
-
-_SELECTOR_FIELDS: dict[type, tuple[str, ...]] = {
-    Everything: (),
-    Word: (),
-    Operator: (),
-    Reference: (),
-    InModule: ("selector",),
-    InBlock: ("selector",),
-    Ordinal: ("selector",),
-    Where: ("selector",),
-    Union: ("parts",),
-    Intersection: ("left", "right"),
-    Difference: ("left", "right"),
-    Feeding: ("left", "right"),
-    Step: ("selector",),
-    Chain: ("selector",),
-    ChainOf: ("selector", "marker"),
-}
+from policylang.language import syntax
+from policylang.language.syntax import Policy, Predicate, Reference, Selector, Statement
 
 
 def selector_of(statement: Statement) -> Selector | None:
     """The selector of a statement that has one."""
-    if isinstance(statement, Rule | Let | ExpectCount | ExpectFate):
-        return statement.selector
-    return None
+    selector: Selector | None = getattr(statement, "selector", None)
+    return selector
 
 
 def parts(selector: Selector) -> tuple[Selector, ...]:
     """The selectors directly inside a selector, in the order in which they are written."""
-    found: list[Selector] = []
-    for name in _SELECTOR_FIELDS[type(selector)]:
-        value = getattr(selector, name)
-        if isinstance(value, tuple):
-            found.extend(value)
-        elif value is not None:
-            found.append(value)
-    return tuple(found)
+    return tuple(_inside(selector, "Selector"))
 
 
 def walk(selector: Selector) -> Iterator[Selector]:
@@ -85,7 +29,7 @@ def walk(selector: Selector) -> Iterator[Selector]:
     while pending:
         current = pending.pop()
         yield current
-        pending.extend(reversed(parts(current)))
+        pending.extend(reversed(_inside(current, "Selector")))
 
 
 def with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
@@ -99,16 +43,14 @@ def with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
                 pending.append(policy.lets[part.name].selector)
 
 
-def predicates(predicate: Predicate) -> Iterator[Compare | Match | Is | CrossesCut | Annotated]:
+def predicates(predicate: Predicate) -> Iterator[syntax.Test]:
     """The tests inside a predicate, in the order of the text."""
-    pending = [predicate]
+    pending: list[Any] = [predicate]
     while pending:
         current = pending.pop()
-        if isinstance(current, And | Or):
-            pending.extend(reversed(current.parts))
-        elif isinstance(current, Not):
-            pending.append(current.predicate)
-        else:
+        inner = _inside(current, "Predicate")
+        pending.extend(reversed(inner))
+        if not inner:
             yield current
 
 
@@ -119,37 +61,40 @@ def depth(selector: Selector) -> int:
     while pending:
         current, level = pending.pop()
         deepest = max(deepest, level)
-        inner: tuple[Selector | Predicate, ...]
-        if isinstance(current, And | Or):
-            inner = current.parts
-        elif isinstance(current, Not):
-            inner = (current.predicate,)
-        elif isinstance(current, Compare | Match | Is | CrossesCut | Annotated):
-            inner = ()
-        else:
-            inner = parts(current)
-            if isinstance(current, Where):
-                inner = (*inner, current.predicate)
-        pending.extend((part, level + 1) for part in inner)
+        pending.extend((part, level + 1) for kind in ("Selector", "Predicate") for part in _inside(current, kind))
     return deepest
 
 
 def rebuild(selector: Selector, change: Callable[[Selector], Selector]) -> Selector:
     """The selector with ``change`` applied to every selector inside it, innermost first; spans stay."""
-    order = list(walk(selector))
     done: list[Selector] = []
-    for current in reversed(order):  # parts come after their whole in the walk, so before it here
-        inner = [done.pop() for _ in parts(current)]
+    for current in reversed(list(walk(selector))):  # parts come after their whole in the walk, so before it here
+        inner = [done.pop() for _ in _inside(current, "Selector")]
         done.append(change(_with_parts(current, inner)))
     return done[0]
 
 
-def _with_parts(selector: Selector, inner: list[Selector]) -> Selector:
-    if not inner:
-        return selector
-    if isinstance(selector, Union):
+def _with_parts(selector: Any, inner: list[Selector]) -> Selector:
+    if isinstance(selector, syntax.Union):
         return evolve(selector, parts=tuple(inner))
-    present = [name for name in _SELECTOR_FIELDS[type(selector)] if getattr(selector, name) is not None]
+    present = [name for name in _fields_of(selector.__class__, "Selector") if getattr(selector, name) is not None]
     changes: dict[str, Any] = dict(zip(present, inner, strict=True))
-    changed: Selector = evolve(selector, **changes)
+    changed: Selector = evolve(selector, **changes) if inner else selector
     return changed
+
+
+def _inside(node: Any, kind: str) -> list[Any]:
+    found: list[Any] = []
+    for name in _fields_of(node.__class__, kind):
+        value = getattr(node, name)
+        if isinstance(value, tuple):
+            found.extend(value)
+        elif value is not None:
+            found.append(value)
+    return found
+
+
+@cache
+def _fields_of(node: type, kind: str) -> tuple[str, ...]:
+    """The fields of a class of the tree that hold one or several parts of a kind."""
+    return tuple(each.name for each in fields(node) if kind in str(each.type))

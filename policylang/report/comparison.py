@@ -8,8 +8,8 @@ from typing import Literal
 
 from attrs import asdict
 
-from policylang.language.figures import figure
-from policylang.planning.inspection.compare import Change, PlanComparison, Side, folded
+from policylang.language.figures import figure, joined, listed, shortened
+from policylang.planning.inspection.compare import Change, Decider, PlanComparison, folded
 from policylang.report.text import table
 
 _MOST_NAMES = 6
@@ -56,26 +56,20 @@ def _heading(found: PlanComparison) -> str:
 
 
 def _change_lines(change: Change) -> list[str]:
-    names = ", ".join(change.names[:_MOST_NAMES])
-    more = f", and {len(change.names) - _MOST_NAMES:,} more" if len(change.names) > _MOST_NAMES else ""
     return [
         f"{len(change.names):,}: {_action(change.old)} -> {_action(change.new)}, {_where(change)}",
         f"  before  {_decider(change.old)}",
         f"  after   {_decider(change.new)}",
-        f"  nodes   {names}{more}",
+        f"  nodes   {listed(change.names, _MOST_NAMES)}",
     ]
 
 
-def _action(side: Side) -> str:
+def _action(side: Decider) -> str:
     return side.action or "no such node"
 
 
-def _decider(side: Side) -> str:
-    return f"{side.source}: {_short(side.text)}" if side.source is not None else _short(side.text)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_RULE else text[: _LONGEST_RULE - 1] + "…"
+def _decider(side: Decider) -> str:
+    return (f"{side.source}: " if side.source is not None else "") + shortened(side.text, _LONGEST_RULE)
 
 
 def _where(change: Change) -> str:
@@ -109,13 +103,13 @@ def _bound(found: PlanComparison) -> str:
     open_ = [word for word, side in (("before", found.old), ("after", found.new)) if not side.settled]
     if not open_:
         return ""
-    return f"\n{' and '.join(open_)}: without what is left to PyTorch's partitioner"
+    return f"\n{joined(open_)}: without what is left to PyTorch's partitioner"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _markdown_side(side: Side) -> str:
+def _markdown_side(side: Decider) -> str:
     place = f" {side.source}" if side.source is not None else ""
-    return f"**{_action(side)}**{place} `{_short(side.text).replace('`', chr(39))}`"
+    return f"**{_action(side)}**{place} `{shortened(side.text, _LONGEST_RULE).replace('`', chr(39))}`"

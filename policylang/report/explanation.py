@@ -1,4 +1,4 @@
-"""What ``policylang explain`` says of a node or of a rule: data first, lines for people second."""
+"""``policylang explain`` of a node or a rule: the data, and its text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from attrs import asdict, frozen
 
 from policylang.audit.summary.assemble import word
-from policylang.language.figures import figure
-from policylang.language.syntax import Rule
+from policylang.language.figures import figure, listed
 from policylang.planning.decision import Decision
 from policylang.planning.expectations.fates import Fates
-from policylang.planning.inspection.explain import RuleOnNode, rule_on_graph, rules_on
+from policylang.planning.inspection.explain import RuleOnNode, rules_on, selections_of
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
+from policylang.planning.selection.empty_matches import part_counts
 from policylang.report.text import table
 
 _MOST_NAMES = 8
@@ -67,7 +67,7 @@ class NodeExplanation:
         if self.shares is not None:
             lines.append(f"  it shares the decision of {self.shares}, which the rules below are about")
         because = f": {self.reason}" if self.reason else ""
-        lines.append(f"  {self.action}{because}; {_fate(self.fate)}")
+        lines.append(f"  {self.action}{because}; {self.fate or 'the backward does not need it'}")
         rows = [("line", "rule", ""), *((r.source, r.text, _standing(r)) for r in self.rules)]
         return "\n".join(lines) + ("\n\n" + table(rows, right=range(0)) if self.rules else "")
 
@@ -95,8 +95,7 @@ class RuleExplanation:
             lines.append(f"  {self.kept_by_user:,} kept the tag of the user's own checkpoint")
         lines += ["", "what each part of it matches", *(f"  {part}" for part in self.parts)]
         if self.names:
-            more = f", and {self.decided - len(self.names):,} more" if self.decided > len(self.names) else ""
-            lines += ["", "what it decides", f"  {', '.join(self.names)}{more}"]
+            lines += ["", "what it decides", f"  {listed(self.names, _MOST_NAMES, self.decided)}"]
         return "\n".join(lines)
 
 
@@ -125,8 +124,7 @@ def explain_node(plan: Plan, row: int) -> NodeExplanation:
 
 
 def explain_rule(plan: Plan, index: int) -> RuleExplanation:
-    found = rule_on_graph(plan, index)
-    outcome, rules = found.outcome, plan.policy.rules
+    outcome, rules = plan.rules[index], plan.policy.rules
     return RuleExplanation(
         source=outcome.rule.source,
         text=outcome.rule.text,
@@ -137,7 +135,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
             RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
             for other, count in outcome.overridden_by.items()
         ),
-        parts=found.parts,
+        parts=part_counts(outcome.rule.selector, selections_of(plan)),
         names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
     )
 
@@ -149,19 +147,9 @@ def _reason(plan: Plan, decision: Decision) -> str:
 
 
 def _line(found: RuleOnNode) -> RuleLine:
-    why = found.why if found.by is None else f"by {_place(found.by)}"
+    why = found.why if found.by is None else f"by {found.by.source}: {found.by.text}"
     return RuleLine(found.rule.source, found.rule.text, found.standing, why)
 
 
-def _place(rule: Rule) -> str:
-    return f"{rule.source}: {rule.text}"
-
-
 def _standing(line: RuleLine) -> str:
-    if line.standing == "no match":
-        return f"no match: {line.why}"
-    return f"{line.standing} {line.why}".rstrip()
-
-
-def _fate(fate: str | None) -> str:
-    return "the backward does not need it" if fate is None else fate
+    return f"no match: {line.why}" if line.standing == "no match" else f"{line.standing} {line.why}".rstrip()

@@ -1,12 +1,12 @@
-"""A report as a person reads it in a terminal: one line a rule, then what came of it."""
+"""A report as text: one line a rule, then totals, rewrites, expectations and the audit."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from policylang.audit.summary.data import Report, RewriteReport, RuleReport, Values
-from policylang.language.figures import figure
+from policylang.audit.summary.data import Report, RewriteReport, RuleReport, ValuesReport
+from policylang.language.figures import counted, figure, file_name, shortened
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
 _LABEL = 12
@@ -23,13 +23,13 @@ def report_text(report: Report) -> str:
 
 
 def _heading(report: Report) -> str:
-    facts = [f"{report.half} half of a partition, {_count(report.operators, 'operator')}"] if report.half else []
+    facts = [f"{report.half} half of a partition, {counted(report.operators, 'operator')}"] if report.half else []
     if report.forward_nodes:
-        facts.append(_count(report.forward_nodes, "forward value"))
+        facts.append(counted(report.forward_nodes, "forward value"))
     if report.blocks:
-        facts.append(_count(report.blocks, "block"))
+        facts.append(counted(report.blocks, "block"))
     if len(report.graphs) > 1:
-        facts.append(_count(len(report.graphs), "graph"))
+        facts.append(counted(len(report.graphs), "graph"))
     return f"policy {report.policy}" + (": " + ", ".join(facts) if facts else "")
 
 
@@ -38,20 +38,20 @@ def _rule_table(report: Report) -> str:
         return ""
     rows = [_HEAD, *(_rule_row(rule) for rule in report.rules)]
     if report.undecided:
-        kept = _bytes(report.undecided_saved_bytes)
+        kept = bytes_text(report.undecided_saved_bytes)
         count = f"{report.undecided:,}"
         rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
     if report.offloaded:
-        moved = ["offloaded", *(_bytes(rule.offloaded_bytes or None) for rule in report.rules), ""]
+        moved = ["offloaded", *(bytes_text(rule.offloaded_bytes or None) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
     return table(rows, right=range(2, len(rows[0])))
 
 
 def _rule_row(rule: RuleReport) -> tuple[str, ...]:
-    source = rule.source.replace("\\", "/").rsplit("/", 1)[-1]
-    text = rule.text if len(rule.text) <= _LONGEST_RULE else rule.text[: _LONGEST_RULE - 1] + "…"
     flops = figure(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
-    return source, text, f"{rule.matched:,}", f"{rule.decided:,}", _bytes(rule.saved_bytes or None), flops
+    counts = f"{rule.matched:,}", f"{rule.decided:,}"
+    text = shortened(rule.text, _LONGEST_RULE)
+    return file_name(rule.source), text, *counts, bytes_text(rule.saved_bytes or None), flops
 
 
 def _figures(report: Report) -> str:
@@ -64,7 +64,7 @@ def _figures(report: Report) -> str:
         lines.append(_line("offloaded", _values(report.offloaded)))
     kept = sum(rule.kept_by_user for rule in report.rules)
     if kept:
-        lines.append(_line("kept", f"{_count(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
+        lines.append(_line("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
     lines += [_line("rewrite", line) for rewrite in report.rewrites for line in str(rewrite).splitlines()]
     lines += [_line("expect", f"{e.text.removeprefix('expect ')}: {e.status}, {e.found}") for e in report.expectations]
     lines += [_line("warning", warning) for warning in report.warnings]
@@ -77,9 +77,8 @@ def _figures(report: Report) -> str:
 
 def rewrite_lines(report: RewriteReport) -> list[str]:
     """As a person reads it: what was done, then what was left and why."""
-    source = report.source.replace("\\", "/").rsplit("/", 1)[-1]
     where = f" in the {report.half}" if report.half else ""
-    lines = [f"{source} {report.text}{where}: {_what(report)}"]
+    lines = [f"{file_name(report.source)} {report.text}{where}: {_what(report)}"]
     lines += [f"  {note}" for note in report.notes]
     reasons = Counter(left.reason for left in report.left)
     for reason, count in reasons.most_common(_MOST_REASONS):
@@ -95,9 +94,8 @@ def rewrite_lines(report: RewriteReport) -> list[str]:
 def _what(report: RewriteReport) -> str:
     if not report.done:
         return "nothing to rewrite" if not report.left else "nothing rewritten"
-    fewer = f"{report.gone:,} {'collective' if report.gone == 1 else 'collectives'} fewer"
     how = "proven" if report.proven else "checked"
-    return f"{report.done:,} rewritten, {fewer}, each {how} on {report.ranks} ranks"
+    return f"{report.done:,} rewritten, {counted(report.gone, 'collective')} fewer, each {how} on {report.ranks} ranks"
 
 
 def _audit(report: Report) -> list[str]:
@@ -111,7 +109,7 @@ def _audit(report: Report) -> list[str]:
 def _graph_table(graphs: Sequence[Report]) -> str:
     rows: list[tuple[str, ...]] = [("graph", "forward values", "blocks", "saved", "recomputed", "")]
     for number, graph in enumerate(graphs):
-        saved, recomputed = (_bytes(values.bytes) if values else "" for values in (graph.saved, graph.recomputed))
+        saved, recomputed = (bytes_text(values.bytes) if values else "" for values in (graph.saved, graph.recomputed))
         cached = "from the compile cache" if graph.from_cache else ""
         rows.append((str(number), f"{graph.forward_nodes:,}", f"{graph.blocks:,}", saved, recomputed, cached))
     return table(rows, right=range(1, 5))
@@ -133,8 +131,8 @@ def _line(label: str, text: str) -> str:
     return f"{label:<{_LABEL}}{text}"
 
 
-def _values(values: Values) -> str:
-    text = f"{_bytes(values.bytes)} in {_count(len(values), 'value')}"
+def _values(values: ValuesReport) -> str:
+    text = f"{bytes_text(values.bytes)} in {counted(len(values), 'value')}"
     return f"{text}, {figure(values.flops, 'flops')}" if values.flops else text
 
 
@@ -144,9 +142,5 @@ def _share(report: Report) -> str:
     return f", {report.recomputed.flops / report.forward_flops:.0%} of the forward"
 
 
-def _bytes(amount: int | None) -> str:
+def bytes_text(amount: int | None) -> str:
     return "" if amount is None else figure(amount, "bytes")
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

@@ -1,28 +1,30 @@
-"""One policy of a test file: loaded, planned on its graph, and compared with what its comments claim."""
+"""Runs one policy of a test file: loads it, plans it on its graph, compares the plan with its claims."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
-from attrs import define, evolve, field, frozen
+from attrs import define, frozen
 
 from policylang.api.planned_graphs import findings
-from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.figures import counted
 from policylang.language.parsing.parser import parse_file
 from policylang.language.resolution.loader import load_source
-from policylang.language.source import Source, Span
-from policylang.language.syntax import Include, Let, Rule, Selector, Statement
+from policylang.language.source import Source
+from policylang.language.syntax import Include, Let, Rule, Statement
 from policylang.planning.capabilities import capabilities_for
+from policylang.planning.inspection.explain import selections_of
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.selection.selectors import Selections, blocks_for
+from policylang.planning.selection.selectors import Selections
 from policylang.testing.claims import OF_DIAGNOSTICS, OF_POLICY, Claim, read_claims
-from policylang.testing.fences import Fence, lifted, lowered
+from policylang.testing.fences import Fence, lifted, lowered_diagnostic
 
 OTHERWISE, NOT_FOUND, NO_GRAPH = "APL510", "APL511", "APL513"
 _UNUSED = "APL110"
@@ -51,10 +53,10 @@ def run_case(
     found = (*loaded.diagnostics, *(() if made is None else findings(made)))
     case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
     diagnostics = [*problems, *case.compare(found)]
-    return CaseResult(len(claims), tuple(_lowered(each, fence, source) for each in diagnostics), made)
+    return CaseResult(len(claims), tuple(lowered_diagnostic(each, fence, source) for each in diagnostics), made)
 
 
-@define(eq=False)
+@define(eq=False, slots=False)
 class _Case:
     source: Source
     claims: Sequence[Claim]
@@ -62,11 +64,15 @@ class _Case:
     planned: bool
     graph_is_broken: bool
     allowed: frozenset[str]
-    statements: tuple[Statement, ...] = field(init=False)
-    _selections: Selections | None = field(default=None, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.statements = parse_file(self.source)[0].statements
+    @cached_property
+    def statements(self) -> tuple[Statement, ...]:
+        return parse_file(self.source)[0].statements
+
+    @cached_property
+    def selections(self) -> Selections:
+        assert self.plan is not None
+        return selections_of(self.plan)
 
     def compare(self, found: Sequence[Diagnostic]) -> Iterable[Diagnostic]:
         """All that is not as it is claimed. Of a policy or graph that cannot be read, only why not."""
@@ -131,7 +137,7 @@ class _Case:
         if claim.count is not None:
             if claim.count != len(names):
                 found = (f"found: {_listed(names)}",) if names else ()
-                message = f"it {_SAYS[claim.word]} {_counted(len(names))}, not {claim.count}"
+                message = f"it {_SAYS[claim.word]} {counted(len(names), 'node')}, not {claim.count}"
                 yield diagnose(OTHERWISE, message, claim.span, details=found)
             return
         there, said = set(names), set(claim.values)
@@ -139,16 +145,10 @@ class _Case:
             missing = [name for name in claim.values if name not in there]
             beyond = [name for name in names if name not in said]
             message = f"it {_SAYS[claim.word]} {_listed(names)}"
-            details = (
-                *((f"not among them: {_listed(missing)}",) if missing else ()),
-                *((f"not expected: {_listed(beyond)}",) if beyond else ()),
-                *self._unknown(missing, made),
-            )
+            unknown = [name for name in missing if name not in made.facts.index]
+            evidence = {"not among them:": missing, "not expected:": beyond, "the graph has no node": unknown}
+            details = tuple(f"{what} {_listed(which)}" for what, which in evidence.items() if which)
             yield diagnose(OTHERWISE, message, claim.span, details=details)
-
-    def _unknown(self, names: Sequence[str], made: Plan) -> Iterable[str]:
-        unknown = [name for name in names if name not in made.facts.index]
-        return (f"the graph has no node {_listed(unknown)}",) if unknown else ()
 
     def _rows(self, claim: Claim, made: Plan) -> Sequence[int] | None:
         """The rows that a claim is about: forward nodes, in graph order."""
@@ -157,10 +157,10 @@ class _Case:
             return outcome.saved if claim.word == "saved" else outcome.recomputed
         statement = self._statement(claim)
         if isinstance(statement, Let) and claim.word == "matches":
-            return self._select(made.policy.lets[statement.name].selector, made)
+            return self.selections.rows(made.policy.lets[statement.name].selector)
         for account in made.rules:
             if isinstance(statement, Rule) and account.rule.span == statement.span:
-                return self._select(account.rule.selector, made) if claim.word == "matches" else account.decided
+                return self.selections.rows(account.rule.selector) if claim.word == "matches" else account.decided
         return None
 
     def _statement(self, claim: Claim) -> Rule | Let | None:
@@ -169,18 +169,8 @@ class _Case:
         here = [each for each in self.statements if isinstance(each, Rule | Let) and first <= each.span.line <= last]
         return here[-1] if here else None
 
-    def _select(self, selector: Selector, made: Plan) -> Sequence[int]:
-        if self._selections is None:
-            facts, policy = made.facts, made.policy
-            self._selections = Selections(facts, policy.lets, blocks_for(policy, facts), Chains(facts))
-        return self._selections.rows(selector)
-
 
 _SAYS = {"matches": "matches", "decides": "decides", "saved": "saves", "recomputed": "recomputes"}
-
-
-def _counted(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -188,13 +178,3 @@ def _listed(names: Sequence[str]) -> str:
         return "nothing"
     shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
-
-
-def _lowered(diagnostic: Diagnostic, fence: Fence, source: Source) -> Diagnostic:
-    related = tuple(evolve(each, span=lowered(each.span, fence, source)) for each in diagnostic.related)
-    return evolve(diagnostic, span=_span(diagnostic.span, fence, source), related=related)
-
-
-def _span(span: Span | None, fence: Fence, source: Source) -> Span:
-    """What points nowhere points at the fence."""
-    return lowered(span, fence, source) or fence.opening

@@ -1,4 +1,4 @@
-"""What the comments of a policy claim: ``# matches: mm, mm_2``, ``# error: APL301``.
+"""Reads what the comments of a policy claim: ``# matches: mm, mm_2``, ``# error: APL301``.
 
 A comment is cut at ``;``. A piece that starts with one of the words and a colon is a claim, any other is prose. Behind
 a statement, a claim is about that statement; on a line of its own, about the whole policy.

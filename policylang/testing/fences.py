@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 
 _FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})(?P<info>.*)")
@@ -66,6 +67,12 @@ def lifted(fence: Fence) -> Source:
     """The content of a block as a source of its own, whose lines have the numbers that they have in the file."""
     source = fence.opening.source
     return Source(source.name, "\n" * fence.opening.line + fence.text)
+
+
+def lowered_diagnostic(diagnostic: Diagnostic, fence: Fence, source: Source) -> Diagnostic:
+    """A diagnostic of a lifted block as one of the file; what points nowhere points at the fence."""
+    related = tuple(evolve(each, span=lowered(each.span, fence, source)) for each in diagnostic.related)
+    return evolve(diagnostic, span=lowered(diagnostic.span, fence, source) or fence.opening, related=related)
 
 
 def lowered(span: Span | None, fence: Fence, source: Source) -> Span | None:

@@ -1,4 +1,4 @@
-"""Files of policy tests: what ``policylang test`` prints, as data. Needs no torch."""
+"""Runs files of policy tests: what ``policylang test`` prints, as data. Needs no torch."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.source import Span
-from policylang.testing.fences import Fence, lifted, lowered
+from policylang.testing.fences import Fence, lifted, lowered_diagnostic
 
 INFO = "APL504"
 
@@ -56,7 +56,7 @@ class Graphs:
                 self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a graph", word, help=help))
         source = lifted(fence)
         facts, problems = read_graph(source, kind)
-        self.problems.extend(evolve(each, span=lowered(each.span, fence, source)) for each in problems)
+        self.problems.extend(lowered_diagnostic(each, fence, source) for each in problems)
         drawn = DrawnGraph(facts, fence.section)
         if name is None:
             self.latest = drawn

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import policylang
-from policylang.audit.summary.data import Decision
+from policylang.audit.summary.data import DecisionReport
 from tests.support.joint import capture_joint
 from tests.support.models import aliased_output, llama
 
@@ -45,9 +45,9 @@ def test_a_planned_graph(joint, policy):
     assert [rule.source for rule in report.rules] == [f"<policy>:{line}" for line in (1, 2, 3, 4)]
     assert [rule.text for rule in report.rules] == TEXT.splitlines()
     assert report.blocks == 2
-    assert report.decisions["mm"] == Decision("save", "<policy>:2")
-    assert report.decisions["mm_1"] == Decision("recompute", "<policy>:3")
-    assert report.decisions["mm_2"] == Decision("save", "<policy>:2")
+    assert report.decisions["mm"] == DecisionReport("save", "<policy>:2")
+    assert report.decisions["mm_1"] == DecisionReport("recompute", "<policy>:3")
+    assert report.decisions["mm_2"] == DecisionReport("save", "<policy>:2")
     assert (report.saved, report.recomputed, report.audit) == (None, None, None)
     for rule in report.rules:
         assert rule.matched >= rule.decided + rule.overridden

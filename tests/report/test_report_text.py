@@ -7,11 +7,11 @@ from attrs import evolve
 from policylang.audit.summary.combine import combined
 from policylang.audit.summary.data import (
     AuditReport,
-    Decision,
+    DecisionReport,
     ExpectationReport,
     Report,
     RuleReport,
-    Values,
+    ValuesReport,
     report_from_dict,
 )
 
@@ -21,14 +21,17 @@ REPORT = Report(
     policy="llama3_sac",
     forward_nodes=300,
     blocks=8,
-    decisions={"mm": Decision("save", "policies/llama3_sac.apl:9"), "add": Decision("auto", None, "no rule")},
+    decisions={
+        "mm": DecisionReport("save", "policies/llama3_sac.apl:9"),
+        "add": DecisionReport("auto", None, "no rule"),
+    },
     rules=(
         RuleReport("policies/llama3_sac.apl:8", "recompute everything in block", 200, 120, 80, 0, 0, 2_500_000),
         RuleReport("policies/llama3_sac.apl:9", "save matmul in block", 80, 80, 0, 3, 5 * MIB, 0),
     ),
     undecided=100,
-    saved=Values(("mm", "add"), 6 * MIB),
-    recomputed=Values(("sin",), 3 * MIB, 2_500_000),
+    saved=ValuesReport(("mm", "add"), 6 * MIB),
+    recomputed=ValuesReport(("sin",), 3 * MIB, 2_500_000),
     forward_flops=10_000_000,
     undecided_saved_bytes=MIB,
     expectations=(ExpectationReport("p.apl:3", "expect saved <= 8 MiB", "held", "6 MiB"),),
@@ -97,8 +100,8 @@ def test_several_graphs_are_summed_rule_by_rule():
     assert both.rules[0] == RuleReport(
         "policies/llama3_sac.apl:8", "recompute everything in block", 400, 240, 160, 0, 0, 5_000_000
     )
-    assert both.saved == Values(("0/mm", "0/add", "1/mm", "1/add"), 12 * MIB)
-    assert both.decisions["1/mm"] == Decision("save", "policies/llama3_sac.apl:9")
+    assert both.saved == ValuesReport(("0/mm", "0/add", "1/mm", "1/add"), 12 * MIB)
+    assert both.decisions["1/mm"] == DecisionReport("save", "policies/llama3_sac.apl:9")
     assert both.warnings == REPORT.warnings
     text = str(both)
     assert text.startswith("policy llama3_sac: 310 forward values, 16 blocks, 2 graphs\n")

@@ -1,35 +1,32 @@
-"""Reports made of a plan and of what its audit found."""
+"""Assembles the report on a graph from its plan and, where it was partitioned, the audit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from policylang.audit.summary.data import (
     AuditReport,
-    Decision,
+    DecisionReport,
     ExpectationReport,
     Report,
     RuleReport,
-    Values,
-    report_from_dict,
+    ValuesReport,
 )
 from policylang.audit.summary.edits import rewrite_reports
 from policylang.graph.facts import GraphKind
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action
-from policylang.planning.decision import Decision as Planned
-from policylang.planning.decision import Why
+from policylang.planning.decision import Decision, Why
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan, RuleOutcome
 
 if TYPE_CHECKING:
     from policylang.audit.data import Audit
-
-__all__ = ["Report", "partition_report", "plan_report", "report_from_dict"]
 
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
@@ -67,11 +64,11 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         rules=tuple(_rule(outcome, costs, index) for index, outcome in enumerate(plan.rules)),
         undecided=sum(_why(plan, row) is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
-        saved=Values(audit.saved, audit.saved_bytes) if audit else None,
-        recomputed=Values(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
-        offloaded=Values(audit.offloaded, audit.offloaded_bytes) if audit else None,
+        saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
+        recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
+        offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
-        undecided_saved_bytes=audit.saved_bytes - sum(costs.saved) if audit else None,
+        undecided_saved_bytes=audit.saved_bytes - costs.saved.total() if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
@@ -81,24 +78,24 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
     )
 
 
-def _decisions(plan: Plan) -> dict[str, Decision]:
+def _decisions(plan: Plan) -> dict[str, DecisionReport]:
     """One object a distinct decision, as the plan has it: a graph may have a million nodes."""
-    known: dict[Planned, Decision] = {}
-    found: dict[str, Decision] = {}
+    known: dict[Decision, DecisionReport] = {}
+    found: dict[str, DecisionReport] = {}
     for row in plan.facts.forward:
         planned = plan.decisions[row]
         if planned is None:
             continue
         if planned not in known:
             rule = None if planned.rule is None else plan.policy.rules[planned.rule].source
-            known[planned] = Decision(word(planned.action), rule, planned.reason)
+            known[planned] = DecisionReport(word(planned.action), rule, planned.reason)
         found[plan.facts.names[row]] = known[planned]
     return found
 
 
 def word(action: Action | None) -> str:
     """An action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
-    return "auto" if action is None else action.name.lower()
+    return "auto" if action is None else action.word
 
 
 def _why(plan: Plan, row: int) -> Why | None:
@@ -107,37 +104,29 @@ def _why(plan: Plan, row: int) -> Why | None:
 
 
 class _Costs:
-    """What each rule's saved values keep alive and its recomputed ones cost; zeros without an audit.
+    """What each rule's saved values keep alive and its recomputed ones cost, by the number of the rule.
 
     Memory that values of several rules look into counts for the first of them in graph order.
     """
 
     def __init__(self, plan: Plan, audit: Audit | None) -> None:
         self.known = audit is not None
-        self.saved = [0] * len(plan.rules)
-        self.flops = [0] * len(plan.rules)
-        self.offloaded = [0] * len(plan.rules)
+        self.saved, self.flops, self.offloaded = Counter[int](), Counter[int](), Counter[int]()
         if audit is None:
             return
-        facts = plan.facts
-        roots = storage_roots(facts)
-        taken: set[int] = set()
+        facts, roots = plan.facts, storage_roots(plan.facts)
+        first: dict[int, int] = {}
         for name in audit.saved:
-            row = facts.index[name]
-            root = roots[row]
-            if root in taken or facts.ops[root] != "call_function":
-                continue
-            taken.add(root)
-            self._add(self.saved, plan, row, facts.bytes[root])
-        for name in audit.recomputed:
-            row = facts.index[name]
-            self._add(self.flops, plan, row, facts.flops[row])
-        for name in audit.offloaded:
-            row = facts.index[name]
-            self._add(self.offloaded, plan, row, facts.bytes[row])
+            first.setdefault(roots[facts.index[name]], facts.index[name])
+        recomputed, offloaded = ([facts.index[name] for name in names] for names in (audit.recomputed, audit.offloaded))
+        kept = [(row, facts.bytes[root]) for root, row in first.items() if facts.ops[root] == "call_function"]
+        _add(self.saved, plan, kept)
+        _add(self.flops, plan, [(row, facts.flops[row]) for row in recomputed])
+        _add(self.offloaded, plan, [(row, facts.bytes[row]) for row in offloaded])
 
-    @staticmethod
-    def _add(amounts: list[int], plan: Plan, row: int, amount: int) -> None:
+
+def _add(amounts: Counter[int], plan: Plan, costs: Iterable[tuple[int, int]]) -> None:
+    for row, amount in costs:
         planned = plan.decisions[row]
         if planned is not None and planned.rule is not None:
             amounts[planned.rule] += amount

@@ -1,10 +1,15 @@
-"""The graphs of one model as one report."""
+"""Sums the reports on a model's graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from policylang.audit.summary.data import AuditReport, Report, RuleReport, Values
+from attrs import fields
+
+from policylang.audit.summary.data import AuditReport, Report, RuleReport, ValuesReport
+
+_SUMMED = tuple(each.name for each in fields(RuleReport) if each.name not in ("source", "text"))
 
 
 def combined(reports: Iterable[Report]) -> Report:
@@ -47,11 +52,11 @@ def _joined(audits: Sequence[AuditReport | None]) -> AuditReport | None:
     return AuditReport(all(audit.agrees for _, audit in there), differences)
 
 
-def _summed(parts: Sequence[Values | None]) -> Values | None:
+def _summed(parts: Sequence[ValuesReport | None]) -> ValuesReport | None:
     there = [(number, values) for number, values in enumerate(parts) if values is not None]
     if not there:
         return None
-    return Values(
+    return ValuesReport(
         tuple(f"{number}/{name}" for number, values in there for name in values.names),
         sum(values.bytes for _, values in there),
         sum(values.flops for _, values in there),
@@ -65,22 +70,12 @@ def _summed_rules(graphs: Sequence[Report]) -> tuple[RuleReport, ...]:
         for number, account in enumerate(graph.rules):
             by_rule.setdefault((graph.policy, number, account.source, account.text), []).append(account)
     return tuple(
-        RuleReport(
-            source=accounts[0].source,
-            text=accounts[0].text,
-            matched=sum(account.matched for account in accounts),
-            decided=sum(account.decided for account in accounts),
-            overridden=sum(account.overridden for account in accounts),
-            kept_by_user=sum(account.kept_by_user for account in accounts),
-            saved_bytes=_sum(account.saved_bytes for account in accounts),
-            recomputed_flops=_sum(account.recomputed_flops for account in accounts),
-            offloaded_bytes=_sum(account.offloaded_bytes for account in accounts),
-        )
-        for accounts in by_rule.values()
+        RuleReport(source, text, **{name: _sum(getattr(each, name) for each in accounts) for name in _SUMMED})
+        for (_, _, source, text), accounts in by_rule.items()
     )
 
 
-def _sum(figures: Iterable[int | None]) -> int | None:
+def _sum(figures: Iterable[int | None]) -> Any:
     """The sum of the figures there are; None where there is none."""
     there = [figure for figure in figures if figure is not None]
     return sum(there) if there else None

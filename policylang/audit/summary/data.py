@@ -1,18 +1,20 @@
-"""What was decided on a graph, by which line, and what came of it: data first, a table for people second."""
+"""The report on a graph: what was decided, by which line, and what the graph that came out does."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from attrs import asdict, field, frozen
+from attrs import asdict, field, frozen, has
 
 from policylang.language.shown import as_text
 
 
 @frozen
-class Decision:
+class DecisionReport:
     """What became of one forward value."""
 
     action: str
@@ -46,7 +48,7 @@ class RuleReport:
 
 
 @frozen
-class Values:
+class ValuesReport:
     """The values that a partition saved, or that it recomputes."""
 
     names: tuple[str, ...] = field(default=(), repr=False)
@@ -122,15 +124,15 @@ class Report:
     forward_nodes: int = 0
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
-    decisions: dict[str, Decision] = field(factory=dict, repr=False)
+    decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
     rules: tuple[RuleReport, ...] = ()
     undecided: int = 0
     """Decisions that no rule took."""
     undecided_fate: str = "auto"
-    saved: Values | None = None
+    saved: ValuesReport | None = None
     """Bytes on the device: what is offloaded is not among them."""
-    recomputed: Values | None = None
-    offloaded: Values | None = None
+    recomputed: ValuesReport | None = None
+    offloaded: ValuesReport | None = None
     """On the host between their last forward and their first backward use."""
     forward_flops: int = 0
     undecided_saved_bytes: int | None = None
@@ -167,29 +169,24 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else.
     """
-    plain = dict(data)
-    saved, recomputed, audit = plain.pop("saved"), plain.pop("recomputed"), plain.pop("audit")
-    offloaded = plain.pop("offloaded")
-    return Report(
-        decisions={name: Decision(**decision) for name, decision in plain.pop("decisions").items()},
-        rules=tuple(RuleReport(**rule) for rule in plain.pop("rules")),
-        saved=_values(saved),
-        recomputed=_values(recomputed),
-        offloaded=_values(offloaded),
-        rewrites=tuple(map(_rewrite, plain.pop("rewrites"))),
-        expectations=tuple(ExpectationReport(**expectation) for expectation in plain.pop("expectations")),
-        warnings=tuple(plain.pop("warnings")),
-        notes=tuple(plain.pop("notes")),
-        audit=None if audit is None else AuditReport(audit["agrees"], tuple(audit["differences"])),
-        graphs=tuple(report_from_dict(graph) for graph in plain.pop("graphs")),
-        **plain,
-    )
+    report: Report = _of_type(Report, data)
+    return report
 
 
-def _rewrite(data: Mapping[str, Any]) -> RewriteReport:
-    left = tuple(LeftAlone(tuple(each["collectives"]), each["reason"], each["detail"]) for each in data["left"])
-    return RewriteReport(**{**data, "notes": tuple(data["notes"]), "left": left})
+def _of_type(kind: Any, data: Any) -> Any:
+    """A value from plain data, by the types of fields: what of cattrs a report needs, without depending on it."""
+    if get_origin(kind) is tuple:
+        return tuple(_of_type(get_args(kind)[0], each) for each in data)
+    if get_origin(kind) is dict:
+        return {name: _of_type(get_args(kind)[1], each) for name, each in data.items()}
+    if get_origin(kind) is UnionType:
+        return None if data is None else _of_type(get_args(kind)[0], data)
+    if not has(kind):
+        return data
+    return kind(**{**data, **{name: _of_type(type_, data[name]) for name, type_ in _compound(kind).items()}})
 
 
-def _values(data: Mapping[str, Any] | None) -> Values | None:
-    return None if data is None else Values(tuple(data["names"]), data["bytes"], data["flops"])
+@cache
+def _compound(kind: Any) -> dict[str, Any]:
+    """The fields of a class that JSON has no values for."""
+    return {name: type_ for name, type_ in get_type_hints(kind).items() if get_origin(type_) or has(type_)}

@@ -1,4 +1,4 @@
-"""The report of each line that edits the graph: how often it was carried out, and why it was not elsewhere."""
+"""The account of each ``fuse`` and ``collapse`` line: how often it was carried out, and why not elsewhere."""
 
 from __future__ import annotations
 

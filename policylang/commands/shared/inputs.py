@@ -1,16 +1,18 @@
-"""What several commands take: a policy, a snapshot; and how they say what is wrong with one."""
+"""What several commands take: policies, snapshots, the form of the output."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit
 from policylang.planning.capabilities import PLANNED
 
 if TYPE_CHECKING:
+    from policylang.api.check import CheckResult
     from policylang.graph.facts import Facts
     from policylang.language.diagnostics import Diagnostic
     from policylang.language.syntax import Policy
@@ -29,6 +31,18 @@ def add_path(parser: argparse.ArgumentParser) -> None:
         choices=PLANNED,
         help="plan as torch.compile's backend does (joint) or as a traced step is (flat); by default what the graph is",
     )
+
+
+def add_form(parser: argparse.ArgumentParser, *more: str, help: str | None = None) -> None:
+    parser.add_argument("--output-format", choices=("text", *more), default="text", help=help)
+
+
+def add_form_of_findings(parser: argparse.ArgumentParser) -> None:
+    add_form(parser, "concise", "json", "github", "sarif", help="how to print what was found (default: text)")
+
+
+def add_snapshot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the snapshot, such as llama3_8b.graph")
 
 
 def read_policy(name: str) -> Policy:
@@ -65,3 +79,17 @@ def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     found = tuple(diagnostics)
     print(render_text(found), file=sys.stderr)
     return Exit.USAGE if CheckResult((), found).unreadable else Exit.DIAGNOSTICS
+
+
+def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool) -> Exit:
+    """Print diagnostics in a form, for people with a last line that sums them up; the exit code that goes with them."""
+    from policylang.report.diagnostics import RENDERERS
+
+    parts = [RENDERERS[form](found.diagnostics).rstrip("\n"), summary if form == "text" else ""]
+    if printed := "\n\n".join(filter(None, parts)):
+        print(printed)
+    return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
+
+
+def print_snapshot(path: Path, facts: Facts) -> None:
+    print(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")

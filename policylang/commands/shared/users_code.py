@@ -1,4 +1,4 @@
-"""Code of the user's that a command runs: what it raises is its own, and is shown as Python would show it there."""
+"""Runs code of the user's: an error in it is shown as Python shows it, from the user's first frame on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from types import TracebackType
 from typing import Any
 
 import policylang
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
 from policylang.errors import PolicyError
 
 _OURS = os.path.dirname(os.path.abspath(policylang.__file__)) + os.sep
 _IMPORTS = ("<frozen importlib", import_module.__code__.co_filename)
+_MEND = "name a function as `package.module:function`"
 
 
 class UsersCodeError(Exception):
@@ -36,20 +37,20 @@ def users_code() -> Iterator[None]:
     """
     try:
         yield
-    except (KeyboardInterrupt, UsersCodeError):
+    except (KeyboardInterrupt, UsersCodeError, UsageError):
         raise
     except BaseException as error:
         raise UsersCodeError(error) from error
 
 
-def named_function(text: str) -> Callable[[], Any] | str:
-    """The function that a text names, or what is wrong with the text.
+def named_function(text: str) -> Callable[[], Any]:
+    """The function that a text names.
 
-    Raises :class:`UsersCodeError` for what its module raises when it is imported.
+    Raises ``UsageError`` where it names none, :class:`UsersCodeError` for what its module raises when it is imported.
     """
     module_name, mark, name = text.partition(":")
     if not mark or not module_name or not name or module_name.startswith("."):
-        return f"`{text}` names no function"
+        raise UsageError(f"`{text}` names no function", _MEND)
     sys.path.insert(0, "")
     with users_code():
         try:
@@ -57,10 +58,12 @@ def named_function(text: str) -> Callable[[], Any] | str:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise  # it is there, and needs something that is not
-            return f"there is no module `{error.name}`"
+            raise UsageError(f"there is no module `{error.name}`", _MEND) from None
         for part in name.split("."):
             found = getattr(found, part, None)
-    return found if callable(found) else f"`{module_name}` has no function `{name}`"
+    if not callable(found):
+        raise UsageError(f"`{module_name}` has no function `{name}`", _MEND)
+    return found  # type: ignore[no-any-return]
 
 
 def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit:
@@ -104,9 +107,7 @@ def _leads_there(file: str) -> bool:
     return file.startswith(folders)
 
 
-def torch_is_missing(command: str) -> bool:
-    """Whether there is no torch here, which is said."""
-    if find_spec("torch") is not None:
-        return False
-    print(f"policylang {command}: `torch` is not installed here\nhelp: pip install torch", file=sys.stderr)
-    return True
+def need_torch() -> None:
+    """Raise ``UsageError`` where there is no torch."""
+    if find_spec("torch") is None:
+        raise UsageError("`torch` is not installed here", "pip install torch")

@@ -1,4 +1,4 @@
-"""Two runs side by side, as data, text and JSON."""
+"""The comparison of two training runs, as data, text and JSON."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 from attrs import frozen
 
 from policylang.audit.summary.data import Report
-from policylang.commands.small_llama.training import Run, Settings, differences
+from policylang.commands.small_llama.training import Settings, TrainingRun, differences
 from policylang.language.figures import figure
 from policylang.report.text import table
 
+_MOST_DIFFERENCES = 10
+
 
 @frozen
-class Comparison:
+class RunComparison:
     settings: Settings
-    without: Run
-    with_policy: Run
+    without: TrainingRun
+    with_policy: TrainingRun
     report: Report
     torch_version: str
 
@@ -63,13 +65,12 @@ class Comparison:
                 f"{len(losses)} steps, loss {losses[0]:.4f} to {losses[-1]:.4f}: "
                 f"every loss and all {gradients} gradients of every step are bitwise equal"
             )
-        shown = self.differences[:10]
-        rest = len(self.differences) - len(shown)
-        lines = ["NOT bitwise equal:", *(f"  {difference}" for difference in shown)]
-        return "\n".join(lines + ([f"  and {rest} more"] if rest else []))
+        rest = len(self.differences) - _MOST_DIFFERENCES
+        lines = [*self.differences[:_MOST_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
+        return "\n  ".join(["NOT bitwise equal:", *lines])
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: TrainingRun) -> dict[str, Any]:
     return {
         "name": run.name,
         "saved_bytes": run.memory.saved,

@@ -1,4 +1,4 @@
-"""A small Llama, some training steps, and everything about them that could differ between two ways to compile."""
+"""Trains a small Llama for a few steps; losses and digests of gradients tell two compilations apart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Settings:
 
 
 @frozen
-class Step:
+class MeasuredStep:
     loss: str
     """Every bit of it, as ``float.hex`` writes it."""
     seconds: float
@@ -46,11 +46,11 @@ class Step:
 
 
 @frozen
-class Run:
+class TrainingRun:
     """One training run."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[MeasuredStep, ...]
     memory: StepMemory
     compiled: Any = field(repr=False)
     """The compiled step, for :func:`policylang.report`."""
@@ -94,7 +94,7 @@ def build(settings: Settings) -> TrainingStep:
     return step
 
 
-def train(name: str, settings: Settings, backend: Any, advance: Callable[[], None]) -> Run:
+def train(name: str, settings: Settings, backend: Any, advance: Callable[[], None]) -> TrainingRun:
     """Train for ``settings.steps`` steps and measure one more. ``advance`` is called after each of them."""
     torch.compiler.reset()
     module = build(settings)
@@ -108,17 +108,17 @@ def train(name: str, settings: Settings, backend: Any, advance: Callable[[], Non
         loss.backward()
         _synchronize(tokens)
         seconds = time.perf_counter() - start
-        steps.append(Step(loss.item().hex(), seconds, _digests(module)))
+        steps.append(MeasuredStep(loss.item().hex(), seconds, _digests(module)))
         optimizer.step()
         optimizer.zero_grad()
         advance()
     resident = [*module.parameters(), *module.buffers(), tokens]
     memory = step_memory(lambda: step(tokens), resident, tokens.device)
     advance()
-    return Run(name, tuple(steps), memory, step)
+    return TrainingRun(name, tuple(steps), memory, step)
 
 
-def differences(one: Run, other: Run) -> list[str]:
+def differences(one: TrainingRun, other: TrainingRun) -> list[str]:
     """What is not bitwise equal between two runs, one phrase each, the first steps first."""
     found = []
     for number, (a, b) in enumerate(zip(one.steps, other.steps, strict=True), start=1):

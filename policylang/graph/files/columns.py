@@ -81,11 +81,7 @@ def read_reads(reader: Reader, rows: int, what: str) -> list[tuple[int, ...]]:
         if any(type(back) is not int or back < 1 for back in entry):
             raise DamagedError(f"its column `{what}` has a node read a later one")
         farthest.append(max(entry, default=0))
-    sizes = [len(entry) for entry in table]
-    if sum([sizes[index] for index in indices]) > EDGES * rows + SLACK:
-        raise DamagedError("it holds more than a graph of its size can")
-    if any(farthest[index] > row for row, index in enumerate(indices)):
-        raise DamagedError(f"its column `{what}` points outside the graph")
+    _check_reads(indices, farthest, [len(entry) for entry in table], what)
     return [tuple([row - back for back in table[index]]) for row, index in enumerate(indices)]
 
 
@@ -115,12 +111,17 @@ def read_arguments(reader: Reader, rows: int, what: str) -> list[tuple[Any, ...]
             raise DamagedError(f"its column `{what}` has a node read a later one")
         distances.append(found)
     farthest = [max(found, default=0) for found in distances]
+    sizes = [_size(entry) if found else 0 for entry, found in zip(table, distances, strict=True)]
+    _check_reads(indices, farthest, sizes, what)
+    return [_placed(table[index], row) if farthest[index] else table[index] for row, index in enumerate(indices)]
+
+
+def _check_reads(indices: Sequence[int], farthest: Sequence[int], sizes: Sequence[int], what: str) -> None:
+    """``farthest`` and ``sizes`` are by entry of the table: how far back it reads, and how much it holds."""
+    if sum([sizes[index] for index in indices]) > EDGES * len(indices) + SLACK:
+        raise DamagedError("it holds more than a graph of its size can")
     if any(farthest[index] > row for row, index in enumerate(indices)):
         raise DamagedError(f"its column `{what}` points outside the graph")
-    sizes = [_size(entry) if found else 0 for entry, found in zip(table, distances, strict=True)]
-    if sum([sizes[index] for index in indices]) > EDGES * rows + SLACK:
-        raise DamagedError("it holds more than a graph of its size can")
-    return [_placed(table[index], row) if farthest[index] else table[index] for row, index in enumerate(indices)]
 
 
 def _distances(value: Any) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Recorded graphs, JSON that ``docs/snapshots.md`` describes, as facts.
+"""Reads recorded graphs, JSON that ``docs/snapshots.md`` describes, as facts.
 
 The graph is rebuilt as an FX graph, so that its facts are collected as those of a live one are. An operator that this
 torch does not have counts as one that reads its arguments and returns new tensors. No text of a recording is run.
@@ -16,12 +16,11 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Group, Mesh
 from policylang.graph.files.plain import DamagedError, MalformedError
-from policylang.graph.files.snapshot import MOST_BYTES, TOO_LARGE, UNREADABLE
+from policylang.graph.files.snapshot import MOST_BYTES, TOO_LARGE, UNREADABLE, graph_error
 from policylang.graph.files.validation import check_columns
-from policylang.language.codes import diagnose
+from policylang.language.files import reason_of
 
 NOT_RECORDED = "APL357"
 _GZIP = b"\x1f\x8b"
@@ -36,10 +35,9 @@ def recorded_facts(path: str | os.PathLike[str]) -> Facts:
     """
     name = os.fsdecode(path)
     try:
-        recording = _parsed(_content(path, name))
-        return facts_of_recording(recording)
+        return facts_of_recording(_parsed(_content(path, name)))
     except MalformedError as error:
-        raise PolicyGraphError([diagnose(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}")]) from None
+        raise graph_error(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}") from None
 
 
 def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
@@ -133,9 +131,8 @@ def _content(path: str | os.PathLike[str], name: str) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise MalformedError("it cannot be unpacked") from None
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
-        raise PolicyGraphError([diagnose(UNREADABLE, f"`{name}` cannot be read: {reason}")]) from None
+        raise graph_error(UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
     if len(data) > _MOST:
         reason = f"it has more than {_MOST:,} bytes of JSON"
-        raise PolicyGraphError([diagnose(TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")])
+        raise graph_error(TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")
     return data

@@ -1,4 +1,4 @@
-"""A recorded graph as an FX graph again, with the metadata that its facts are collected from."""
+"""Rebuilds a recorded graph as an FX graph, with the metadata that facts are collected from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts in a file: what planning needs of a graph, a few bytes a node, with no weights and no code in it.
+"""Snapshots: facts in a file, a few bytes a node, with no weights and no code in it.
 
 The format is described in ``docs/snapshots.md``. Every field of :class:`~policylang.graph.facts.Facts` is stored under
 its name, and a file with other fields is refused rather than read by halves.
@@ -18,23 +18,12 @@ import attrs
 
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind, users_of
-from policylang.graph.files.columns import (
-    EDGES,
-    SLACK,
-    read_arguments,
-    read_names,
-    read_plain,
-    read_reads,
-    read_rows,
-    write_arguments,
-    write_names,
-    write_plain,
-    write_reads,
-    write_rows,
-)
+from policylang.graph.files import columns
+from policylang.graph.files.columns import EDGES, SLACK, read_plain, write_plain
 from policylang.graph.files.plain import DamagedError, Reader, write_number, write_text, write_value
 from policylang.graph.files.validation import COLUMNS, check_document, check_facts
 from policylang.language.codes import diagnose
+from policylang.language.files import reason_of
 
 SUFFIX = ".graph"
 FORMAT = 1
@@ -45,16 +34,18 @@ FOREIGN, NEWER, DAMAGED, TOO_LARGE, UNREADABLE = "APL351", "APL352", "APL353", "
 MOST_NODES = 1 << 21
 MOST_BYTES = 1 << 27
 """Of the file, and of what it is decompressed to."""
+_UPDATE = "update policylang, or write the snapshot again"
+_WRITE_AGAIN = "write the snapshot again"
 _HEAD = struct.Struct("<8sHQI")
 _DERIVED = ("users",)
 """Columns that follow from the others and are made again on loading."""
 _LATER: dict[str, Sequence[Any]] = {"annotations": ()}
 """Columns that came after the first snapshots, and what stands for them in a file without."""
 _SPECIAL: dict[str, tuple[Callable[..., None], Callable[..., Sequence[Any]]]] = {
-    "names": (write_names, read_names),
-    "inputs": (write_reads, read_reads),
-    "owners": (write_rows, read_rows),
-    "arguments": (write_arguments, read_arguments),
+    "names": (columns.write_names, columns.read_names),
+    "inputs": (columns.write_reads, columns.read_reads),
+    "owners": (columns.write_rows, columns.read_rows),
+    "arguments": (columns.write_arguments, columns.read_arguments),
 }
 """Columns that are written relative to their rows: how to write and to read each."""
 
@@ -65,9 +56,7 @@ def write(facts: Facts, path: str | os.PathLike[str]) -> None:
     try:
         Path(path).write_bytes(data)
     except OSError as error:
-        raise PolicyGraphError(
-            [diagnose(UNREADABLE, f"`{os.fsdecode(path)}` cannot be written: {_reason(error)}")]
-        ) from None
+        raise graph_error(UNREADABLE, f"`{os.fsdecode(path)}` cannot be written: {reason_of(error)}") from None
 
 
 def load(path: str | os.PathLike[str]) -> Facts:
@@ -84,14 +73,15 @@ def dump(facts: Facts) -> bytes:
     _check_size(facts)
     body = bytearray()
     names = [each.name for each in attrs.fields(Facts)]
-    document = {name: _plain(getattr(facts, name)) for name in names if not is_column(name)}
-    columns = [name for name in names if is_column(name) and name not in _DERIVED and not _is_unknown(facts, name)]
+    document = {name: getattr(facts, name) for name in names if not is_column(name)} | {"kind": facts.kind.value}
+    stored = [name for name in names if is_column(name) and name not in _DERIVED and not _is_unknown(facts, name)]
     write_number(body, len(facts))
     write_value(body, document)
-    write_number(body, len(columns))
-    for name in columns:
+    write_number(body, len(stored))
+    for name in stored:
         write_text(body, name)
-        _write_column(body, name, getattr(facts, name))
+        put = _SPECIAL[name][0] if name in _SPECIAL else write_plain
+        put(body, getattr(facts, name))
     packed = zlib.compress(bytes(body), 9)
     return _HEAD.pack(MAGIC, FORMAT, len(body), zlib.crc32(packed)) + packed
 
@@ -102,13 +92,13 @@ def parse(data: bytes, name: str = "<snapshot>") -> Facts:
         if MAGIC.startswith(data):
             raise _damaged(name, "it ends too early" if data else "it is empty")
         help = "`policylang snapshot` writes one, `policylang import` makes one of a recorded graph in JSON"
-        raise PolicyGraphError([diagnose(FOREIGN, f"`{name}` is not a snapshot of a graph", help=help)])
+        raise graph_error(FOREIGN, f"`{name}` is not a snapshot of a graph", help)
     if len(data) < _HEAD.size:
         raise _damaged(name, "it ends too early")
     _, version, length, checksum = _HEAD.unpack_from(data)
     if version > FORMAT:
         message = f"`{name}` has format {version}, and this policylang reads formats up to {FORMAT}"
-        raise PolicyGraphError([diagnose(NEWER, message, help="update policylang, or write the snapshot again")])
+        raise graph_error(NEWER, message, _UPDATE)
     if length > MOST_BYTES:
         raise _too_large(name, f"it unpacks to {length:,} bytes")
     packed = memoryview(data)[_HEAD.size :]
@@ -154,11 +144,6 @@ def _facts(body: bytes, name: str) -> Facts:
     return facts
 
 
-def _write_column(body: bytearray, name: str, values: Sequence[Any]) -> None:
-    write = _SPECIAL[name][0] if name in _SPECIAL else write_plain
-    write(body, values)
-
-
 def _read_column(reader: Reader, name: str, rows: int) -> Sequence[Any]:
     if name in _SPECIAL:
         return _SPECIAL[name][1](reader, rows, name)
@@ -168,7 +153,7 @@ def _read_column(reader: Reader, name: str, rows: int) -> Sequence[Any]:
 def _check_known(name: str, file: str) -> None:
     if name not in COLUMNS and name not in _SPECIAL:
         message = f"`{file}` has a column `{name[:40]}`, which this policylang does not know"
-        raise PolicyGraphError([diagnose(NEWER, message, help="update policylang, or write the snapshot again")])
+        raise graph_error(NEWER, message, _UPDATE)
 
 
 def _check_complete(found: dict[str, Any], file: str) -> None:
@@ -178,10 +163,10 @@ def _check_complete(found: dict[str, Any], file: str) -> None:
     more, less = sorted(set(found) - wanted), sorted(wanted - set(found))
     if more:
         message = f"`{file}` says `{more[0][:40]}` of its graph, which this policylang does not know"
-        raise PolicyGraphError([diagnose(NEWER, message, help="update policylang, or write the snapshot again")])
+        raise graph_error(NEWER, message, _UPDATE)
     if less:
         message = f"`{file}` does not say `{less[0]}` of its graph: an older policylang wrote it, or something else did"
-        raise PolicyGraphError([diagnose(DAMAGED, message, help="write the snapshot again")])
+        raise graph_error(DAMAGED, message, _WRITE_AGAIN)
 
 
 def _check_size(facts: Facts) -> None:
@@ -211,25 +196,20 @@ def _content(path: str | os.PathLike[str]) -> bytes:
                 raise _too_large(name, f"it has {size.st_size:,} bytes")
             data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        message = f"`{name}` cannot be read: {_reason(error)}"
-        raise PolicyGraphError([diagnose(UNREADABLE, message)]) from None
+        raise graph_error(UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
     if len(data) > MOST_BYTES:
         raise _too_large(name, f"it has more than {MOST_BYTES:,} bytes")
     return data
 
 
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, GraphKind) else value
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
-
-
 def _damaged(name: str, reason: str) -> PolicyGraphError:
-    return PolicyGraphError([diagnose(DAMAGED, f"`{name}` is damaged: {reason}", help="write the snapshot again")])
+    return graph_error(DAMAGED, f"`{name}` is damaged: {reason}", _WRITE_AGAIN)
 
 
 def _too_large(name: str, reason: str) -> PolicyGraphError:
     what = name if name == "the graph" else f"`{name}`"
-    return PolicyGraphError([diagnose(TOO_LARGE, f"{what} is larger than a snapshot can be: {reason}")])
+    return graph_error(TOO_LARGE, f"{what} is larger than a snapshot can be: {reason}")
+
+
+def graph_error(code: str, message: str, help: str | None = None) -> PolicyGraphError:
+    return PolicyGraphError([diagnose(code, message, help=help)])

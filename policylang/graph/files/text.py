@@ -7,6 +7,9 @@ of its node: nothing is looked up but whether there is such an operator.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -23,10 +26,6 @@ from policylang.language.units import UNITS
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
 
 FLAGS = {flag.name.lower(): flag for flag in Flag if flag.name is not None}
-KEYS = (
-    *("bytes", "numel", "flops", "shape", "dtype", "device", "module"),
-    *("region", "tag", "group", "follows", "name", "note"),
-)
 TAGS = ("MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")
 _LINE = re.compile(r"(?:%(?P<name>\w+)\s*=\s*)?(?P<target>[\w.]+)(?:\((?P<reads>[^()]*)\))?(?P<rest>(?:\s.*)?)")
 _READ = re.compile(r"\s*(?:%(\w+)|-?\d[\w.]*)\s*")
@@ -53,7 +52,7 @@ def read_graph(
 
 
 @frozen
-class _Text:
+class _SourceText:
     """A piece of the source, and where it starts."""
 
     text: str
@@ -76,56 +75,34 @@ class _Reader:
             if said.strip() == "---":
                 self.backward = True
             elif said.strip():
-                self._line(_Text(said.strip(), start + indent))
+                self._line(_SourceText(said.strip(), start + indent))
             start += len(line) + 1
 
-    def report(self, code: str, message: str, at: _Text, help: str | None = None) -> None:
+    def report(self, code: str, message: str, at: _SourceText, help: str | None = None) -> None:
         span = Span(self.source, at.start, at.start + len(at.text))
         self.problems.append(diagnose(code, message, span, help=help))
 
-    def _line(self, line: _Text) -> None:
+    def _line(self, line: _SourceText) -> None:
         found = _LINE.fullmatch(line.text)
         if found is None:
             self.report(CANNOT_BE_READ, "this is not a line of a graph", line, _HELP)
             return
-        name, target = found["name"], _Text(found["target"], line.start + found.start("target"))
+        name, target = found["name"], _SourceText(found["target"], line.start + found.start("target"))
         if name is None and target.text != "output":
             self.report(CANNOT_BE_READ, "this node has no name", line, _HELP)
             return
         if (name or "output") in self.builder.index:
-            at = _Text(f"%{name}" if name else "output", line.start)
+            at = _SourceText(f"%{name}" if name else "output", line.start)
             self.report(NO_SUCH_NODE, f"there are two nodes `{name or 'output'}`", at, "names are given once")
             return
         self._target(target)
-        reads = self._reads(_Text(found["reads"] or "", line.start + max(found.start("reads"), 0)))
+        reads = self._reads(_SourceText(found["reads"] or "", line.start + max(found.start("reads"), 0)))
         words = _Words(self)
         for word in re.finditer(r"\S+", found["rest"]):
-            words.take(_Text(word.group(), line.start + found.start("rest") + word.start()))
-        self._add(name or "output", target.text, reads, words)
+            words.take(_SourceText(word.group(), line.start + found.start("rest") + word.start()))
+        self.builder.add(name or "output", target.text, reads, **words.arguments(self.backward))
 
-    def _add(self, name: str, target: str, reads: tuple[int, ...], words: _Words) -> None:
-        self.builder.add(
-            name,
-            target,
-            reads,
-            module=words.module or "",
-            backward=self.backward or words.backward,
-            flags=words.flags,
-            owner=words.follows,
-            bytes=words.bytes if words.bytes is not None else words.numel_of_shape * _item_size(words.dtype),
-            numel=words.numel if words.numel is not None else words.numel_of_shape,
-            flops=words.flops,
-            shape=words.shape,
-            dtype=words.dtype,
-            device=words.device,
-            region=words.region,
-            tag=words.tag,
-            input_name=words.name,
-            group=words.group,
-            annotations=tuple(sorted(words.notes)),
-        )
-
-    def _target(self, target: _Text) -> None:
+    def _target(self, target: _SourceText) -> None:
         """An operator has to be one, in full; that of a namespace nobody knows here is taken as it is."""
         if target.text in INPUTS or target.text in ("get_attr", "output"):
             return
@@ -142,12 +119,12 @@ class _Reader:
             near = known[:3] or self.operators.nearest(target.text)
             self.report(NO_SUCH_WORD, f"there is no operator `{target.text}`", target, did_you_mean(near))
 
-    def _reads(self, reads: _Text) -> tuple[int, ...]:
+    def _reads(self, reads: _SourceText) -> tuple[int, ...]:
         """The rows that a node reads, each once, in the order of its arguments; numbers are for the reader."""
         rows: dict[int, None] = {}
         position = 0
         for piece in reads.text.split(",") if reads.text.strip() else ():
-            at = _Text(piece.strip(), reads.start + position + len(piece) - len(piece.lstrip()))
+            at = _SourceText(piece.strip(), reads.start + position + len(piece) - len(piece.lstrip()))
             position += len(piece) + 1
             found = _READ.fullmatch(piece)
             if found is None:
@@ -162,107 +139,53 @@ class _Reader:
 
 @define(eq=False)
 class _Words:
-    """What stands behind the call on a line."""
+    """What stands behind the call on a line: arguments of :meth:`GraphBuilder.add`, by name."""
 
     reader: _Reader
-    module: str | None = None
-    backward: bool = False
-    flags: Flag = NO_FLAG
-    follows: int | None = None
-    bytes: int | None = None
-    numel: int | None = None
-    flops: int = 0
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""
-    device: str = ""
-    region: int | None = None
-    tag: str | None = None
-    name: str = ""
-    group: str = ""
+    said: dict[str, Any] = field(factory=dict)
     notes: set[str] = field(factory=set)
+    flags: Flag = NO_FLAG
 
-    @property
-    def numel_of_shape(self) -> int:
-        if self.shape is None:
-            return 0
-        product = 1
-        for extent in self.shape:
-            product *= extent
-        return product
+    def arguments(self, backward: bool) -> dict[str, Any]:
+        """With what follows from the words: a tensor of a shape has as many elements, and as many bytes."""
+        shape = self.said.get("shape")
+        numel = 0 if shape is None else prod(shape)
+        size = numel * _item_size(self.said.get("dtype", ""))
+        given = {"numel": numel, "bytes": size, "backward": backward, **self.said}
+        return {**given, "flags": self.flags, "annotations": tuple(sorted(self.notes))}
 
-    def take(self, word: _Text) -> None:
+    def take(self, word: _SourceText) -> None:
         key, sign, value = word.text.partition("=")
         if sign:
-            self._value(key, _Text(value, word.start + len(key) + 1), word)
+            self._value(key, _SourceText(value, word.start + len(key) + 1), word)
         elif word.text in FLAGS:
             self.flags |= FLAGS[word.text]
         elif word.text == "backward":
-            self.backward = True
+            self.said["backward"] = True
         else:
             self._module(word)
 
-    def _module(self, word: _Text) -> None:
+    def _module(self, word: _SourceText) -> None:
         near = () if "." in word.text else nearest(word.text, (*FLAGS, "backward"))
-        if near or self.module is not None or not _PATH.fullmatch(word.text):
+        if near or "module" in self.said or not _PATH.fullmatch(word.text):
             help = did_you_mean(near) or "a line holds one module path, flags, and words such as `bytes=64`"
             self.reader.report(NO_SUCH_WORD, f"`{word.text}` is no flag of a node", word, help)
             return
-        self.module = word.text
+        self.said["module"] = word.text
 
-    def _value(self, key: str, value: _Text, word: _Text) -> None:
-        if key not in KEYS:
-            help = did_you_mean(nearest(key, KEYS)) or f"a node has {', '.join(f'`{known}`' for known in KEYS)}"
+    def _value(self, key: str, value: _SourceText, word: _SourceText) -> None:
+        if key not in _KEYS:
+            help = did_you_mean(nearest(key, _KEYS)) or f"a node has {', '.join(f'`{known}`' for known in _KEYS)}"
             self.reader.report(NO_SUCH_WORD, f"a node has no `{key}`", word, help)
-        elif not self._set(key, value.text):
-            self.reader.report(CANNOT_BE_READ, f"`{value.text}` is no `{key}`", value, _EXAMPLES[key])
-
-    def _set(self, key: str, text: str) -> bool:
-        """Whether the text is such a value; it is kept then."""
-        if key in ("bytes", "numel", "flops"):
-            amount = _amount(text, "number" if key == "numel" else key)
-            if amount is not None:
-                setattr(self, key, amount)
-            return amount is not None
-        if key == "shape":
-            self.shape = () if text == "scalar" else tuple(int(extent) for extent in re.findall(r"\d+", text))
-            return _SHAPE.fullmatch(text) is not None and self.numel_of_shape < 1 << 62
-        if key == "dtype":
-            self.dtype = ALIASES.get(text, text)
-            return self.dtype in DTYPES
-        if key == "region":
-            self.region = int(text) if _WHOLE.fullmatch(text) else None
-            return self.region is not None
-        if key == "tag":
-            self.tag = text
-            return text in TAGS
-        if key == "group":
-            self.group = text if _GROUP.fullmatch(text) else ""
-            return bool(self.group)
-        if key == "note":
-            self.notes.add(text)
-            return bool(text)
-        if key == "follows":
-            self.follows = self.reader.builder.index.get(text.removeprefix("%"))
-            return self.follows is not None
-        setattr(self, key, text)
-        return bool(text)
-
-
-_EXAMPLES = {
-    "bytes": "for example `bytes=64`, `bytes=2MiB`",
-    "numel": "for example `numel=1024`",
-    "flops": "for example `flops=2GFLOP`",
-    "shape": "for example `shape=8x128`, `shape=scalar`",
-    "dtype": "for example `dtype=bf16`",
-    "device": "for example `device=cuda:0`",
-    "module": "for example `module=layers.0`",
-    "region": "for example `region=0`",
-    "tag": f"one of {', '.join(f'`{tag}`' for tag in TAGS)}",
-    "group": "its name and its size: `group=dp:16`",
-    "follows": "a node of a line above: `follows=%sdpa`",
-    "note": "the name of an annotation: `note=ap_must_save`",
-    "name": "for example `name=layers.0.attention.wq.weight`",
-}
+            return
+        argument, read, example = _KEYS[key]
+        found: Any = self.reader.builder.index.get(value.text.removeprefix("%")) if read is None else read(value.text)
+        if found is None:
+            self.reader.report(CANNOT_BE_READ, f"`{value.text}` is no `{key}`", value, example)
+        elif key == "note":
+            self.notes.add(found)
+        else:
+            self.said[argument] = found
 
 
 def _amount(text: str, dimension: str) -> int | None:
@@ -274,6 +197,42 @@ def _amount(text: str, dimension: str) -> int | None:
         return None
     amount = int(float(found[1]) * scale) if found[2] or "." in found[1] else int(found[1])
     return amount if amount < 1 << 62 else None
+
+
+def _shape(text: str) -> tuple[int, ...] | None:
+    shape = tuple(int(extent) for extent in re.findall(r"\d+", text))
+    return shape if _SHAPE.fullmatch(text) and prod(shape) < 1 << 62 else None
+
+
+def _dtype(text: str) -> str | None:
+    name = ALIASES.get(text, text)
+    return name if name in DTYPES else None
+
+
+def _any_text(text: str) -> str | None:
+    return text or None
+
+
+_KEYS: Mapping[str, tuple[str, Callable[[str], Any] | None, str]] = {
+    "bytes": ("bytes", lambda text: _amount(text, "bytes"), "for example `bytes=64`, `bytes=2MiB`"),
+    "numel": ("numel", lambda text: _amount(text, "number"), "for example `numel=1024`"),
+    "flops": ("flops", lambda text: _amount(text, "flops"), "for example `flops=2GFLOP`"),
+    "shape": ("shape", _shape, "for example `shape=8x128`, `shape=scalar`"),
+    "dtype": ("dtype", _dtype, "for example `dtype=bf16`"),
+    "device": ("device", _any_text, "for example `device=cuda:0`"),
+    "module": ("module", _any_text, "for example `module=layers.0`"),
+    "region": ("region", lambda text: int(text) if _WHOLE.fullmatch(text) else None, "for example `region=0`"),
+    "tag": ("tag", lambda text: text if text in TAGS else None, f"one of {', '.join(f'`{tag}`' for tag in TAGS)}"),
+    "group": (
+        "group",
+        lambda text: text if _GROUP.fullmatch(text) else None,
+        "its name and its size: `group=dp:16`",
+    ),
+    "follows": ("owner", None, "a node of a line above: `follows=%sdpa`"),
+    "name": ("input_name", _any_text, "for example `name=layers.0.attention.wq.weight`"),
+    "note": ("annotations", _any_text, "the name of an annotation: `note=ap_must_save`"),
+}
+"""What a node is said to have: the builder's argument, what reads it (None: a node's row), and an example."""
 
 
 def _item_size(dtype: str) -> int:

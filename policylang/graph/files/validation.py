@@ -1,4 +1,4 @@
-"""What may stand in the facts that a file says: planning relies on it, and a file may hold anything.
+"""Checks of facts that come from a file: planning relies on them, and a file may hold anything.
 
 A column is checked by its distinct values, which are few; what ties rows to each other is checked row by row.
 """

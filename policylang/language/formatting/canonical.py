@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from attrs import define, field, frozen
 
@@ -109,17 +110,11 @@ def _write(line: _Line) -> str:
 
 def _line_up(commented: Sequence[_Line]) -> None:
     """Give the comments behind code their columns. Successive ones that shared a column share one."""
-    start = 0
-    while start < len(commented):
-        end = start + 1
-        while end < len(commented) and commented[end].column == commented[start].column:
-            end += 1
-        group = commented[start:end]
+    for column, lines in groupby(commented, key=lambda line: line.column):
+        group = list(lines)
         least = max(len(line.code) for line in group) + _GAP
-        column = max(least, group[0].column) if len(group) > 1 else least
         for line in group:
-            line.column = column
-        start = end
+            line.column = max(least, column) if len(group) > 1 else least
 
 
 def _lines(source: Source) -> list[_Line]:

@@ -6,56 +6,22 @@ is what digests and cache keys are made of, so it holds everything that can chan
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from attrs import evolve, frozen
 
-from policylang.language.formatting.unparse_predicates import format_glob, format_predicate
+from policylang.language import syntax
+from policylang.language.formatting.unparse_predicates import format_glob, format_predicate, format_quantity
 from policylang.language.parsing.parser import is_policy_name
-from policylang.language.syntax import (
-    Action,
-    BlockSet,
-    Chain,
-    ChainOf,
-    Collapse,
-    Difference,
-    Everything,
-    Expectation,
-    ExpectFate,
-    ExpectTotal,
-    Feeding,
-    InBlock,
-    InModule,
-    Intersection,
-    Let,
-    Operator,
-    Ordinal,
-    Policy,
-    Reference,
-    Rewriting,
-    Rule,
-    Selector,
-    Step,
-    Union,
-    Where,
-    Word,
-)
-from policylang.language.units import write
-from policylang.language.walk import parts, walk
-
-ACTION_WORDS: dict[Action, str] = {
-    Action.SAVE: "save",
-    Action.PREFER_SAVE: "prefer_save",
-    Action.RECOMPUTE: "recompute",
-    Action.MUST_RECOMPUTE: "must_recompute",
-    Action.OFFLOAD: "offload",
-    Action.PREFER_OFFLOAD: "prefer_offload",
-    Action.LEAVE: "leave",
-}
+from policylang.language.syntax import BlockSet, Expectation, Let, Ordinal, Policy, Rewriting, Rule, Selector
+from policylang.language.walk import parts, selector_of, walk
 
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
 
 
 @frozen
-class _Text:
+class _Wording:
     """A selector in words. ``level`` is the loosest binding in it; ``tail`` what its positions count over and from,
     which stands at the end of the phrase, innermost first; ``unscoped`` and ``unstarted`` say that a ``per`` or a
     ``from`` behind it would bind inside it; ``open`` that it ends in a predicate, which would take an ``or`` or ``and``
@@ -76,9 +42,9 @@ class _Text:
     def ends_open(self) -> bool:
         return self.open and not self.tail
 
-    def at(self, level: int) -> _Text:
+    def at(self, level: int) -> _Wording:
         """Itself where it binds tightly enough, else in parentheses."""
-        return self if self.level >= level else _Text(f"({self.text})", _ATOM)
+        return self if self.level >= level else _Wording(f"({self.text})", _ATOM)
 
 
 def format_selector(selector: Selector) -> str:
@@ -89,8 +55,8 @@ def format_selector(selector: Selector) -> str:
 def format_rule(rule: Rule) -> str:
     """The canonical text of a rule: ``optional save mm``."""
     modifiers = [word for word, said in (("optional", rule.optional), ("override", rule.override)) if said]
-    limit = [] if rule.budget is None else [f"up to {write(rule.budget.value, rule.budget.dimension)} per rank"]
-    return " ".join((*modifiers, ACTION_WORDS[rule.action], format_selector(rule.selector), *limit))
+    limit = [] if rule.budget is None else [f"up to {format_quantity(rule.budget)} per rank"]
+    return " ".join((*modifiers, rule.action.word, format_selector(rule.selector), *limit))
 
 
 def format_policy(policy: Policy) -> str:
@@ -109,12 +75,11 @@ def format_policy(policy: Policy) -> str:
 
 def format_expectation(expectation: Expectation) -> str:
     """The canonical text of an expectation."""
-    if isinstance(expectation, ExpectTotal):
+    if isinstance(expectation, syntax.ExpectTotal):
         per = " per block" if expectation.per_block else ""
-        limit = write(expectation.limit.value, expectation.limit.dimension)
-        return f"expect {expectation.figure}{per} {expectation.op} {limit}"
+        return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}"
     inner = _format(expectation.selector)
-    if isinstance(expectation, ExpectFate):
+    if isinstance(expectation, syntax.ExpectFate):
         return f"expect {expectation.quantifier} {inner.at(_ATOM).text} {expectation.fate}"
     scope = expectation.scope
     if scope is None:
@@ -126,7 +91,7 @@ def format_expectation(expectation: Expectation) -> str:
 def format_rewrite(statement: Rewriting) -> str:
     """The canonical text of a rewrite: ``fuse all_gather chains over dp, tp``."""
     optional = "optional " if statement.optional else ""
-    if isinstance(statement, Collapse):
+    if isinstance(statement, syntax.Collapse):
         return f"{optional}collapse round_trips"
     over = f" over {', '.join(statement.dims)}" if statement.dims else ""
     return f"{optional}fuse {statement.collective} chains{over}"
@@ -134,68 +99,62 @@ def format_rewrite(statement: Rewriting) -> str:
 
 def _used_lets(policy: Policy) -> list[Let]:
     """The names that the rules and expectations reach, in the order of definition."""
-    statements = [*policy.rules, *(each for each in policy.expectations if not isinstance(each, ExpectTotal))]
-    pending = [statement.selector for statement in statements]
+    selectors = map(selector_of, (*policy.rules, *policy.expectations))
+    pending = [selector for selector in selectors if selector is not None]
     used: set[str] = set()
     while pending:
         for part in walk(pending.pop()):
-            if isinstance(part, Reference) and part.name not in used:
+            if isinstance(part, syntax.Reference) and part.name not in used:
                 used.add(part.name)
                 pending.append(policy.lets[part.name].selector)
     return [let for name, let in policy.lets.items() if name in used]
 
 
-def _format(selector: Selector) -> _Text:
+def _format(selector: Selector) -> _Wording:
     """Innermost parts first, without recursion: a policy may nest deeply."""
-    done: list[_Text] = []
+    done: list[_Wording] = []
     for current in reversed(list(walk(selector))):
         inner = [done.pop() for _ in parts(current)]
         done.append(_one(current, inner))
     return done[0]
 
 
-def _one(selector: Selector, inner: list[_Text]) -> _Text:
-    if isinstance(selector, Everything):
-        return _Text("everything", _ATOM)
-    if isinstance(selector, Word | Operator):
-        return _Text(selector.text, _ATOM)
-    if isinstance(selector, Reference):
-        return _Text(selector.name, _ATOM)
-    if isinstance(selector, Union):
-        return _Text(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
-    if isinstance(selector, Intersection | Difference | Feeding):
-        return _join(selector, inner[0], inner[1])
+def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
+    words = own_words(selector)
+    if not inner:
+        return _Wording(words, _ATOM)
+    if isinstance(selector, syntax.Union):
+        return _Wording(", ".join(part.at(_JOINED).text for part in inner), _LOOSE)
+    if isinstance(selector, syntax.Junction):
+        return _join(inner[0], words, inner[1])
     if isinstance(selector, Ordinal):
-        return _ordinal(selector, inner[0])
-    if isinstance(selector, Step | Chain):
-        prefix = f"{selector.direction} of" if isinstance(selector, Step) else f"chain {selector.direction}"
+        return _ordinal(selector, words, inner[0])
+    if isinstance(selector, syntax.Step | syntax.Chain):
         within = inner[0].at(_PHRASE)
-        return evolve(within, words=f"{prefix} {within.words}", level=_PHRASE)
-    filtered = inner[0].at(_FILTERED)
-    words = f"{filtered.words} {_postfix(selector, inner)}"
-    return _Text(words, _FILTERED, unstarted=_takes_a_start(selector), open=isinstance(selector, Where))
+        return evolve(within, words=f"{words} {within.words}", level=_PHRASE)
+    marker = [part.at(_ATOM).text for part in inner[1:]]
+    text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
+    return _Wording(text, _FILTERED, unstarted=_takes_a_start(selector), open=isinstance(selector, syntax.Where))
 
 
 def _takes_a_start(selector: Selector) -> bool:
     """``in every 2nd block`` takes a ``from`` that follows as its own."""
-    return isinstance(selector, InBlock) and selector.which.kind == "every" and selector.which.start == selector.which.n
+    return (
+        isinstance(selector, syntax.InBlock)
+        and selector.which.kind == "every"
+        and selector.which.start == selector.which.n
+    )
 
 
-def _join(selector: Intersection | Difference | Feeding, left: _Text, right: _Text) -> _Text:
-    if isinstance(selector, Intersection):
-        word = "and"
-    elif isinstance(selector, Difference):
-        word = "except"
-    else:
-        word = "fed by" if selector.reverse else "feeding"
+def _join(left: _Wording, word: str, right: _Wording) -> _Wording:
     first = left.at(_JOINED)
     if first.ends_open and word == "and":
         first = first.at(_ATOM)
     last = right.at(_PHRASE)
-    return _Text(f"{first.text} {word} {last.text}", _JOINED, open=last.ends_open)
+    return _Wording(f"{first.text} {word} {last.text}", _JOINED, open=last.ends_open)
 
 
-def _ordinal(ordinal: Ordinal, inner: _Text) -> _Text:
+def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
     within = inner.at(_PHRASE)
     scope, start = ordinal.scope, ordinal.start
     if (scope is not None and within.unscoped) or (start is not None and within.unstarted):
@@ -206,11 +165,17 @@ def _ordinal(ordinal: Ordinal, inner: _Text) -> _Text:
     if scope is not None:
         tail.append(f"per {scope.value}")
     unstarted = within.unstarted or (ordinal.kind == "every" and start is None)
-    words = f"{position_words(ordinal)} {within.words}"
-    return _Text(words, _PHRASE, tuple(tail), within.unscoped or scope is None, unstarted, within.open)
+    return _Wording(
+        f"{words} {within.words}", _PHRASE, tuple(tail), within.unscoped or scope is None, unstarted, within.open
+    )
 
 
-def position_words(ordinal: Ordinal) -> str:
+def own_words(selector: Selector) -> str:
+    """What a selector adds to the words of its parts: ``in layers.*``, ``first 2``, ``chain after``, ``except``."""
+    return _OWN_WORDS[type(selector)](selector)
+
+
+def _position_words(ordinal: Ordinal) -> str:
     """``3rd``, ``every 2nd``, ``first``, ``first 2``, without ``from`` and ``per``."""
     if ordinal.kind == "nth":
         return nth(ordinal.n)
@@ -219,19 +184,7 @@ def position_words(ordinal: Ordinal) -> str:
     return ordinal.kind if ordinal.n == 1 else f"{ordinal.kind} {ordinal.n}"
 
 
-def _postfix(selector: Selector, inner: list[_Text]) -> str:
-    if isinstance(selector, InModule):
-        return f"{'outside' if selector.outside else 'in'} {format_glob(selector.glob)}"
-    if isinstance(selector, InBlock):
-        return f"{'outside' if selector.outside else 'in'} {block_set_words(selector.which)}"
-    if isinstance(selector, Where):
-        return f"where {format_predicate(selector.predicate)}"
-    if isinstance(selector, ChainOf):
-        return "chain" if selector.cut is None else f"chain {selector.cut} {inner[1].at(_ATOM).text}"
-    raise TypeError(f"not a filter: {selector}")
-
-
-def block_set_words(which: BlockSet) -> str:
+def _block_set_words(which: BlockSet) -> str:
     """``block``, ``every 2nd block``, ``first 4 blocks``, ``blocks 0..3``."""
     if which.kind == "any":
         return "block"
@@ -248,3 +201,23 @@ def nth(number: int) -> str:
     if 10 <= number % 100 <= 20:
         return f"{number}th"
     return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"
+
+
+_IN = {False: "in", True: "outside"}
+_OWN_WORDS: Mapping[type, Callable[[Any], str]] = {
+    syntax.Everything: lambda _: "everything",
+    syntax.Word: lambda word: str(word.text),
+    syntax.Operator: lambda operator: str(operator.text),
+    syntax.Reference: lambda reference: str(reference.name),
+    syntax.InModule: lambda part: f"{_IN[part.outside]} {format_glob(part.glob)}",
+    syntax.InBlock: lambda part: f"{_IN[part.outside]} {_block_set_words(part.which)}",
+    syntax.Ordinal: _position_words,
+    syntax.Where: lambda part: f"where {format_predicate(part.predicate)}",
+    syntax.Union: lambda _: "or",
+    syntax.Intersection: lambda _: "and",
+    syntax.Difference: lambda _: "except",
+    syntax.Feeding: lambda part: "fed by" if part.reverse else "feeding",
+    syntax.Step: lambda part: f"{part.direction} of",
+    syntax.Chain: lambda part: f"chain {part.direction}",
+    syntax.ChainOf: lambda part: "chain" if part.cut is None else f"chain {part.cut}",
+}

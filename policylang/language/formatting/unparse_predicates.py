@@ -1,9 +1,9 @@
-"""Canonical text of predicates and globs (see ``formatter.py``)."""
+"""Canonical text of predicates, figures and globs."""
 
 from __future__ import annotations
 
 from policylang.language.parsing.parser import word_kind
-from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.language.syntax import And, Annotated, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
 from policylang.language.units import write
 
 _GLOB_KINDS = frozenset({"NAME", "PATH", "INT", "NUMBER"})
@@ -13,6 +13,10 @@ _VALUE_KINDS = frozenset({"NAME", "PATH"})
 def format_glob(glob: str) -> str:
     """A module path as it can be read back: in quotes where it is a word of the language."""
     return glob if word_kind(glob) in _GLOB_KINDS else f'"{glob}"'
+
+
+def format_quantity(quantity: Quantity) -> str:
+    return write(quantity.value, quantity.dimension)
 
 
 def format_predicate(predicate: Predicate) -> str:
@@ -26,17 +30,13 @@ def format_predicate(predicate: Predicate) -> str:
     if isinstance(predicate, Is):
         return predicate.name
     if isinstance(predicate, CrossesCut):
-        return f"crosses cut per {write(predicate.size.value, predicate.size.dimension)}"
+        return f"crosses cut per {format_quantity(predicate.size)}"
     if isinstance(predicate, Annotated):
         return f"annotated {_word(predicate.name)}"
     if isinstance(predicate, Match):
         return f"{predicate.property} {predicate.op} {_word(predicate.pattern)}"
-    return _format_compare(predicate)
-
-
-def _format_compare(compare: Compare) -> str:
-    subject = compare.quantity if compare.index is None else f"{compare.quantity}[{compare.index}]"
-    return f"{subject} {compare.op} {write(compare.value.value, compare.value.dimension)}"
+    index = "" if predicate.index is None else f"[{predicate.index}]"
+    return f"{predicate.quantity}{index} {predicate.op} {format_quantity(predicate.value)}"
 
 
 def _word(text: str) -> str:

@@ -1,4 +1,8 @@
-"""Words of a statement: the text of one statement as the terminals of ``grammar/apl.lark``."""
+"""The lexer: the text of one statement as the terminals of ``grammar/apl.lark``.
+
+Written by hand, for what lark's lexer cannot do: a keyword behind ``policy`` or ``over`` is a name, braces and brackets
+belong to their word, and a character that no word has is met with what it may have been meant for.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ PAIRS = ("EVERY_NTH", "UP_TO", "PER_RANK")
 
 
 @define(eq=False)
-class Origin:
+class StatementOrigin:
     """What the words of one statement share: their source, and what was found wrong while its tree was built."""
 
     source: Source
@@ -68,10 +72,10 @@ class Lexeme(Token):
     """A lark token that knows where it comes from, so that tree building needs no state beside its arguments."""
 
     __slots__ = ("origin",)
-    origin: Origin
+    origin: StatementOrigin
 
     @classmethod
-    def make(cls, kind: str, text: str, start: int, origin: Origin) -> Lexeme:
+    def make(cls, kind: str, text: str, start: int, origin: StatementOrigin) -> Lexeme:
         lexeme: Lexeme = cls(kind, text, start_pos=start, end_pos=start + len(text))
         lexeme.origin = origin
         return lexeme
@@ -79,6 +83,9 @@ class Lexeme(Token):
     @property
     def span(self) -> Span:
         return Span(self.origin.source, self.start_pos or 0, self.end_pos or 0)
+
+    def report(self, code: str, message: str, span: Span | None = None, *, help: str | None = None) -> None:
+        self.origin.report(code, message, span or self.span, help=help)
 
 
 class Lexer:
@@ -90,9 +97,9 @@ class Lexer:
         self._classes = [(t.name, re.compile(t.pattern.to_regexp())) for t in sorted(worded, key=lambda t: -t.priority)]
         self._classify = lru_cache(maxsize=8192)(self._classify_uncached)
 
-    def lex(self, source: Source, start: int, end: int) -> tuple[list[Lexeme], Origin]:
+    def lex(self, source: Source, start: int, end: int) -> tuple[list[Lexeme], StatementOrigin]:
         """The lexemes of ``source.text[start:end]``; what cannot be read is in the problems of the origin."""
-        origin = Origin(source)
+        origin = StatementOrigin(source)
         lexemes: list[Lexeme] = []
         text = source.text
         position = start
@@ -150,7 +157,7 @@ def _pair(first: Lexeme, second: Lexeme) -> str | None:
     return "UP_TO" if first == "up" and second == "to" else None
 
 
-def _report_character(origin: Origin, text: str, position: int) -> None:
+def _report_character(origin: StatementOrigin, text: str, position: int) -> None:
     character = text[position]
     span = Span(origin.source, position, position + 1)
     if character == '"':

@@ -1,10 +1,9 @@
-"""Text to tree: every statement of a source, and everything that keeps one from being read."""
+"""The parser: the statements of a source, and a diagnostic for each that cannot be read."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from attrs import frozen
 from lark import Lark
 from lark.exceptions import UnexpectedToken
 
@@ -20,38 +19,36 @@ from policylang.language.syntax import File, Statement
 from policylang.language.walk import depth, selector_of
 
 
-@frozen
-class _Machine:
-    lark: Lark
-    lexer: Lexer
+@cache
+def _lark() -> Lark:
+    return parser_of(grammar_file().read_text(encoding="utf-8"))
 
 
 @cache
-def _machine() -> _Machine:
-    lark = parser_of(grammar_file().read_text(encoding="utf-8"))
-    return _Machine(lark, Lexer(list(lark.terminals)))
+def _lexer() -> Lexer:
+    return Lexer(list(_lark().terminals))
 
 
 def keywords() -> frozenset[str]:
     """The words that cannot be names of selectors, operators or modules."""
-    return frozenset(_machine().lexer.keywords)
+    return frozenset(_lexer().keywords)
 
 
 def word_kind(text: str) -> str | None:
     """The terminal that a text is as one word; None where it is several or none."""
-    words, origin = _machine().lexer.lex(Source("", text), 0, len(text))
+    words, origin = _lexer().lex(Source("", text), 0, len(text))
     return words[0].type if len(words) == 1 and len(words[0]) == len(text) and not origin.problems else None
 
 
 def is_policy_name(text: str) -> bool:
     """Whether `policy` can be followed by a text as one plain name, a keyword or not."""
-    words, origin = _machine().lexer.lex(Source("", f"policy {text}"), 0, len(text) + len("policy "))
+    words, origin = _lexer().lex(Source("", f"policy {text}"), 0, len(text) + len("policy "))
     return [word.type for word in words] == ["POLICY", "NAME"] and words[1] == text and not origin.problems
 
 
 def words_of(source: Source, start: int, end: int) -> list[Lexeme]:
     """The words of one statement, in the order of the text."""
-    return _machine().lexer.lex(source, start, end)[0]
+    return _lexer().lex(source, start, end)[0]
 
 
 def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
@@ -71,15 +68,14 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
 
 
 def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:
-    machine = _machine()
-    words, origin = machine.lexer.lex(source, start, end)
+    words, origin = _lexer().lex(source, start, end)
     if origin.problems:
         diagnostics.extend(origin.problems)
         return None
     try:
-        statement = _reduce(machine.lark, words)
+        statement = _reduce(_lark(), words)
     except UnexpectedToken as error:
-        explain_unexpected(error, words, machine.lexer.keywords)
+        explain_unexpected(error, words, _lexer().keywords)
         diagnostics.extend(origin.problems)
         return None
     report_loose(words)

@@ -1,4 +1,4 @@
-"""Builds predicates and figures: what stands after ``where`` and after a comparison sign (see ``tree.py``)."""
+"""Parser callbacks that build predicates and figures (see ``tree.py``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def integer(word: Lexeme, digits: str | None = None) -> int:
     """The whole number that a word writes; a number nobody can mean is reported and read as 1."""
     text = (str(word) if digits is None else digits).replace("_", "")
     if len(text) > _MAX_DIGITS:
-        word.origin.report("APL016", f"the number `{text[:20]}…` is too large", word.span)
+        word.report("APL016", f"the number `{text[:20]}…` is too large")
         return 1
     return int(text)
 
@@ -40,7 +40,7 @@ def position(word: Lexeme) -> int:
     """The number of an ordinal: 2 of ``2nd``, of ``every 2nd`` and of a plain ``2``; it starts at 1."""
     value = integer(word, "".join(re.findall(r"[0-9]", str(word))))
     if value < 1:
-        word.origin.report("APL205", "positions and counts start at 1", word.span)
+        word.report("APL205", "positions and counts start at 1")
         return 1
     return value
 
@@ -54,13 +54,11 @@ def quoted(word: Lexeme) -> str:
 class PredicateRules(Transformer):  # type: ignore[type-arg]
     """The rules of the grammar from ``predicate`` down."""
 
-    def predicate(self, first: Predicate, *rest: Any) -> Predicate:
-        parts = (first, *rest[1::2])
-        return first if not rest else Or(parts, parts[0].span.to(parts[-1].span))
+    def predicate(self, *parts: Any) -> Predicate:
+        return Or(parts[::2], parts[0].span.to(parts[-1].span))
 
-    def conjunction(self, first: Predicate, *rest: Any) -> Predicate:
-        parts = (first, *rest[1::2])
-        return first if not rest else And(parts, parts[0].span.to(parts[-1].span))
+    def conjunction(self, *parts: Any) -> Predicate:
+        return And(parts[::2], parts[0].span.to(parts[-1].span))
 
     def negation(self, *words: Any) -> Predicate:
         predicate: Predicate = words[-1]
@@ -71,9 +69,6 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
     def grouped(self, _open: Lexeme, predicate: Predicate, _close: Lexeme) -> Predicate:
         return predicate
 
-    def subject(self, word: Lexeme) -> Lexeme:
-        return word
-
     def quantity(self, number: Lexeme, unit: Lexeme | None = None) -> Quantity:
         return _quantity(number, unit)
 
@@ -82,13 +77,13 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         name, index = _subject(subject)
         if name in PROPERTIES:
             message = f"`{name}` is compared with a name or a glob, not with a number"
-            subject.origin.report("APL206", message, value.span)
+            subject.report("APL206", message, value.span)
         elif name in MEASURES and (name == "shape") != (index is not None):
             if name == "shape":
                 message, help = "`shape` is not one number", "write `shape[0]` for the size of the first dimension"
             else:
                 message, help = f"`{name}` is one number and has no index", f"write `{name}`"
-            subject.origin.report("APL206", message, subject.span, help=help)
+            subject.report("APL206", message, help=help)
         elif name not in MEASURES:
             _unknown_property(subject)
         return Compare(name, str(sign), value, index, span)  # type: ignore[arg-type]
@@ -98,12 +93,12 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
         name, _ = _subject(subject)
         if name in MEASURES:
             message = f"`{subject}` is compared with a number, and `{value}` is none"
-            subject.origin.report("APL206", message, value.span)
+            subject.report("APL206", message, value.span)
         elif name not in PROPERTIES:
             _unknown_property(subject)
         elif sign not in ("==", "!="):
             message = f"`{name}` is compared with `==` or `!=` alone"
-            subject.origin.report("APL206", message, sign.span)
+            subject.report("APL206", message, sign.span)
         return Match(name, str(sign), quoted(value), span)  # type: ignore[arg-type]
 
     def is_kind(self, word: Lexeme, *rest: Lexeme) -> Predicate:
@@ -137,7 +132,7 @@ def _flag(text: str, span: Span, word: Lexeme) -> Is:
 def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
     near = nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
     help = did_you_mean(_SHOWN.get(word, word) for word in near)
-    at.origin.report("APL114", f"nodes have no property `{text}`", span, help=help)
+    at.report("APL114", f"nodes have no property `{text}`", span, help=help)
 
 
 def _subject(word: Lexeme) -> tuple[str, int | None]:
@@ -148,24 +143,24 @@ def _subject(word: Lexeme) -> tuple[str, int | None]:
 def _unknown_property(subject: Lexeme) -> None:
     known = (*MEASURES, *PROPERTIES)
     help = did_you_mean(nearest(str(subject), known)) or f"the properties are {', '.join(known)}"
-    subject.origin.report("APL114", f"nodes have no property `{subject}`", subject.span, help=help)
+    subject.report("APL114", f"nodes have no property `{subject}`", help=help)
 
 
 def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
     span = number.span.to((unit or number).span)
     match = _NUMBER.fullmatch(str(number))
     if match is None or len(match.group(1)) > 60:
-        number.origin.report("APL016", f"`{str(number)[:40]}` is not a number", number.span)
+        number.report("APL016", f"`{str(number)[:40]}` is not a number")
         return Quantity(0.0, "number", span)
     value = float(match.group(1))
     name = str(unit) if unit is not None else match.group(2)
     if value > 1e30:
-        number.origin.report("APL016", f"the number `{number}` is too large", number.span)
+        number.report("APL016", f"the number `{number}` is too large")
     if not name:
         return Quantity(value, "number", span)
     known = UNITS.get(name)
     if known is None:
         help = did_you_mean(nearest(name, UNITS)) or f"the units are {', '.join(UNITS)}"
-        number.origin.report("APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help)
+        number.report("APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help)
         return Quantity(value, "number", span)
     return Quantity(value * known[0], known[1], span)

@@ -1,4 +1,4 @@
-"""Builds statements from their parts (see ``tree.py``)."""
+"""Parser callbacks that build statements (see ``tree.py``)."""
 
 from __future__ import annotations
 
@@ -8,42 +8,20 @@ from typing import Any
 from attrs import evolve
 from lark import v_args
 
+from policylang.language import syntax
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import integer, quoted
-from policylang.language.parsing.tree import Placed, SelectorRules
+from policylang.language.parsing.tree import SelectorRules, SpannedSelector
 from policylang.language.source import Span
-from policylang.language.syntax import (
-    Action,
-    Blocks,
-    Collapse,
-    Expectation,
-    ExpectCount,
-    ExpectFate,
-    ExpectTotal,
-    Fuse,
-    Include,
-    Let,
-    PolicyName,
-    Quantity,
-    Requires,
-    Rule,
-    Scope,
-    Statement,
-    Undecided,
-)
+from policylang.language.syntax import Action, Quantity, Rule, Scope
 
-ACTIONS: dict[str, Action] = {
-    "save": Action.SAVE,
-    "must_save": Action.SAVE,
-    "prefer_save": Action.PREFER_SAVE,
-    "recompute": Action.RECOMPUTE,
-    "prefer_recompute": Action.RECOMPUTE,
-    "must_recompute": Action.MUST_RECOMPUTE,
-    "offload": Action.OFFLOAD,
-    "prefer_offload": Action.PREFER_OFFLOAD,
-    "leave": Action.LEAVE,
-}
+_SYNONYMS = {"must_save": "save", "prefer_recompute": "recompute"}
+_ACTION_WORDS = (
+    *("save", "must_save", "prefer_save", "recompute", "prefer_recompute", "must_recompute"),
+    *("offload", "prefer_offload", "leave"),
+)
+ACTIONS = {word: Action[_SYNONYMS.get(word, word).upper()] for word in _ACTION_WORDS}
 FATES = ("auto", "save", "recompute")
 FIGURES = ("saved", "recomputed", "recomputed flops", "peak")
 _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
@@ -53,91 +31,83 @@ _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_s
 class StatementRules(SelectorRules):
     """The rules of the grammar from ``start`` down; a statement is built from the tokens of its rule."""
 
-    def start(self, statement: Statement) -> Statement:
-        return statement
+    def policy(self, word: Lexeme, name: Lexeme) -> syntax.PolicyName:
+        return syntax.PolicyName(str(name), word.span.to(name.span))
 
-    def policy(self, word: Lexeme, name: Lexeme) -> PolicyName:
-        return PolicyName(str(name), word.span.to(name.span))
-
-    def requires(self, word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> Requires:
+    def requires(self, word: Lexeme, name: Lexeme, sign: Lexeme, version: Lexeme) -> syntax.Requires:
         if name != "policylang":
-            name.origin.report("APL116", f"a policy can require `policylang` alone, not `{name}`", name.span)
-        return Requires(str(sign), str(version), word.span.to(version.span))  # type: ignore[arg-type]
+            name.report("APL116", f"a policy can require `policylang` alone, not `{name}`")
+        return syntax.Requires(str(sign), str(version), word.span.to(version.span))  # type: ignore[arg-type]
 
-    def include(self, word: Lexeme, target: Lexeme) -> Include:
-        return Include(quoted(target), target.type == "BUNDLED", word.span.to(target.span))
+    def include(self, word: Lexeme, target: Lexeme) -> syntax.Include:
+        return syntax.Include(quoted(target), target.type == "BUNDLED", word.span.to(target.span))
 
-    def let(self, word: Lexeme, name: Lexeme, _equals: Lexeme, selector: Placed) -> Let:
-        return Let(str(name), selector.selector, word.span.to(selector.span))
+    def let(self, word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
+        return syntax.Let(str(name), selector.selector, word.span.to(selector.span))
 
-    def blocks(self, word: Lexeme, glob: Lexeme) -> Blocks:
-        return Blocks(quoted(glob), word.span.to(glob.span))
+    def blocks(self, word: Lexeme, glob: Lexeme) -> syntax.Blocks:
+        return syntax.Blocks(quoted(glob), word.span.to(glob.span))
 
-    def undecided(self, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> Undecided:
+    def undecided(self, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
             help = did_you_mean(nearest(str(fate), FATES)) or "it is one of `auto`, `save`, `recompute`"
-            fate.origin.report(
-                "APL116", f"values that no rule decides cannot be left to `{fate}`", fate.span, help=help
-            )
-        return Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
+            fate.report("APL116", f"values that no rule decides cannot be left to `{fate}`", fate.span, help=help)
+        return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
 
-    def fuse(self, *words: Lexeme) -> Fuse:
+    def fuse(self, *words: Lexeme) -> syntax.Fuse:
         word, (collective, chains, *rest), optional = _opened(words)
         if collective not in _COLLECTIVES:
             help = (
                 did_you_mean(nearest(str(collective), _COLLECTIVES)) or "chains of `all_gather` or `reduce_scatter` are"
             )
             message = f"chains of `{collective}` cannot be fused"
-            collective.origin.report("APL116", message, collective.span, help=help)
+            collective.report("APL116", message, help=help)
         if chains != "chains":
             message = f"`fuse {collective}` is followed by `chains`, not by `{chains}`"
-            chains.origin.report("APL010", message, chains.span, help="write `chains`")
+            chains.report("APL010", message, help="write `chains`")
         end = rest[-1] if rest else chains
         dims = tuple(str(dim) for dim in rest[1::2])
         known = _COLLECTIVES.get(collective, "all_gather")
-        return Fuse(known, dims, optional, word.span.to(end.span))  # type: ignore[arg-type]
+        return syntax.Fuse(known, dims, optional, word.span.to(end.span))  # type: ignore[arg-type]
 
-    def collapse(self, *words: Lexeme) -> Collapse:
+    def collapse(self, *words: Lexeme) -> syntax.Collapse:
         word, (what,), optional = _opened(words)
         if what != "round_trips":
             message = f"`{what}` cannot be collapsed"
-            what.origin.report("APL116", message, what.span, help="write `collapse round_trips`")
-        return Collapse(optional, word.span.to(what.span))
+            what.report("APL116", message, help="write `collapse round_trips`")
+        return syntax.Collapse(optional, word.span.to(what.span))
 
     # --- rules ---
 
-    def modifier(self, word: Lexeme) -> Lexeme:
-        return word
-
     def rule(self, *parts: Any) -> Rule:
         words = [part for part in parts if isinstance(part, Lexeme)]
-        selector = next(part for part in parts if isinstance(part, Placed))
+        selector = next(part for part in parts if isinstance(part, SpannedSelector))
         modifiers = [word for word in words if word.type in ("OPTIONAL", "OVERRIDE")]
         verb = next(word for word in words if word.type in ("ACTION", "NAME"))
         for index, word in enumerate(modifiers):
             if word in modifiers[:index]:
-                word.origin.report("APL209", f"`{word}` stands before this rule twice", word.span)
+                word.report("APL209", f"`{word}` stands before this rule twice")
         if verb not in ACTIONS:
             help = did_you_mean(nearest(str(verb), ACTIONS)) or f"the actions are {', '.join(ACTIONS)}"
-            verb.origin.report("APL013", f"`{verb}` is not an action", verb.span, help=help)
+            verb.report("APL013", f"`{verb}` is not an action", help=help)
         span = parts[0].span.to(parts[-1].span)
         names = [str(word) for word in modifiers]
         action = ACTIONS.get(verb, Action.LEAVE)
         budget = next((part for part in parts if isinstance(part, Quantity)), None)
         if budget is not None and verb in ACTIONS and not action.offloads:
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
-            verb.origin.report("APL116", message, budget.span, help="leave it out, or write `offload`")
+            verb.report("APL116", message, budget.span, help="leave it out, or write `offload`")
         return Rule(action, selector.selector, "optional" in names, "override" in names, span, budget)
 
     def budget(self, up_to: Lexeme, limit: Quantity, per_rank: Lexeme) -> Quantity:
         if limit.dimension != "bytes":
             help = "such as `up to 8 GiB per rank`"
-            up_to.origin.report("APL116", "a budget is a number of bytes", limit.span, help=help)
+            up_to.report("APL116", "a budget is a number of bytes", limit.span, help=help)
         return evolve(limit, span=up_to.span.to(per_rank.span))
 
     # --- expectations ---
 
-    def expect_total(self, word: Lexeme, figure: Lexeme, *rest: Any) -> ExpectTotal:
+    def expect_total(self, word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
         limit: Quantity = rest[-1]
         sign: Lexeme = rest[-2]
         middle = rest[:-2]
@@ -148,30 +118,30 @@ class StatementRules(SelectorRules):
         if name not in FIGURES:
             help = did_you_mean(nearest(name, FIGURES)) or f"the figures are {', '.join(FIGURES)}"
             message = f"there is no figure `{name}` to expect something of"
-            figure.origin.report("APL116", message, figure.span.to(end.span), help=help)
+            figure.report("APL116", message, figure.span.to(end.span), help=help)
         span = word.span.to(limit.span)
-        return ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
+        return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
 
-    def expect_count(self, word: Lexeme, *rest: Any) -> ExpectCount:
-        selector: Placed = rest[-1]
+    def expect_count(self, word: Lexeme, *rest: Any) -> syntax.ExpectCount:
+        selector: SpannedSelector = rest[-1]
         number: Lexeme = rest[-2]
         bound: Any = " ".join(str(part) for part in rest[:-2])
         loose = number.origin.loose
         scope: Scope | None = None
         if loose and loose[-1][1].end == selector.span.end:
             scope = loose.pop()[0]
-        return ExpectCount(bound, integer(number), selector.selector, scope, word.span.to(selector.span))
+        return syntax.ExpectCount(bound, integer(number), selector.selector, scope, word.span.to(selector.span))
 
-    def expect_fate(self, word: Lexeme, *rest: Any) -> Expectation:
-        selector: Placed = rest[-2]
+    def expect_fate(self, word: Lexeme, *rest: Any) -> syntax.ExpectFate:
+        selector: SpannedSelector = rest[-2]
         fate: Lexeme = rest[-1]
         quantifier: Any = "no" if len(rest) == 3 and rest[0] == "no" else "every"
         if len(rest) == 2 and not selector.span.text.startswith("every"):
             help = "write `every` or `no` before it"
             message = "this expectation does not say whether all of these nodes or none of them"
-            word.origin.report("APL208", message, selector.span, help=help)
+            word.report("APL208", message, selector.span, help=help)
         span = word.span.to(fate.span)
-        return ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
+        return syntax.ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
 
 
 def _opened(words: Sequence[Lexeme]) -> tuple[Lexeme, Sequence[Lexeme], bool]:

@@ -8,6 +8,7 @@ count again. Linear in the length of the text, and bounded.
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 from attrs import frozen
 
@@ -46,29 +47,28 @@ def split(source: Source) -> Slices:
     unclosed = _unclosed(text)
     ranges: list[tuple[int, int]] = []
     diagnostics: list[Diagnostic] = []
-    start, depth, deepest, broken = 0, 0, 0, False
-    for match in _STRUCTURE.finditer(text):
-        mark = match.group()
-        if mark == "(":
-            if match.start() in unclosed:
-                if not broken:
-                    span = Span(source, match.start(), match.end())
-                    diagnostics.append(diagnose("APL007", "this `(` is never closed", span))
-                broken = True
-            else:
-                depth += 1
-                deepest = max(deepest, depth)
+    start, depth, deepest = 0, 0, 0
+    broken: Diagnostic | None = None
+    for match in chain(_STRUCTURE.finditer(text), [None]):
+        mark, at = (match.group(), match.start()) if match else (";", len(text))
+        if mark == "(" and at in unclosed:
+            broken = broken or diagnose("APL007", "this `(` is never closed", Span(source, at, at + 1))
+        elif mark == "(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark == ")" and depth:
+            depth -= 1
         elif mark == ")":
-            if depth:
-                depth -= 1
-            elif not broken:
-                broken = True
-                span = Span(source, match.start(), match.end())
-                diagnostics.append(diagnose("APL007", "this `)` has no `(` before it", span))
-        elif mark in (";", "\n") and not depth:
-            _close(source, start, match.start(), deepest, broken, ranges, diagnostics)
-            start, deepest, broken = match.end(), 0, False
-    _close(source, start, len(text), deepest, broken, ranges, diagnostics)
+            broken = broken or diagnose("APL007", "this `)` has no `(` before it", Span(source, at, at + 1))
+        elif match is None or (mark in (";", "\n") and not depth):
+            blank = _BLANK.match(text, start, at)
+            start = blank.end() if blank else start
+            wrong = broken or _broken_bound(Span(source, start, at), deepest)
+            if wrong is not None:
+                diagnostics.append(wrong)
+            elif start < at:
+                ranges.append((start, at))
+            start, deepest, broken = at + 1, 0, None
     if len(ranges) > MAX_STATEMENTS:
         message = f"the file holds {len(ranges)} statements, more than the {MAX_STATEMENTS} a policy may have"
         return Slices((), (diagnose("APL002", message, Span(source, *ranges[MAX_STATEMENTS])),))
@@ -106,27 +106,12 @@ def _unclosed(text: str) -> frozenset[int]:
     return frozenset(stack)
 
 
-def _close(
-    source: Source,
-    start: int,
-    end: int,
-    deepest: int,
-    broken: bool,
-    ranges: list[tuple[int, int]],
-    diagnostics: list[Diagnostic],
-) -> None:
-    blank = _BLANK.match(source.text, start, end)
-    start = blank.end() if blank else start
-    if start >= end or broken:
-        return
-    if end - start > MAX_STATEMENT:
-        message = f"this statement holds {(end - start) / 1024:.0f} KiB of text, more than the 64 KiB it may have"
-        help = "give its parts names with `let`"
-        diagnostics.append(diagnose("APL003", message, Span(source, start, end), help=help))
-    elif deepest > MAX_DEPTH:
-        diagnostics.append(too_deep(Span(source, start, end)))
-    else:
-        ranges.append((start, end))
+def _broken_bound(statement: Span, deepest: int) -> Diagnostic | None:
+    size = statement.end - statement.start
+    if size > MAX_STATEMENT:
+        message = f"this statement holds {size / 1024:.0f} KiB of text, more than the 64 KiB it may have"
+        return diagnose("APL003", message, statement, help="give its parts names with `let`")
+    return too_deep(statement) if deepest > MAX_DEPTH and size > 0 else None
 
 
 def too_deep(span: Span) -> Diagnostic:

@@ -1,10 +1,9 @@
-"""What to say when a word cannot stand where it stands: the parser's view, put in the words of the language."""
+"""Messages for a word that cannot stand where it stands, from the terminals that the parser would have taken."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
 from lark.exceptions import UnexpectedToken
 
 from policylang.language.nearest import did_you_mean, nearest
@@ -21,42 +20,47 @@ _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` 
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
 
 
-@frozen
-class _Missing:
-    """What has to follow, and how it looks."""
-
-    what: str
-    help: str | None = None
-
-
-# By the terminals that the parser would take here; the first row that fits is the most telling.
-_MISSING: tuple[tuple[frozenset[str], _Missing], ...] = (
-    (
-        frozenset({"EVERY", "EXACTLY"}),
-        _Missing("an expectation", "such as `saved <= 4 GiB`, `exactly 7 mm` or `every mm saved`"),
-    ),
-    (frozenset({"EVERYTHING"}), _Missing("a selector", "such as `mm`, `attention` or `everything`")),
-    (frozenset({"BLOCK", "STRING"}), _Missing("a module path or `block`", "a module path is written as `layers.*`")),
-    (frozenset({"STRING", "BUNDLED"}), _Missing("a file", 'a file is written `"other.apl"`, or `<name>` if bundled')),
-    (frozenset({"IS", "NOT"}), _Missing("a predicate", "such as `bytes > 64 MiB` or `crosses block`")),
-    (frozenset({"SAVED", "OFFLOADED"}), _Missing("`saved`, `recomputed` or `offloaded`")),
-    (frozenset({"COMPARISON"}), _Missing("a comparison", "such as `<= 64 MiB`")),
-    (frozenset({"ARROW"}), _Missing("`->`")),
-    (frozenset({"ACTION"}), _Missing("an action", "such as `save` or `recompute`")),
-    (frozenset({"BLOCK", "MODULE", "CHAIN", "GRAPH"}), _Missing("`block`, `module`, `chain` or `graph`")),
-    (frozenset({"AFTER", "BEFORE", "THROUGH"}), _Missing("`after`, `before` or `through`")),
-    (frozenset({"EQUAL"}), _Missing("`=` and a selector")),
-    (frozenset({"STRING", "PATH"}), _Missing("a module path", "such as `layers.*`")),
-    (frozenset({"INT"}), _Missing("a whole number")),
-    (frozenset({"ORDINAL"}), _Missing("a position", "such as `1st`")),
-    (frozenset({"LEAST", "MOST"}), _Missing("`least` or `most`")),
-    (frozenset({"BLOCK"}), _Missing("`block`")),
-    (frozenset({"OF"}), _Missing("`of`")),
-    (frozenset({"BY"}), _Missing("`by`")),
-    (frozenset({"RPAR"}), _Missing("`)`")),
-    (frozenset({"PER_RANK"}), _Missing("`per rank`", "such as `up to 8 GiB per rank`")),
-    (frozenset({"NAME"}), _Missing("a name")),
+_MISSING: tuple[tuple[str, str, str, str, str | None], ...] = (
+    ("FUSE", "FUSE", "-OVER", "`all_gather chains` or `reduce_scatter chains`", None),
+    ("FUSE", "OVER COMMA", "-OVER", "a mesh dimension", "such as `dp`"),
+    ("FUSE", "", "-OVER", "`chains`", None),
+    ("COLLAPSE", "", "", "`round_trips`", None),
+    ("UNDECIDED", "", "ACTION", "`auto`, `save` or `recompute`", None),
+    ("REQUIRES", "COMPARISON", "", "a version", "such as `0.2`"),
+    ("EXPECT", "COMPARISON", "", "a figure", "such as `64 MiB`, `2 GFLOP` or `20%`"),
+    ("", "COMPARISON", "", "a value", None),
+    ("REQUIRES", "NAME", "", "a comparison", "such as `>= 0.2`"),
+    ("REQUIRES", "", "", "`policylang`", "such as `requires policylang >= 0.2`"),
+    ("", "CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),
+    ("", "PER", "NUMBER", "a size", "such as `crosses cut per 2 GiB`"),
+    ("", "IS", "", "a property", "such as `view`, `random`, `multi_output` or `mutated`"),
+    ("", "FROM", "NAME", "`parameter`, `buffer` or `input`", None),
+    ("", "", "EVERY EXACTLY", "an expectation", "such as `saved <= 4 GiB`, `exactly 7 mm` or `every mm saved`"),
+    ("", "", "EVERYTHING", "a selector", "such as `mm`, `attention` or `everything`"),
+    ("", "", "BLOCK STRING", "a module path or `block`", "a module path is written as `layers.*`"),
+    ("", "", "STRING BUNDLED", "a file", 'a file is written `"other.apl"`, or `<name>` if bundled'),
+    ("", "", "IS NOT", "a predicate", "such as `bytes > 64 MiB` or `crosses block`"),
+    ("", "", "SAVED OFFLOADED", "`saved`, `recomputed` or `offloaded`", None),
+    ("", "", "COMPARISON", "a comparison", "such as `<= 64 MiB`"),
+    ("", "", "ARROW", "`->`", None),
+    ("", "", "ACTION", "an action", "such as `save` or `recompute`"),
+    ("", "", "BLOCK MODULE CHAIN GRAPH", "`block`, `module`, `chain` or `graph`", None),
+    ("", "", "AFTER BEFORE THROUGH", "`after`, `before` or `through`", None),
+    ("", "", "EQUAL", "`=` and a selector", None),
+    ("", "", "STRING PATH", "a module path", "such as `layers.*`"),
+    ("", "", "INT", "a whole number", None),
+    ("", "", "ORDINAL", "a position", "such as `1st`"),
+    ("", "", "LEAST MOST", "`least` or `most`", None),
+    ("", "", "BLOCK", "`block`", None),
+    ("", "", "OF", "`of`", None),
+    ("", "", "BY", "`by`", None),
+    ("", "", "RPAR", "`)`", None),
+    ("", "", "PER_RANK", "`per rank`", "such as `up to 8 GiB per rank`"),
+    ("", "", "NAME", "a name", None),
+    ("", "", "", "something else", None),
 )
+"""What has to follow, and how it looks: by the statement, by the last word, and by the terminals that the parser takes
+here (with a minus: does not take). The first row that fits is the most telling."""
 
 
 def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords: Mapping[str, str]) -> None:
@@ -83,7 +87,7 @@ def _report_opening(word: Lexeme) -> None:
         help = "the selector comes before `->`"
     else:
         help = _near_opener(word) or _RULE
-    word.origin.report("APL012", f"no statement starts with `{word}`", word.span, help=help)
+    word.report("APL012", f"no statement starts with `{word}`", help=help)
 
 
 def _near_opener(word: Lexeme) -> str | None:
@@ -97,29 +101,28 @@ def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     if _in_predicate(words, expected):
         origin.report("APL011", f"a comparison is missing after `{last}`", caret, help=_predicate_help(words, None))
         return
-    missing = _missing(words, expected)
-    help = missing.help
+    missing, help = _missing(words, expected)
     if words[0].type not in {"EXPECT", "UNDECIDED"} and "ARROW" in expected:
         first = words[0] if words[0].type == "NAME" else None
         help = (_near_opener(first) if first is not None else None) or _RULE
-    origin.report("APL011", f"the statement ends where {missing.what} has to follow", caret, help=help)
+    origin.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help)
 
 
 def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str], keywords: Mapping[str, str]) -> None:
-    origin, last = word.origin, before[-1]
+    last = before[-1]
     spelt = str(word).isidentifier()
     reserved = spelt and str(word) in keywords
     if reserved and last.type == "LET":
         message = f"`{word}` is a word of the language and cannot be a name"
-        origin.report("APL015", message, word.span, help="choose another name")
+        word.report("APL015", message, help="choose another name")
         return
     if word.type == "EQUAL" and "COMPARISON" in expected:
-        origin.report("APL010", "`=` defines a name, a comparison is `==`", word.span, help="write `==`")
+        word.report("APL010", "`=` defines a name, a comparison is `==`", help="write `==`")
         return
     near = _near_keyword(word, before, expected, keywords) if spelt else None
     if near is None and _in_predicate(before, expected):
         message = f"a comparison is missing after `{last}`"
-        origin.report("APL010", message, word.span, help=_predicate_help(before, word))
+        word.report("APL010", message, help=_predicate_help(before, word))
         return
     if near is not None or "$END" in expected:
         message = f"`{word}` cannot follow `{last}`"
@@ -127,42 +130,23 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
             message += ", the statement is complete there"
         if near is None and spelt and "OR" in expected:
             near = "join two selectors with a comma, `or`, `and` or `except`"
-        origin.report("APL010", message, word.span, help=near)
+        word.report("APL010", message, help=near)
         return
-    missing = _missing(before, expected)
-    message = f"`{word}` cannot follow `{last}`, {missing.what} has to"
-    origin.report("APL010", message, word.span, help=_way_out(word, reserved, expected) or missing.help)
+    missing, help = _missing(before, expected)
+    message = f"`{word}` cannot follow `{last}`, {missing} has to"
+    word.report("APL010", message, help=_way_out(word, reserved, expected) or help)
 
 
-def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> _Missing:
-    """What has to follow the words, by what they are and by what the parser would take."""
+def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
+    """What has to follow the words, and how it looks."""
     opener, last = _opener(before), before[-1].type
-    if opener == "FUSE" and "OVER" not in expected:
-        if last == "FUSE":
-            return _Missing("`all_gather chains` or `reduce_scatter chains`")
-        return _Missing("a mesh dimension", "such as `dp`") if last in ("OVER", "COMMA") else _Missing("`chains`")
-    if opener == "COLLAPSE":
-        return _Missing("`round_trips`")
-    if opener == "UNDECIDED" and "ACTION" in expected:
-        return _Missing("`auto`, `save` or `recompute`")
-    if last == "COMPARISON":
-        if opener == "REQUIRES":
-            return _Missing("a version", "such as `0.2`")
-        return (
-            _Missing("a figure", "such as `64 MiB`, `2 GFLOP` or `20%`") if opener == "EXPECT" else _Missing("a value")
-        )
-    if opener == "REQUIRES":
-        if last == "NAME":
-            return _Missing("a comparison", "such as `>= 0.2`")
-        return _Missing("`policylang`", "such as `requires policylang >= 0.2`")
-    if last == "CUT" or (last == "PER" and "NUMBER" in expected):
-        return _Missing("`per` and a size" if last == "CUT" else "a size", "such as `crosses cut per 2 GiB`")
-    if last == "IS":
-        return _Missing("a property", "such as `view`, `random`, `multi_output` or `mutated`")
-    if last == "FROM" and "NAME" in expected:
-        return _Missing("`parameter`, `buffer` or `input`")
-    fitting = (missing for terminals, missing in _MISSING if terminals <= expected)
-    return next(fitting, _Missing("something else"))
+    return next(
+        (what, help)
+        for statement, words, terminals, what, help in _MISSING
+        if statement in ("", opener)
+        and (not words or last in words.split())
+        and all((name.removeprefix("-") in expected) is not name.startswith("-") for name in terminals.split())
+    )
 
 
 def _in_predicate(words: Sequence[Lexeme], expected: frozenset[str]) -> bool:

@@ -1,31 +1,21 @@
-"""Whether figures, types and globs fit what they are compared with, and their plain form: the checks of meaning that
-need no names."""
+"""Semantic checks that need no names: dimensions of figures, tensor types, globs, the required version."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import zip_longest
 
 from attrs import evolve
 
+from policylang.language import syntax
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.dtypes import ALIASES, DTYPES
-from policylang.language.globs import NameGlob, is_magic, name_glob_problem, path_glob_problem
+from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.source import Span
-from policylang.language.syntax import (
-    And,
-    Compare,
-    CrossesCut,
-    ExpectTotal,
-    Match,
-    Not,
-    Or,
-    Predicate,
-    Quantity,
-    Requires,
-)
+from policylang.language.syntax import COMPARISONS, Predicate, Quantity
 from policylang.language.units import NAMES, Dimension
 
 LANGUAGE_VERSION = (0, 2)
@@ -48,20 +38,20 @@ _EXAMPLES: dict[Dimension, str] = {"bytes": "`64 MiB`", "flops": "`2 GFLOP`", "f
 
 def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
     """The predicate with plain figures given their dimension and types their full name; misfits are reported."""
-    if isinstance(predicate, Compare):
+    if isinstance(predicate, syntax.Compare):
         return evolve(predicate, value=fit_quantity(predicate.quantity, predicate.value, report))
-    if isinstance(predicate, Match):
+    if isinstance(predicate, syntax.Match):
         return _fit_match(predicate, report)
-    if isinstance(predicate, CrossesCut):
+    if isinstance(predicate, syntax.CrossesCut):
         return _fit_cut(predicate, report)
-    if isinstance(predicate, Not):
+    if isinstance(predicate, syntax.Not):
         return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
-    if isinstance(predicate, And | Or):
+    if isinstance(predicate, syntax.And | syntax.Or):
         return evolve(predicate, parts=tuple(fit_predicate(part, report) for part in predicate.parts))
     return predicate
 
 
-def _fit_cut(cut: CrossesCut, report: Report) -> CrossesCut:
+def _fit_cut(cut: syntax.CrossesCut, report: Report) -> syntax.CrossesCut:
     size = fit_quantity(_CUT, cut.size, report)
     if size.dimension == "bytes" and size.value < 1:
         message = "a stage of less than a byte holds nothing"
@@ -69,7 +59,7 @@ def _fit_cut(cut: CrossesCut, report: Report) -> CrossesCut:
     return evolve(cut, size=size)
 
 
-def fit_total(expectation: ExpectTotal, report: Report) -> ExpectTotal:
+def fit_total(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
     return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
 
 
@@ -95,34 +85,22 @@ def check_path_glob(glob: str, span: Span, report: Report) -> None:
         report(diagnose("APL112", f"the module path `{glob}` {problem}", _last(glob, span)))
 
 
-def check_version(requires: Requires, report: Report) -> None:
+def check_version(requires: syntax.Requires, report: Report) -> None:
     """Report a ``requires`` that this language version does not meet."""
     parts = requires.version.split(".")
     if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-        message = f"`{requires.version}` is not a version"
-        report(
-            diagnose("APL016", message, _last(requires.version, requires.span), help="a version is written as `0.2`")
-        )
+        message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
+        report(diagnose("APL016", message, _last(requires.version, requires.span), help=help))
         return
-    width = max(len(parts), len(LANGUAGE_VERSION))
-    wanted = _padded(tuple(int(part) for part in parts), width)
-    here = _padded(LANGUAGE_VERSION, width)
-    holds = {
-        "==": here == wanted,
-        "!=": here != wanted,
-        "<": here < wanted,
-        "<=": here <= wanted,
-        ">": here > wanted,
-        ">=": here >= wanted,
-    }[requires.op]
-    if not holds:
+    here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
+    if not COMPARISONS[requires.op](here, wanted):
         own = ".".join(map(str, LANGUAGE_VERSION))
         message = f"the policy requires language version {requires.op} {requires.version}, and this is {own}"
         help = "install a newer policylang" if here < wanted else "adapt the policy, or install an older policylang"
         report(diagnose("APL204", message, requires.span, help=help))
 
 
-def _fit_match(match: Match, report: Report) -> Match:
+def _fit_match(match: syntax.Match, report: Report) -> syntax.Match:
     if match.property == "module":
         check_path_glob(match.pattern, match.span, report)
         return match
@@ -133,21 +111,13 @@ def _fit_match(match: Match, report: Report) -> Match:
     return _fit_dtype(match, report) if match.property == "dtype" else match
 
 
-def _fit_dtype(match: Match, report: Report) -> Match:
+def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
     pattern = match.pattern.removeprefix("torch.")
     pattern = ALIASES.get(pattern, pattern)
-    if is_magic(pattern):
-        glob = NameGlob(pattern)
-        known = any(glob.matches(dtype) for dtype in DTYPES)
-    else:
-        known = pattern in DTYPES
-    if not known:
+    if not any(map(NameGlob(pattern).matches, DTYPES)):
+        message = f"there is no tensor type `{match.pattern}`"
         help = did_you_mean(nearest(pattern, (*DTYPES, *ALIASES)))
-        report(
-            diagnose(
-                "APL115", f"there is no tensor type `{match.pattern}`", _last(match.pattern, match.span), help=help
-            )
-        )
+        report(diagnose("APL115", message, _last(match.pattern, match.span), help=help))
     return evolve(match, pattern=pattern)
 
 
@@ -155,7 +125,3 @@ def _last(text: str, span: Span) -> Span:
     """Where a text stands last in a span."""
     at = span.text.rfind(text)
     return span if at < 0 else Span(span.source, span.start + at, span.start + at + len(text))
-
-
-def _padded(version: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return version + (0,) * (width - len(version))

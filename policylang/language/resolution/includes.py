@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import define, evolve, field, frozen
@@ -22,12 +21,12 @@ MAX_CHAIN = 32
 PRELUDE = "prelude"
 
 
-Chain = tuple[tuple[str, Include | None], ...]
+IncludeChain = tuple[tuple[str, Include | None], ...]
 """The files on the way here, outermost first: which file, and the include that led to it."""
 
 
 @frozen
-class Placed:
+class PlacedStatement:
     """A statement, and where it comes from."""
 
     statement: Statement
@@ -41,10 +40,9 @@ class Placed:
 
 @frozen
 class _Unit:
-    """A parsed file, and what its includes are relative to; None for the text of no file, where it is here."""
+    """A parsed file, and the folder that its includes are relative to."""
 
     file: File
-    key: str
     folder: Path
     bundled: bool
 
@@ -53,12 +51,12 @@ class _Unit:
 class Expansion:
     """The statements of a policy in the order in which they count, and what was wrong with the files."""
 
-    statements: list[Placed] = field(factory=list)
+    statements: list[PlacedStatement] = field(factory=list)
     diagnostics: list[Diagnostic] = field(factory=list)
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _steps: int = 0
 
-    def add(self, unit: _Unit, chain: Chain) -> None:
+    def add(self, unit: _Unit, chain: IncludeChain) -> None:
         for index, statement in enumerate(unit.file.statements):
             self._steps += 1
             if self._steps > MAX_STATEMENTS:
@@ -67,14 +65,14 @@ class Expansion:
             if isinstance(statement, Include):
                 self._include(statement, unit, chain)
             else:
-                self.statements.append(Placed(statement, index, unit.bundled, len(chain) - 1))
+                self.statements.append(PlacedStatement(statement, index, unit.bundled, len(chain) - 1))
 
-    def parse(self, source: Source, key: str, folder: Path, bundled: bool) -> _Unit:
+    def parse(self, source: Source, folder: Path, bundled: bool) -> _Unit:
         file, diagnostics = parse_file(source)
         self.diagnostics.extend(diagnostics)
-        return _Unit(file, key, folder, bundled)
+        return _Unit(file, folder, bundled)
 
-    def _include(self, include: Include, unit: _Unit, chain: Chain) -> None:
+    def _include(self, include: Include, unit: _Unit, chain: IncludeChain) -> None:
         if include.bundled and include.target == PRELUDE:
             return  # it is always there
         path, name = self._target(include, unit, chain)
@@ -82,19 +80,20 @@ class Expansion:
             return
         key = str(path.resolve())
         if any(key == seen for seen, _ in chain):
-            trail = " → ".join([*_trail(chain), f"`{include.span.source.name}`", f"`{name}`"])
+            files = [each.span.source.name for _, each in (*chain, (key, include)) if each is not None]
+            trail = " → ".join(f"`{file}`" for file in (*files, name))
             self._report("APL105", f"`{name}` includes itself: {trail}", include, chain)
             return
         if len(chain) >= MAX_CHAIN:
             self._report("APL106", f"includes are nested more than {MAX_CHAIN} deep", include, chain)
             return
         if key not in self._parsed:
-            self._parsed[key] = self._read(path, name, key, include, chain)
+            self._parsed[key] = self._read(path, name, include, chain)
         target = self._parsed[key]
         if target is not None:
             self.add(target, (*chain, (key, include)))
 
-    def _target(self, include: Include, unit: _Unit, chain: Chain) -> tuple[Path | None, str]:
+    def _target(self, include: Include, unit: _Unit, chain: IncludeChain) -> tuple[Path | None, str]:
         if not include.bundled:
             name = os.path.normpath(os.path.join(os.path.dirname(_named(unit)), include.target))
             library = unit.file.span.source.name.startswith("<") and unit.bundled
@@ -106,28 +105,21 @@ class Expansion:
             self._report("APL103", f"the bundled library has no policy `{include.target}`", include, chain, help=help)
         return path, f"<{include.target.removesuffix('.apl')}>"
 
-    def _read(self, path: Path, name: str, key: str, include: Include, chain: Chain) -> _Unit | None:
+    def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
         source = read_source(path, name)
         if isinstance(source, Source):
-            return self.parse(source, key, path.parent, _is_bundled(path))
+            return self.parse(source, path.parent, _is_bundled(path))
         if source.span is None:
             source = evolve(source, span=include.span)
         self.diagnostics.append(evolve(source, related=_included_from(chain)))
         return None
 
     def _report(
-        self,
-        code: str,
-        message: str,
-        include: Include,
-        chain: Chain,
-        *,
-        help: str | None = None,
+        self, code: str, message: str, include: Include, chain: IncludeChain, *, help: str | None = None
     ) -> None:
-        related = _included_from(chain)
-        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related))
+        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=_included_from(chain)))
 
-    def _too_far(self, chain: Chain) -> None:
+    def _too_far(self, chain: IncludeChain) -> None:
         if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
             return
         span = next((include.span for _, include in chain if include is not None), None)
@@ -141,7 +133,7 @@ def expand(source: Source, path: Path | None) -> Expansion:
     folder = path.parent if path is not None else Path()
     bundled = path is not None and _is_bundled(path)
     key = str(path.resolve()) if path is not None else source.name
-    expansion.add(expansion.parse(source, key, folder, bundled), ((key, None),))
+    expansion.add(expansion.parse(source, folder, bundled), ((key, None),))
     return expansion
 
 
@@ -155,15 +147,6 @@ def _named(unit: _Unit) -> str:
     return "" if name.startswith("<") else name
 
 
-def _included_from(chain: Chain) -> tuple[Related, ...]:
+def _included_from(chain: IncludeChain) -> tuple[Related, ...]:
     """Where each file of the chain was included, the innermost first."""
-    return tuple(Related("included from here", include.span) for include in _includes(chain))
-
-
-def _includes(chain: Chain) -> Iterator[Include]:
-    return (include for _, include in reversed(chain) if include is not None)
-
-
-def _trail(chain: Chain) -> list[str]:
-    """The files of the chain by name, the outermost first."""
-    return [f"`{include.span.source.name}`" for include in reversed(tuple(_includes(chain)))]
+    return tuple(Related("included from here", include.span) for _, include in reversed(chain) if include is not None)

@@ -1,4 +1,4 @@
-"""From a file, or a text, to a policy: the whole language stage in one call. Nothing is raised: errors are values."""
+"""Loads a policy: parses a file or a text, expands its includes, resolves it. Errors are values."""
 
 from __future__ import annotations
 

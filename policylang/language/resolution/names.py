@@ -1,4 +1,4 @@
-"""Looking words up: ``let`` names first, then the groups of the prelude, then operators."""
+"""Name lookup: ``let`` names first, then the groups of the prelude, then operators."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.tree import union_of
 from policylang.language.resolution import prelude
 from policylang.language.resolution.fitting import check_path_glob, fit_predicate
-from policylang.language.resolution.includes import Placed
-from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, at, split_operator
+from policylang.language.resolution.includes import PlacedStatement
+from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, split_operator
 from policylang.language.source import Span
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
@@ -24,7 +24,7 @@ _MAX_SUGGESTIONS = 50
 
 
 @define
-class Names:
+class Definitions:
     """What the words of one policy stand for, statement by statement."""
 
     operators: OperatorTable
@@ -40,7 +40,7 @@ class Names:
     _suggestions: int = 0
 
     @classmethod
-    def of(cls, statements: Sequence[Placed], operators: OperatorTable) -> Names:
+    def of(cls, statements: Sequence[PlacedStatement], operators: OperatorTable) -> Definitions:
         later: dict[str, Span] = {}
         for placed in statements:
             if isinstance(placed.statement, Let):
@@ -111,7 +111,7 @@ class Names:
         if word.text not in self._known:
             self._known[word.text] = self._find_operator(word)
         operator = self._known[word.text]
-        return word if operator is None else at(operator, word.span)
+        return word if operator is None else evolve(operator, span=word.span)
 
     def _find_operator(self, word: Word) -> Operator | None:
         text = word.text
@@ -134,19 +134,16 @@ class Names:
     def _unknown(self, word: Word, operator: Operator) -> Operator | None:
         parts = word.text.split(".")
         namespace = parts[0] if len(parts) > 1 else None
-        if namespace is not None and not self.operators.complete and not self.operators.has_namespace(namespace):
-            elsewhere = operator.namespace is None and self._is_operator(parts[0])
-            if not elsewhere:
-                message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
-                help = did_you_mean(self._nearest(word.text))
-                help = help or f"a module path stands after `in`: `everything in {word.text}`"
-                self._report("APL102", message, word.span, help=help)
-                qualified = split_operator(word.text, lambda _: True)
-                return qualified or operator
+        known = namespace is None or self.operators.complete or self.operators.has_namespace(namespace)
+        if not known and (operator.namespace is not None or not self._is_operator(parts[0])):
+            message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
+            help = did_you_mean(self._nearest(word.text))
+            help = help or f"a module path stands after `in`: `everything in {word.text}`"
+            self._report("APL102", message, word.span, help=help)
+            return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
-        self._report(
-            "APL101", f"there is no {kind} `{word.text}`", word.span, help=did_you_mean(self._nearest(word.text))
-        )
+        help = did_you_mean(self._nearest(word.text))
+        self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help)
         return None
 
     def _is_operator(self, name: str) -> bool:

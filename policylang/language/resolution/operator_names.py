@@ -1,4 +1,4 @@
-"""The operators a policy may name: a manifest that travels with the package, and any further source of names.
+"""Lookup of operator names: in a manifest that travels with the package, and in further sources of names.
 
 The manifest (``operators.json``, written by ``scripts/make_operator_manifest.py``) lists namespace, name and overloads
 of the operators of one torch version, so that a policy is checked without importing torch. A source of further names,
@@ -16,10 +16,9 @@ from attrs import define, field, frozen
 
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
 from policylang.language.nearest import nearest
-from policylang.language.source import Span
 from policylang.language.syntax import Operator
 
-Names = Mapping[str, tuple[str, ...]]
+Overloads = Mapping[str, tuple[str, ...]]
 """Operator name to its overloads, within one namespace."""
 
 _MANIFEST = Path(__file__).with_name("operators.json")
@@ -33,7 +32,7 @@ PLAIN_FUNCTIONS = "builtin"
 @frozen
 class Manifest:
     torch_version: str
-    namespaces: Mapping[str, Names]
+    namespaces: Mapping[str, Overloads]
 
 
 @cache
@@ -55,7 +54,7 @@ def manifest() -> Manifest:
 class OperatorTable:
     """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once."""
 
-    namespaces: Mapping[str, Names]
+    namespaces: Mapping[str, Overloads]
     more: Callable[[], Iterable[str]] | None = None
     _extended: dict[str, dict[str, tuple[str, ...]]] | None = field(default=None, init=False)
 
@@ -70,20 +69,17 @@ class OperatorTable:
 
     def has_namespace(self, pattern: str) -> bool:
         glob = NameGlob(pattern)
-        return any(glob.matches(namespace) for _, namespaces in self._tables() for namespace in namespaces)
+        return any(glob.matches(namespace) for namespaces in self._tables() for namespace in namespaces)
 
     def matches(self, namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
         """The full names of the operators that fit the parts, each a glob or None for any; sorted."""
-        for _, namespaces in self._tables():
-            found = _search(namespaces, namespace, name, overload)
-            if found:
-                return found
-        return ()
+        found = (_search(namespaces, namespace, name, overload) for namespaces in self._tables())
+        return next(filter(None, found), ())
 
     def nearest(self, text: str) -> tuple[str, ...]:
         """The known names closest to a misspelt one, in as many parts as it has."""
         parts = split_outside_braces(text)
-        *_, (_, namespaces) = self._tables()
+        *_, namespaces = self._tables()
         if len(parts) == 1:
             return nearest(text, sorted({name for names in namespaces.values() for name in names}))
         qualified = (f"{namespace}.{name}" for namespace, names in namespaces.items() for name in names)
@@ -95,13 +91,13 @@ class OperatorTable:
             return tuple(f"{stem}.{near}" for near in nearest(overload, overloads) or overloads[:3])
         return nearest(stem, qualified)
 
-    def _tables(self) -> Iterable[tuple[str, Mapping[str, Names]]]:
+    def _tables(self) -> Iterable[Mapping[str, Overloads]]:
         """The manifest, then, only if the caller is still looking, everything."""
-        yield "manifest", self.namespaces
+        yield self.namespaces
         if self.more is not None:
             if self._extended is None:
                 self._extended = _extend(self.namespaces, self.more())
-            yield "all", self._extended
+            yield self._extended
 
 
 def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operator | None:
@@ -121,11 +117,9 @@ def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operato
     return None
 
 
-def at(operator: Operator, span: Span) -> Operator:
-    return Operator(operator.namespace, operator.name, operator.overload, span)
-
-
-def _search(namespaces: Mapping[str, Names], namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
+def _search(
+    namespaces: Mapping[str, Overloads], namespace: str | None, name: str, overload: str | None
+) -> tuple[str, ...]:
     found: list[str] = []
     for space, names in namespaces.items():
         if namespace is not None and not NameGlob(namespace).matches(space):
@@ -135,17 +129,14 @@ def _search(namespaces: Mapping[str, Names], namespace: str | None, name: str, o
             overloads = names.get(known)
             if overloads is None:
                 continue
-            if overload is None:
-                found.extend(f"{space}.{known}.{each}" for each in overloads)
-                if not overloads:
-                    found.append(f"{space}.{known}")
-            else:
-                glob = NameGlob(overload)
-                found.extend(f"{space}.{known}.{each}" for each in overloads if glob.matches(each))
+            glob = NameGlob("*" if overload is None else overload)
+            found.extend(f"{space}.{known}.{each}" for each in overloads if glob.matches(each))
+            if overload is None and not overloads:
+                found.append(f"{space}.{known}")
     return tuple(sorted(found))
 
 
-def _extend(base: Mapping[str, Names], more: Iterable[str]) -> dict[str, dict[str, tuple[str, ...]]]:
+def _extend(base: Mapping[str, Overloads], more: Iterable[str]) -> dict[str, dict[str, tuple[str, ...]]]:
     extended = {namespace: dict(names) for namespace, names in base.items()}
     for full in more:
         namespace, _, rest = full.partition(".")

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.tree import union_of
-from policylang.language.resolution.operator_names import at, split_operator
+from policylang.language.resolution.operator_names import split_operator
 from policylang.language.resources import policies_folder
 from policylang.language.source import Source
 from policylang.language.syntax import Let, Selector, Union, Word
@@ -59,4 +59,4 @@ def _look_up(selector: Selector) -> Selector:
     operator = split_operator(selector.text, lambda _: True)
     if operator is None:
         raise RuntimeError(f"the prelude names `{selector.text}`, which is no operator")
-    return at(operator, selector.span)
+    return evolve(operator, span=selector.span)

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import (
+    COMPARISONS,
     And,
     Chain,
     ChainOf,
@@ -29,7 +30,7 @@ from policylang.language.syntax import (
 )
 from policylang.language.walk import predicates
 from policylang.planning.batch.sizes import REACH, BatchSizes, Range
-from policylang.planning.selection.predicates import COMPARISONS, compile_predicate
+from policylang.planning.selection.predicates import compile_predicate
 from policylang.planning.selection.rowsets import difference, intersection
 from policylang.planning.selection.selectors import Selections, children
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -10,19 +9,10 @@ from attrs import frozen
 
 from policylang.graph.blocks import Blocks
 from policylang.language.figures import beside
-from policylang.language.syntax import Comparison, ExpectTotal
+from policylang.language.syntax import COMPARISONS, ExpectTotal
 from policylang.planning.liveness import CostedNeeds
 
 Status = Literal["held", "failed", "deferred"]
-
-_HOLDS: dict[Comparison, Callable[[float, float], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 @frozen
@@ -60,7 +50,7 @@ _LEFT = "it depends on values that are left to PyTorch's partitioner"
 
 def _judge(expectation: ExpectTotal, amount: float, where: str, settled: bool, details: tuple[str, ...]) -> Finding:
     limit = expectation.limit.value
-    holds = _HOLDS[expectation.op](amount, limit)
+    holds = COMPARISONS[expectation.op](amount, limit)
     found = beside(amount, limit, _dimension(expectation)) + where
     if settled:
         return Finding("held" if holds else "failed", found, details)
@@ -111,5 +101,5 @@ def _telling(expectation: ExpectTotal, amounts: Sequence[float], blocks: Sequenc
         return max(blocks, key=amounts.__getitem__)
     if expectation.op in (">", ">="):
         return min(blocks, key=amounts.__getitem__)
-    holds = _HOLDS[expectation.op]
+    holds = COMPARISONS[expectation.op]
     return next((block for block in blocks if not holds(amounts[block], expectation.limit.value)), blocks[0])

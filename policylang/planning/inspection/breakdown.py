@@ -1,4 +1,4 @@
-"""What a plan comes to, block by block: which values are saved and recomputed, what each costs, which line said so.
+"""A plan block by block: which values are saved and recomputed, what each costs, which line of the policy decided.
 
 Blocks in which the same happens are one *group*: the same sequence of operators, modules, shapes, decisions and
 deciding lines. What is left to PyTorch's partitioner counts as saved, and is told apart.
@@ -7,6 +7,7 @@ deciding lines. What is left to PyTorch's partitioner counts as saved, and is to
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
@@ -31,7 +32,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 @frozen
-class Entry:
+class ValueEntry:
     """One value that the backward needs. Where several follow from the same in a block, ``count`` of them are one."""
 
     fate: Fate
@@ -71,7 +72,7 @@ class BlockGroup:
     """``model.layers.1–31``."""
     blocks: tuple[int, ...]
     """Numbers of the blocks; empty for what lies outside every block."""
-    entries: tuple[Entry, ...]
+    entries: tuple[ValueEntry, ...]
     amounts: Amounts
 
     @property
@@ -165,7 +166,7 @@ def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
 
 
 def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
-    entries: list[list[Entry]] = [[] for _ in range(len(plan.block_names) + 1)]
+    entries: list[list[ValueEntry]] = [[] for _ in range(len(plan.block_names) + 1)]
     roots = storage_roots(plan.facts)
     sizes = _sizes(plan.facts, outcome, roots)
     for row, fate in enumerate(fates):
@@ -173,7 +174,7 @@ def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> t
             place = roots[row] if fate != "recomputed" and plan.facts.ops[roots[row]] == "call_function" else row
             block = plan.block_of[place] if plan.block_names else -1
             entries[block].append(_entry(plan, row, fate, block, sizes[row]))
-    alike: dict[tuple[Entry, ...], list[int]] = {}
+    alike: dict[tuple[ValueEntry, ...], list[int]] = {}
     for block in range(len(plan.block_names)):
         alike.setdefault(tuple(entries[block]), []).append(block)
     groups = [
@@ -197,11 +198,11 @@ def _sizes(facts: Facts, outcome: CostedNeeds, roots: Sequence[int]) -> dict[int
     return sizes
 
 
-def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> Entry:
+def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntry:
     facts, decision = plan.facts, plan.decisions[row]
     module = facts.modules[row] or facts.modules[facts.owners[row]]
     rule = None if decision is None or decision.rule is None else plan.policy.rules[decision.rule]
-    return Entry(
+    return ValueEntry(
         fate=fate,
         operator=operator_of(facts, row),
         module=_relative(module, plan.block_names[block]) if block >= 0 else module,
@@ -225,7 +226,7 @@ def _relative(module: str, block: str) -> str:
     return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
 
 
-def _group(label: str, blocks: Sequence[int], entries: Sequence[Entry]) -> BlockGroup:
+def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry]) -> BlockGroup:
     saved = [entry for entry in entries if entry.fate in ("saved", "left to PyTorch")]
     again = [entry for entry in entries if entry.fate == "recomputed"]
     moved = [entry for entry in entries if entry.fate == "offloaded"]
@@ -242,14 +243,11 @@ def _group(label: str, blocks: Sequence[int], entries: Sequence[Entry]) -> Block
     return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
 
 
-def _folded(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
     """Entries that agree in all but their place are one, at the place of the first."""
-    counts: dict[Entry, int] = {}
-    for entry in entries:
-        counts[entry] = counts.get(entry, 0) + 1
     return tuple(
         evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count)
-        for entry, count in counts.items()
+        for entry, count in Counter(entries).items()
     )
 
 

@@ -1,7 +1,8 @@
-"""Two plans on one graph: the nodes whose decision changes, by rule and block, and what that comes to."""
+"""Two plans on one graph: the nodes whose decision changes, by rule and block, and what the change costs and saves."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from attrs import field, frozen
@@ -16,7 +17,7 @@ OUTSIDE = "outside every block"
 
 @frozen
 class Figures:
-    """What a plan comes to. Bytes and FLOPs are of what is settled: lower bounds where PyTorch's min-cut decides."""
+    """The cost of a plan. Bytes and FLOPs are of what is settled: lower bounds where PyTorch's min-cut decides."""
 
     saved_bytes: int
     recomputed_flops: int
@@ -25,7 +26,7 @@ class Figures:
 
 
 @frozen
-class Side:
+class Decider:
     """What decides a group of nodes in one of the plans."""
 
     action: str
@@ -40,8 +41,8 @@ class Side:
 class Change:
     """Decisions that change in the same way. An operator and the ``getitem`` nodes that read it are one decision."""
 
-    old: Side
-    new: Side
+    old: Decider
+    new: Decider
     names: tuple[str, ...] = field(repr=False)
     """The nodes, in graph order."""
     blocks: tuple[tuple[str, int], ...]
@@ -70,7 +71,7 @@ class PlanComparison:
 class _Decided:
     """One node as a plan has it."""
 
-    side: Side
+    side: Decider
     block: str
 
 
@@ -79,24 +80,22 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
     not. What decides takes no part: a rule that moved and decides as before is no change."""
     before, after = _decided(old), _decided(new)
     names = list(dict.fromkeys((*before, *after)))
-    groups: dict[tuple[Side, Side], list[str]] = {}
-    blocks: dict[tuple[Side, Side], dict[str, int]] = {}
-    nowhere = _Decided(Side("", None, "not in the graph"), OUTSIDE)
+    groups: dict[tuple[Decider, Decider], list[str]] = {}
+    blocks: dict[tuple[Decider, Decider], Counter[str]] = {}
+    nowhere = _Decided(Decider("", None, "not in the graph"), OUTSIDE)
     for name in names:
         left, right = before.get(name, nowhere), after.get(name, nowhere)
         if left.side.action == right.side.action:
             continue
         key = left.side, right.side
         groups.setdefault(key, []).append(name)
-        block = (right if name in after else left).block
-        counts = blocks.setdefault(key, {})
-        counts[block] = counts.get(block, 0) + 1
+        blocks.setdefault(key, Counter())[(right if name in after else left).block] += 1
     changes = tuple(Change(*key, tuple(found), tuple(blocks[key].items())) for key, found in groups.items())
     return PlanComparison(figures(old), figures(new), len(names), changes)
 
 
 def figures(plan: Plan) -> Figures:
-    """What a plan comes to on its graph."""
+    """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
     peak = estimate_peak(plan.facts, plan.schedule)
     return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.settled)
@@ -129,11 +128,11 @@ def _decided(plan: Plan) -> dict[str, _Decided]:
     return found
 
 
-def _side(plan: Plan, decision: Decision) -> Side:
-    action = "auto" if decision.action is None else decision.action.name.lower()
+def _side(plan: Plan, decision: Decision) -> Decider:
+    action = "auto" if decision.action is None else decision.action.word
     if decision.rule is not None:
         rule = plan.policy.rules[decision.rule]
-        return Side(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)
+        return Decider(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)
     if decision.why is Why.UNDECIDED:
-        return Side(action, None, f"undecided -> {plan.undecided}")
-    return Side(action, None, decision.reason)
+        return Decider(action, None, f"undecided -> {plan.undecided}")
+    return Decider(action, None, decision.reason)

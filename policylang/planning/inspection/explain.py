@@ -1,4 +1,4 @@
-"""For one node, what each rule had to say of it; for one rule, what each part of it came to on a graph."""
+"""How each rule of a policy stands to one node: whether it matches, and which one decides."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from attrs import frozen
 from policylang.graph.chains import Chains
 from policylang.language.syntax import Rule
 from policylang.planning.decision import Why
-from policylang.planning.plan import Plan, RuleOutcome
-from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, blocks_for
 from policylang.planning.selection.why_not_matched import why_not
 
@@ -29,15 +28,6 @@ class RuleOnNode:
     """Of a rule that does not match: the part of its selector that leaves the node out."""
 
 
-@frozen
-class RuleOnGraph:
-    """One rule and one graph."""
-
-    outcome: RuleOutcome
-    parts: tuple[str, ...]
-    """What each part of the selector matched on its own, innermost first: ``mm: 224 nodes``."""
-
-
 def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
     """Every rule of the policy, in order, and how it stands to a node.
 
@@ -50,12 +40,6 @@ def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
     owner = plan.facts.owners[row]
     selections = selections_of(plan)
     return tuple(_standing(plan, index, owner, row, selections) for index in range(len(plan.rules)))
-
-
-def rule_on_graph(plan: Plan, index: int) -> RuleOnGraph:
-    """The account of one rule, and of each part of its selector."""
-    outcome = plan.rules[index]
-    return RuleOnGraph(outcome, part_counts(outcome.rule.selector, selections_of(plan)))
 
 
 def selections_of(plan: Plan) -> Selections:

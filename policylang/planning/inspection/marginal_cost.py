@@ -1,4 +1,4 @@
-"""What each rule of a policy is worth: what the step would keep and do twice if the line were not there.
+"""The marginal cost of each rule: what the step would save and recompute if the line were not there.
 
 The policy is planned again without the rule, on the same graph, and everything else stands: another rule, the user's
 own checkpoint or ``undecided -> …`` then decides what it had decided. What is left to PyTorch counts as saved, on both
@@ -13,7 +13,6 @@ The memory is that of the saved values, not the peak, which no single rule may m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from attrs import evolve, frozen
 
@@ -24,23 +23,12 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.simulation.peak import estimate_peak
 
-Verdict = Literal[
-    "buys FLOPs",
-    "buys memory",
-    "frees memory",
-    "costs memory",
-    "saves FLOPs",
-    "costs FLOPs",
-    "gains both",
-    "costs both",
-    "changes nothing",
-]
 GIB = 2**30
 
 MOST_RULES = 100
 """Of so many rules that decide something the worth is worked out, the first in the policy: each takes a plan."""
 
-_VERDICTS: dict[tuple[int, int], Verdict] = {
+_VERDICTS: dict[tuple[int, int], str] = {
     (1, -1): "buys FLOPs",
     (-1, 1): "buys memory",
     (-1, 0): "frees memory",
@@ -67,7 +55,7 @@ class Worth:
     peak_bytes: int
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> str:
         return _VERDICTS[_sign(self.saved_bytes), _sign(self.recomputed_flops)]
 
     @property
@@ -86,12 +74,12 @@ def worth_of_rules(
     ``progress`` is told after each rule how many of how many are done. A plan and a simulation for each rule.
     """
     deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
-    with_all, peak = _come_to(plan)
+    with_all, peak = _outcome_and_peak(plan)
     found: list[Worth] = []
     for done, index in enumerate(deciding, start=1):
         rules = plan.policy.rules
         policy = evolve(plan.policy, rules=rules[:index] + rules[index + 1 :], rewrites=(), expectations=())
-        outcome, other_peak = _come_to(make_plan(policy, plan.facts, capabilities))
+        outcome, other_peak = _outcome_and_peak(make_plan(policy, plan.facts, capabilities))
         found.append(
             Worth(
                 rule=index,
@@ -108,7 +96,7 @@ def _sign(amount: int) -> int:
     return (amount > 0) - (amount < 0)
 
 
-def _come_to(plan: Plan) -> tuple[CostedNeeds, int]:
+def _outcome_and_peak(plan: Plan) -> tuple[CostedNeeds, int]:
     needs = backward_needs(plan.facts, as_counted(plan.decisions))
     outcome = with_cost(needs, plan.facts, (), 0)
     return outcome, estimate_peak(plan.facts, plan.schedule).bytes

@@ -8,30 +8,21 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.figures import figure
-from policylang.language.formatting.unparse import block_set_words, nth, position_words
+from policylang.language.figures import figure, first_lines, listed
+from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
 from policylang.language.syntax import (
     Annotated,
-    Chain,
-    ChainOf,
     CrossesCut,
-    Difference,
-    Everything,
-    Feeding,
     InBlock,
     InModule,
-    Intersection,
     Is,
     Match,
-    Operator,
     Ordinal,
     Predicate,
     Reference,
     Scope,
     Selector,
-    Step,
-    Union,
     Where,
 )
 from policylang.language.walk import predicates
@@ -54,9 +45,7 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
             line += _hint(part, selections)
         if line not in lines:
             lines.append(line)
-    if len(lines) > _MOST_PARTS:
-        lines[_MOST_PARTS - 1 :] = [f"… and {len(lines) - _MOST_PARTS + 1} more parts"]
-    return tuple(lines)
+    return first_lines(lines, _MOST_PARTS, "more parts")
 
 
 def _parts(selector: Selector, selections: Selections) -> list[Selector]:
@@ -86,40 +75,15 @@ def _count(part: Selector, count: int) -> str:
 
 
 def part_label(part: Selector) -> str:
-    if isinstance(part, Everything):
-        return "everything"
-    if isinstance(part, Reference):
-        return part.name
-    if isinstance(part, Operator):
-        return part.text
+    """What a selector adds to its parts, as its author wrote it."""
     if isinstance(part, InModule):
         return f"{'outside' if part.outside else 'in'} {part.glob}"
-    if isinstance(part, InBlock):
-        return f"{'outside' if part.outside else 'in'} {block_set_words(part.which)}"
     if isinstance(part, Where):
-        return f"where {_one_line(part.predicate.span.text)}"
+        return f"where {' '.join(part.predicate.span.text.split())}"
     if isinstance(part, Ordinal):
-        return _ordinal(part)
-    if isinstance(part, Chain):
-        return f"chain {part.direction}"
-    if isinstance(part, ChainOf):
-        return "chain" if part.cut is None else f"chain {part.cut}"
-    if isinstance(part, Step):
-        return f"{part.direction} of"
-    if isinstance(part, Feeding):
-        return "fed by" if part.reverse else "feeding"
-    words = {Union: "or", Intersection: "and", Difference: "except"}
-    return words[type(part)]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _ordinal(part: Ordinal) -> str:
-    start = "" if part.start is None else f" from {nth(part.start)}"
-    per = "" if part.scope is None else f" per {part.scope.value}"
-    return f"{position_words(part)}{start}{per}"
+        start = "" if part.start is None else f" from {nth(part.start)}"
+        return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"
+    return own_words(part)
 
 
 def _hint(part: Selector, selections: Selections) -> str:
@@ -152,9 +116,8 @@ def _annotations_hint(facts: Facts) -> str:
     counts = Counter(name for row in facts.forward for name in facts.annotations[row])
     if not counts:
         return "; no forward node is annotated"
-    shown = [f"{name} ({count})" for name, count in counts.most_common(_MOST_ANNOTATIONS)]
-    more = "" if len(counts) <= _MOST_ANNOTATIONS else f", and {len(counts) - _MOST_ANNOTATIONS} more"
-    return f"; annotations of forward nodes: {', '.join(shown)}{more}"
+    shown = [f"{name} ({count})" for name, count in counts.most_common()]
+    return f"; annotations of forward nodes: {listed(shown, _MOST_ANNOTATIONS)}"
 
 
 def _cuts_hint(test: Predicate, cuts: Cuts) -> str:

@@ -6,28 +6,18 @@ whatever the operator; ``not`` turns it into true.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 
 from policylang.graph.blocks import Blocks, is_one_block
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, InputKind
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.language.syntax import And, Annotated, Compare, Comparison, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.language.syntax import COMPARISONS, And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate
 from policylang.operators.names import GETITEM
 from policylang.planning.selection.cuts import Cuts
 
 Test = Callable[[int], bool]
 Amount = Callable[[int], float | None]
-
-COMPARISONS: dict[Comparison, Callable[[float, float], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 _FLAGS = {
     "feeds backward": Flag.FEEDS_BACKWARD,

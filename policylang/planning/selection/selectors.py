@@ -34,8 +34,8 @@ from policylang.language.syntax import (
     Step,
     Union,
     Where,
-    Word,
 )
+from policylang.language.walk import parts
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.ordinals import choose, chosen_blocks, effective_scope, group_keys
 from policylang.planning.selection.predicates import compile_predicate, split_target
@@ -66,17 +66,7 @@ def operator_matcher(operator: Operator) -> Callable[[str], bool]:
 
 def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...]:
     """The selectors a selector is made of; of a reference, what its ``let`` stands for."""
-    if isinstance(selector, Everything | Operator | Word):
-        return ()
-    if isinstance(selector, Reference):
-        return (lets[selector.name].selector,)
-    if isinstance(selector, Union):
-        return selector.parts
-    if isinstance(selector, Intersection | Difference | Feeding):
-        return (selector.left, selector.right)
-    if isinstance(selector, ChainOf) and selector.marker is not None:
-        return (selector.selector, selector.marker)
-    return (selector.selector,)
+    return (lets[selector.name].selector,) if isinstance(selector, Reference) else parts(selector)
 
 
 class Selections:
@@ -104,12 +94,12 @@ class Selections:
             node, ready = stack.pop()
             if id(node) in numbers:
                 continue
-            parts = children(node, self.lets)
+            inner = children(node, self.lets)
             if not ready:
                 stack.append((node, True))
-                stack.extend((part, False) for part in reversed(parts))
+                stack.extend((part, False) for part in reversed(inner))
                 continue
-            self._evaluate_once(node, [numbers[id(part)] for part in parts])
+            self._evaluate_once(node, [numbers[id(part)] for part in inner])
         return self._rows[numbers[id(selector)]]
 
     def _evaluate_once(self, node: Selector, parts: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Diagnostics for programs: one JSON object."""
+"""Diagnostics as one JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnostics for a terminal or an editor: one line each."""
+"""Diagnostics as text, one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnostics for GitHub Actions, which shows them beside the lines they are about."""
+"""Diagnostics as workflow commands of GitHub Actions, which shows them beside their lines."""
 
 from __future__ import annotations
 

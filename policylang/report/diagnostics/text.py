@@ -1,11 +1,9 @@
-"""Diagnostics for people: each with its source line and the span underlined."""
+"""Diagnostics as text: each with its source line and the span underlined."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
-
-from attrs import frozen
+from collections.abc import Callable, Iterable
 
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.source import Span
@@ -19,22 +17,19 @@ _BOLD = "\x1b[1m"
 _DIM = "\x1b[34m"
 _COLORS = {Severity.ERROR: "\x1b[1;31m", Severity.WARNING: "\x1b[1;33m", Severity.NOTE: "\x1b[1;36m"}
 
+Paint = Callable[[str, str], str]
+
 
 def render_text(diagnostics: Iterable[Diagnostic], *, color: bool = False) -> str:
     """Each diagnostic with its source line and the span underlined, its mend on a line of its own."""
-    painter = _Painter(color)
-    return "\n\n".join("\n".join(_block(diagnostic, painter)) for diagnostic in diagnostics)
+
+    def paint(text: str, code: str) -> str:
+        return f"{code}{text}{_RESET}" if color and text else text
+
+    return "\n\n".join("\n".join(_block(diagnostic, paint)) for diagnostic in diagnostics)
 
 
-@frozen
-class _Painter:
-    color: bool
-
-    def __call__(self, text: str, code: str) -> str:
-        return f"{code}{text}{_RESET}" if self.color and text else text
-
-
-def _block(diagnostic: Diagnostic, paint: _Painter) -> list[str]:
+def _block(diagnostic: Diagnostic, paint: Paint) -> list[str]:
     tint = _COLORS[diagnostic.severity]
     head = paint(f"{diagnostic.severity.value}[{diagnostic.code}]", tint)
     lines = [f"{head}{paint(f': {plain(diagnostic.message)}', _BOLD)}"]
@@ -53,7 +48,7 @@ def _block(diagnostic: Diagnostic, paint: _Painter) -> list[str]:
     return lines
 
 
-def _excerpt(span: Span, tint: str, paint: _Painter) -> list[str]:
+def _excerpt(span: Span, tint: str, paint: Paint) -> list[str]:
     """Where the span is, and its first line with the span underlined; the place alone where there is no such line."""
     number = str(span.line)
     margin = " " * len(number)

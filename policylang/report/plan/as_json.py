@@ -1,4 +1,4 @@
-"""A breakdown as a machine reads it: one JSON document with a version."""
+"""A plan as one JSON document with a version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Di
                 "text": outcome.rule.text,
                 "matched": len(outcome.matched),
                 "decided": len(outcome.decided),
-                "worth": _worth(margins.get(index)),
+                "worth": worth_data(margins.get(index)),
             }
             for index, outcome in enumerate(plan.rules)
         ],
@@ -48,12 +48,11 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
     return {**asdict(scenario.amounts), "peak": asdict(scenario.peak)}
 
 
-def _worth(margin: Worth | None) -> dict[str, Any] | None:
+def worth_data(margin: Worth | None) -> dict[str, Any] | None:
     if margin is None:
         return None
-    plain = asdict(margin)
-    del plain["rule"]
-    return {**plain, "verdict": margin.verdict, "flops_per_gib": margin.flops_per_gib}
+    amounts = asdict(margin, filter=lambda each, _: each.name != "rule")
+    return {**amounts, "verdict": margin.verdict, "flops_per_gib": margin.flops_per_gib}
 
 
 def _group(found: Breakdown, group: BlockGroup) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""A breakdown as a person reads it in a terminal: the totals, what each rule is worth, then block by block."""
+"""A plan as text: the totals, the marginal cost of each rule, then block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from policylang.language.figures import figure
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Entry, Scenario
+from policylang.language.figures import counted, figure, file_name, shortened
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import RuleOutcome
-from policylang.report.text import table
+from policylang.report.text import bytes_text, table
 
 _LONGEST_RULE = 64
 _LONGEST_SHAPE = 24
@@ -23,26 +24,27 @@ def plan_text(found: Breakdown, worth: Sequence[Worth]) -> str:
 def _heading(found: Breakdown) -> str:
     plan = found.plan
     values = sum(decision is not None for decision in plan.decisions)
-    blocks = f", {_count(len(plan.block_names), 'block')}" if plan.block_names else ", no blocks"
-    return f"policy {plan.policy.name}: {_count(values, 'forward value')}{blocks}"
+    blocks = f", {counted(len(plan.block_names), 'block')}" if plan.block_names else ", no blocks"
+    return f"policy {plan.policy.name}: {counted(values, 'forward value')}{blocks}"
 
 
 def _totals(found: Breakdown) -> str:
     under, without = found.under, found.without
     rows = [
         ("", "with the policy", "nothing recomputed"),
-        ("saved", _bytes(under.amounts.saved_bytes), _bytes(without.amounts.saved_bytes)),
-        *([("offloaded", _bytes(under.amounts.offloaded_bytes), "-")] if under.amounts.offloaded else []),
+        ("saved", bytes_text(under.amounts.saved_bytes), bytes_text(without.amounts.saved_bytes)),
+        *([("offloaded", bytes_text(under.amounts.offloaded_bytes), "-")] if under.amounts.offloaded else []),
         ("recomputed", _again(under, found.forward_flops), _again(without, found.forward_flops)),
-        ("peak, forward", _bytes(under.peak.forward), _bytes(without.peak.forward)),
-        ("peak, backward", _bytes(under.peak.backward), _bytes(without.peak.backward)),
+        ("peak, forward", bytes_text(under.peak.forward), bytes_text(without.peak.forward)),
+        ("peak, backward", bytes_text(under.peak.backward), bytes_text(without.peak.backward)),
         ("worst moment", under.peak.at, without.peak.at),
     ]
     text = table(rows, right=range(1, 3))
     if under.amounts.open_bytes:
+        open_bytes = bytes_text(under.amounts.open_bytes)
         text += (
-            f"\n\n{_bytes(under.amounts.open_bytes)} of what is saved is left to PyTorch's partitioner and counted as "
-            "saved; it may recompute some of it"
+            f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
+            "it may recompute some of it"
         )
     return text
 
@@ -67,19 +69,23 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
     notes = ["saved, recomputed and peak: with the rule, compared with the same policy without it"]
     left_out = sum(bool(outcome.decided) for outcome in outcomes) - len(worth)
     if left_out:
-        notes.append(f"not worked out for the last {_count(left_out, 'rule')} that decide something")
+        notes.append(f"not worked out for the last {counted(left_out, 'rule')} that decide something")
     return "\n".join((text, *notes))
 
 
 def _rule(outcome: RuleOutcome) -> tuple[str, ...]:
-    text = outcome.rule.text
-    short = text if len(text) <= _LONGEST_RULE else text[: _LONGEST_RULE - 1] + "…"
-    return _short(outcome.rule.source), short, f"{len(outcome.matched):,}", f"{len(outcome.decided):,}"
+    rule = outcome.rule
+    return (
+        file_name(rule.source),
+        shortened(rule.text, _LONGEST_RULE),
+        f"{len(outcome.matched):,}",
+        f"{len(outcome.decided):,}",
+    )
 
 
 def _margin(margin: Worth | None) -> tuple[str, ...]:
     if margin is None:
-        return "", "", "", "", ""
+        return ("",) * 5
     price = margin.flops_per_gib
     return (
         _signed(margin.saved_bytes, "bytes"),
@@ -90,17 +96,16 @@ def _margin(margin: Worth | None) -> tuple[str, ...]:
     )
 
 
-def _signed(amount: int, dimension: str) -> str:
-    text = figure(abs(amount), "bytes" if dimension == "bytes" else "flops")
-    return "0" if not amount else f"+{text}" if amount > 0 else f"-{text}"
+def _signed(amount: int, dimension: Literal["bytes", "flops"]) -> str:
+    return f"{'+' if amount > 0 else '-'}{figure(abs(amount), dimension)}" if amount else "0"
 
 
 def _group(group: BlockGroup) -> str:
     amounts = group.amounts
     title = group.label + (f" ×{group.times}" if group.times > 1 else "")
-    moved = f" {_bytes(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
+    moved = f" {bytes_text(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
     head = (
-        f"{title}: {_bytes(amounts.saved_bytes)} saved,{moved} {_bytes(amounts.recomputed_bytes)} and "
+        f"{title}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} and "
         f"{figure(amounts.recomputed_flops, 'flops')} recomputed" + (", each" if group.times > 1 else "")
     )
     shown = [entry for entry in group.entries if entry.bytes or entry.flops or entry.fate != "recomputed"]
@@ -110,30 +115,18 @@ def _group(group: BlockGroup) -> str:
         rows = [("", "operator", "module", "shape", "bytes", "FLOPs", "line"), *map(_entry, shown)]
         lines.append("\n".join(f"  {line}" for line in table(rows, right=range(4, 6)).splitlines()))
     if views:
-        lines.append(f"  and {_count(views, 'view')} and parts recomputed at no cost")
+        lines.append(f"  and {counted(views, 'view')} and parts recomputed at no cost")
     return "\n".join(lines)
 
 
-def _entry(entry: Entry) -> tuple[str, ...]:
+def _entry(entry: ValueEntry) -> tuple[str, ...]:
     shape = "×".join(map(str, entry.shape or ()))
     return (
         entry.fate,
         entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
         entry.module,
-        f"{shape if len(shape) <= _LONGEST_SHAPE else shape[: _LONGEST_SHAPE - 1] + '…'} {entry.dtype}".strip(),
-        _bytes(entry.bytes) if entry.bytes else "",
+        f"{shortened(shape, _LONGEST_SHAPE)} {entry.dtype}".strip(),
+        bytes_text(entry.bytes) if entry.bytes else "",
         figure(entry.flops, "flops") if entry.flops else "",
-        _short(entry.source) if entry.source else entry.reason or "undecided",
+        file_name(entry.source) if entry.source else entry.reason or "undecided",
     )
-
-
-def _short(source: str) -> str:
-    return source.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _bytes(amount: int) -> str:
-    return figure(amount, "bytes")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

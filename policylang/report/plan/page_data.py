@@ -1,4 +1,4 @@
-"""What the page of a plan is drawn from: plain columns, one entry a forward value, ready for JSON."""
+"""The data that the HTML page of a plan draws: columns, one entry a forward value, ready for JSON."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from policylang.planning.decision import Why
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import Plan
+from policylang.report.plan.as_json import worth_data
 
 
 def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: 
     margins = {each.rule: each for each in worth}
     rules = []
     for index, outcome in enumerate(plan.rules):
-        span, margin = outcome.rule.span, margins.get(index)
+        span = outcome.rule.span
         rules.append(
             {
                 "text": outcome.rule.text,
@@ -81,20 +82,10 @@ def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: 
                 "end": span.end_line,
                 "matched": [place[row] for row in outcome.matched if row in place],
                 "decided": len(outcome.decided),
-                "worth": None if margin is None else _worth(margin),
+                "worth": worth_data(margins.get(index)),
             }
         )
     return rules
-
-
-def _worth(margin: Worth) -> dict[str, Any]:
-    return {
-        "saved_bytes": margin.saved_bytes,
-        "recomputed_flops": margin.recomputed_flops,
-        "peak_bytes": margin.peak_bytes,
-        "verdict": margin.verdict,
-        "flops_per_gib": margin.flops_per_gib,
-    }
 
 
 def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:

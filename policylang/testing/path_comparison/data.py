@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from policylang.audit.summary.data import Decision, Report
+from policylang.audit.summary.data import DecisionReport, Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
@@ -209,7 +209,7 @@ class Agreement:
         return _agreement(self)
 
 
-def side_of(decision: Decision) -> PathDecision:
+def side_of(decision: DecisionReport) -> PathDecision:
     return PathDecision(decision.action, decision.rule, decision.reason)
 
 
