@@ -117,35 +117,29 @@ class _Contents:
     """Everything a module's ``__dict__`` held, its tables of parameters, buffers and submodules included."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.before = [dict(table) for table in self._tables()]
-
-    def _tables(self) -> tuple[dict[str, Any], ...]:
-        own = self.module.__dict__
-        return own, own["_parameters"], own["_buffers"], own["_modules"]
+        own = module.__dict__
+        tables: list[dict[str, Any]] = [own, own["_parameters"], own["_buffers"], own["_modules"]]
+        self.tables = [(table, dict(table)) for table in tables]
 
     def substitute(self, by_id: dict[int, Tensor]) -> None:
-        for table in self._tables():
+        for table, _ in self.tables:
             for name, value in table.items():
                 if id(value) in by_id:
                     table[name] = by_id[id(value)]
 
     def collect_changes(self, path: str, by_id: dict[int, Tensor], result: Substitution) -> None:
-        for table, before in zip(self._tables(), self.before, strict=True):
+        for table, before in self.tables:
             for name, old in before.items():
                 new = table.get(name)
                 if id(old) in by_id and isinstance(new, Tensor) and new is not by_id[id(old)]:
                     result.rebound[id(old)] = new
-        attributes = self.before[0]
-        for name, value in self.module.__dict__.items():
+        now, attributes = self.tables[0]
+        for name, value in now.items():
             if isinstance(value, bool | int | float) and name in attributes and attributes[name] is not value:
                 result.changed.append(f"{path}.{name}".lstrip("."))
 
     def restore(self) -> None:
-        own, *before = self.before
-        self.module.__dict__.clear()
-        self.module.__dict__.update(own)
-        for table, saved in zip(self._tables()[1:], before, strict=True):
+        for table, saved in self.tables:
             table.clear()
             table.update(saved)
 

@@ -7,7 +7,6 @@ the user's runs.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -51,12 +50,8 @@ def _largest_list(model: nn.Module) -> dict[nn.Module, str]:
     lists = [(path, module) for path, module in modules if isinstance(module, nn.ModuleList)]
     if not lists:
         return {}
-    path, largest = max(lists, key=lambda each: (len(each[1]) > 1, _size(each[1])))
+    path, largest = max(lists, key=lambda each: (len(each[1]) > 1, sum(map(torch.numel, each[1].parameters()))))
     return {child: normalise(f"{path}.{name}")[1] for name, child in largest.named_children()}
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, Contexts]] = WeakKeyDictionary()
@@ -173,9 +168,6 @@ class Checkpointed:
         return output
 
 
-_called = threading.local()
-
-
 def _restored(*parts: Any) -> Checkpointed:
     own = Checkpointed(*parts)
     own.session.add(own.module, own.root, own.number)
@@ -188,14 +180,14 @@ def _note_replica(module: nn.Module, _args: Any) -> None:
         return
     own = module.__dict__.get("forward")
     if isinstance(own, Checkpointed) and own.module is not module:
-        _called.replica = module
+        this_thread.replica = module
 
 
 def _take_replica(own: Checkpointed) -> nn.Module | None:
-    replica: nn.Module | None = getattr(_called, "replica", None)
+    replica = this_thread.replica
     if replica is None or replica.__dict__.get("forward") is not own:
         return None
-    _called.replica = None
+    this_thread.replica = None
     return replica
 
 

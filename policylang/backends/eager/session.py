@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -170,10 +169,11 @@ class _Running(threading.local):
     def __init__(self) -> None:
         self.around: list[CheckpointContext] = []
         self.called: list[BlockCall] = []
+        self.replica: nn.Module | None = None
 
 
 this_thread = _Running()
-"""The contexts that are entered, and the blocks that are called outside of any."""
+"""The contexts that are entered, the blocks that are called outside of any, and a shallow copy that is called next."""
 
 
 @frozen(eq=False)
@@ -238,9 +238,7 @@ class CheckpointContext:
             remove_saved_tensor_hooks()
             self._aside = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         this_thread.around.remove(self)
         if self._aside:
             self._aside = False

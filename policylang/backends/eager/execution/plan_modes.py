@@ -148,8 +148,8 @@ class RecomputeMode(BlockMode):
         call, at = self._call, self._at
         if call.drifted_at is None:
             if at >= call.instructions.reach:
-                rest = range(at, len(call.instructions.operators) - 1)
-                return next((position for position in rest if call.instructions.operators[position] is func), None)
+                rest = enumerate(call.instructions.operators[at:], at)
+                return next((position for position, operator in rest if operator is func), None)
             found = call.instructions.after_what_is_made_once(at, func)
             if found is not None:
                 return found

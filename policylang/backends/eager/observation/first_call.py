@@ -115,11 +115,11 @@ class Observation:
             self._same(args, out)
             return out
         call = len(self.operations)
-        read = self._origins(tuple(args)), self._origins(kwargs)
+        read = mapped(lambda leaf: self.origins.of(leaf) if isinstance(leaf, Tensor) else leaf, (tuple(args), kwargs))
         out = func(*args, **kwargs)
         for number, tensor in enumerate(tensors_in(out)):
             self.origins.put(tensor, TensorOrigin(call, number))
-        self.operations.append(Operation(func, *read, _described(out), *self.path[-1]))
+        self.operations.append(Operation(func, read[0], read[1], _described(out), *self.path[-1]))
         return out
 
     def operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
@@ -161,9 +161,6 @@ class Observation:
             self.stream.reach = len(self.stream.operators)
             for part in take_apart([value])[0]:
                 self.read_by_backward[self.origins.of(part)] = None
-
-    def _origins(self, value: Any) -> Any:
-        return mapped(lambda leaf: self.origins.of(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _described(value: Any) -> Any:
@@ -215,7 +212,7 @@ class _Inside(DispatchMode):  # type: ignore[misc]  # torch does not say what it
 @contextmanager
 def watched(observation: Observation) -> Iterator[Observer]:
     """Under it, the observation knows in which module an operator runs, and what autograd saves."""
-    save, give = saved_tensor_hooks() or (_unchanged, _unchanged)
+    save, give = saved_tensor_hooks() or (lambda value: value, lambda value: value)
     watching = [observation]  # autograd keeps the hooks for as long as the graph lives, and is not to keep this
     own = threading.get_ident()  # another thread may run the same modules
     observer = Observer(observation)
@@ -256,7 +253,3 @@ def watched(observation: Observation) -> Iterator[Observer]:
         watching.clear()
         for handle in handles:
             handle.remove()
-
-
-def _unchanged(value: Any) -> Any:
-    return value
