@@ -83,14 +83,20 @@ def _compare(predicate: Compare, facts: Facts) -> Test:
     return test
 
 
+COLUMNS = {"bytes": "bytes", "numel": "numel", "flops": "flops"}
+"""Quantity to the column that says it."""
+
+
+def column_of(test: Predicate) -> str:
+    """The column that alone answers a test; empty where none does."""
+    return "annotations" if isinstance(test, Annotated) else COLUMNS.get(getattr(test, "quantity", ""), "")
+
+
 def _amount(predicate: Compare, facts: Facts) -> Amount:
     quantity = predicate.quantity
-    if quantity == "bytes":
-        return facts.bytes.__getitem__
-    if quantity == "numel":
-        return facts.numel.__getitem__
-    if quantity == "flops":
-        return facts.flops.__getitem__
+    if quantity in COLUMNS:
+        amount: Amount = getattr(facts, COLUMNS[quantity]).__getitem__
+        return amount
     if quantity == "inputs":
         return lambda row: len(facts.inputs[row])
     if quantity == "users":
