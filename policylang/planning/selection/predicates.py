@@ -95,8 +95,8 @@ def column_of(test: Predicate) -> str:
 def _amount(predicate: Compare, facts: Facts) -> Amount:
     quantity = predicate.quantity
     if quantity in COLUMNS:
-        amount: Amount = getattr(facts, COLUMNS[quantity]).__getitem__
-        return amount
+        column: Sequence[int] = getattr(facts, COLUMNS[quantity])
+        return column.__getitem__ if len(column) == len(facts) else lambda row: None
     if quantity == "inputs":
         return lambda row: len(facts.inputs[row])
     if quantity == "users":
