@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn) -> Facts:
     for _ in range(draw(st.integers(1, 14))):
         part = draw(st.sampled_from([_plain, _plain, _plain, _backward, _fan_out, _multi_output, _collective, _choice]))
         part(draw, builder)
-    whole = {row["owner"] for at, row in enumerate(builder.rows) if row["owner"] != at}
+    whole = {row["owners"] for at, row in enumerate(builder.rows) if row["owners"] != at}
     returned = [row for row in draw(_some_rows(builder, 0, 2)) if row not in whole]  # no graph returns a tuple
     builder.add("output", "output", tuple(returned))
     return builder.facts(GraphKind.JOINT)
