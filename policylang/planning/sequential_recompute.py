@@ -17,11 +17,6 @@ from policylang.operators.names import GETITEM
 from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs
 
-_VIEW = int(Flag.VIEW)
-_MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
-_WRITES = int(Flag.WRITES)
-_REPEATABLE = int(Flag.REPEATABLE)
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
 _NOTHING: Mapping[int, int] = {}
 
 
@@ -67,21 +62,21 @@ def kept_rows(facts: Facts, needs: Needs) -> frozenset[int]:
     roots = storage_roots(facts)
     saved = frozenset(needs.saved)
     return frozenset(
-        row for row in needs.saved if roots[row] == row or roots[row] not in saved or not facts.flags[row] & _VIEW
+        row for row in needs.saved if roots[row] == row or roots[row] not in saved or not facts.flags[row] & Flag.VIEW
     )
 
 
 def with_returned(needs: Needs, facts: Facts) -> Needs:
     """With what the block returns, which the next one's checkpoint holds as its input."""
-    returned = tuple(row for row in facts.forward if facts.flags[row] & _FORWARD_OUTPUT)
+    returned = tuple(row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
     return evolve(needs, inputs=needs.inputs, saved=(*needs.saved, *returned))
 
 
 def _writes_outside(facts: Facts, row: int) -> bool:
     """Whether what it gives is memory from outside the block, which it wrote to."""
-    return facts.flags[row] & (_WRITES | _REPEATABLE) == _WRITES
+    return facts.flags[row] & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES
 
 
 def _is_tuple(facts: Facts, row: int) -> bool:
     """Whether it is the operator whose pieces are rows of their own."""
-    return bool(facts.flags[row] & _MULTI_OUTPUT) and facts.targets[row] != GETITEM
+    return bool(facts.flags[row] & Flag.MULTI_OUTPUT) and facts.targets[row] != GETITEM

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.graph.rowsets import mask_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Selector, Where
 from policylang.language.walk import walk
@@ -31,11 +32,9 @@ from policylang.planning.decisions.decide import NO_RULE, Verdict, first_decisio
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.liveness import backward_needs
-from policylang.planning.selection.rowsets import mask_of
 from policylang.planning.selection.selectors import Selections
 
-_COLLECTIVE = int(Flag.COLLECTIVE)  # a plain integer: the enumeration's own operators cost ten times as much
-_COSTLY = int(Flag.COLLECTIVE | Flag.COMPUTE)
+_COSTLY = Flag.COLLECTIVE | Flag.COMPUTE
 _KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)
 _AGAIN = Decision(Action.RECOMPUTE, None, Why.UNDECIDED)
 
@@ -104,7 +103,7 @@ def _collectives(facts: Facts) -> bytearray:
     """The forward collectives over several ranks."""
     several = {name for name, group in facts.groups.items() if group.size > 1}
     return mask_of(
-        (row for row in facts.forward if facts.flags[row] & _COLLECTIVE and facts.group_names[row] in several),
+        (row for row in facts.forward if facts.flags[row] & Flag.COLLECTIVE and facts.group_names[row] in several),
         len(facts),
     )
 

@@ -18,7 +18,6 @@ from policylang.planning import refusals
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.predicates import ORIGINS
 
-_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)  # a plain integer: the enumeration's own operators cost ten times as much
 _OTHERS = (InputKind.BUFFER, InputKind.USER)
 
 
@@ -57,7 +56,7 @@ def _needed(facts: Facts, chains: Chains) -> bytearray:
     origins, flags, users = chains.origins, facts.flags, facts.users
     needed = bytearray(len(facts))
     for row in reversed(facts.forward):
-        needed[row] = bool(flags[row] & _FEEDS_BACKWARD) or any(
+        needed[row] = bool(flags[row] & Flag.FEEDS_BACKWARD) or any(
             needed[user] and origins[user] == origins[row] for user in users[row]
         )
     return needed

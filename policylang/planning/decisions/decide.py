@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag
+from policylang.graph.rowsets import mask_of, members
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning.decision import Decision, Why
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.rowsets import mask_of, members
 from policylang.planning.selection.selectors import Selections
 
 NO_RULE = -1
-# Plain integers: the enumeration's own operators cost ten times as much.
-_SYMBOLIC = int(Flag.SYMBOLIC)
-_SEED = int(Flag.SEED)
 
 
 @frozen(eq=False)
@@ -51,7 +48,7 @@ def judge(policy: Policy, facts: Facts, selections: Selections, user_decisions: 
         denoted = owners_of(facts, selections.rows(rule.selector))
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & (_SYMBOLIC | _SEED) or (not rule.override and row in user_decisions):
+            if flags[row] & (Flag.SYMBOLIC | Flag.SEED) or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -76,9 +73,9 @@ def first_decisions(
     owners, flags, winner = facts.owners, facts.flags, verdict.winner
     for row in facts.forward:
         owner = owners[row]
-        if (flags[row] | flags[owner]) & _SYMBOLIC:
+        if (flags[row] | flags[owner]) & Flag.SYMBOLIC:
             decisions[row] = symbolic
-        elif flags[owner] & _SEED:
+        elif flags[owner] & Flag.SEED:
             decisions[row] = seed
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]

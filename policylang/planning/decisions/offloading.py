@@ -25,7 +25,7 @@ from policylang.planning.decision import Decision, Why, offloads, recomputes
 from policylang.planning.liveness import Needs
 
 FULL = "the budget is full"
-_UNREBUILDABLE = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED)
+_UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
 @frozen

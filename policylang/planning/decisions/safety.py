@@ -12,8 +12,7 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.decision import Decision, Why
 from policylang.planning.liveness import Needs, backward_needs
 
-# A plain integer: the enumeration's own operators cost ten times as much.
-_SUSPECT = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT)
+_SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT
 
 
 def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | None:
