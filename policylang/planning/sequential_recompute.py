@@ -1,4 +1,4 @@
-"""What a plan comes to where a block is run again as it was recorded, operator by operator, until the backward has all.
+"""The saved and recomputed values of a block that a checkpoint runs again as a whole, operator by operator, in eager.
 
 Nothing is left out on the way: what is not saved runs, whether or not the backward asks for its value, up to the last
 operator that leaves something for the backward. What a rule saves is therefore kept wherever a second run would reach
@@ -14,13 +14,13 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.decision import Decision
+from policylang.planning.decision import Decision, is_open, recomputes
 from policylang.planning.liveness import Needs
 
 _NOTHING: Mapping[int, int] = {}
 
 
-def replayed_needs(
+def needs_when_rerun(
     facts: Facts,
     decisions: Sequence[Decision | None],
     reach: int,
@@ -40,18 +40,15 @@ def replayed_needs(
     for row in facts.forward:
         if row >= reach:
             break
-        recomputes = _recomputes(decisions[inner.get(row, row)])
-        if row in inner and not recomputes:
+        decision = decisions[inner.get(row, row)]
+        again = decision is None or is_open(decision) or recomputes(decision)
+        if row in inner and not again:
             continue
-        if recomputes or (row in unchanged and roots[row] not in saved):
+        if again or (row in unchanged and roots[row] not in saved):
             recomputed.append(row)
         elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row) and not _writes_outside(facts, row):
             saved[row] = None
     return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
-
-
-def _recomputes(decision: Decision | None) -> bool:
-    return decision is None or decision.action is None or decision.action.recomputes
 
 
 def kept_rows(facts: Facts, needs: Needs) -> frozenset[int]:

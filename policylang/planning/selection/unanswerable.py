@@ -8,8 +8,8 @@ from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.formatting.unparse_predicates import format_predicate
-from policylang.language.syntax import Annotated, Policy, Predicate, Where
-from policylang.language.walk import predicates, selector_of, with_lets
+from policylang.language.syntax import Annotated, Policy, Predicate
+from policylang.language.walk import tests_of
 
 OLDER = "APL358"
 
@@ -24,10 +24,7 @@ def unanswerable(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
         return
     asked: dict[Predicate, None] = {}
     for statement in (*policy.rules, *policy.expectations):
-        selector = selector_of(statement)
-        for part in with_lets(selector, policy) if selector is not None else ():
-            if isinstance(part, Where):
-                asked.update((test, None) for test in predicates(part.predicate) if type(test) in missing)
+        asked.update((test, None) for test in tests_of(statement, policy) if type(test) in missing)
     for test in asked:
         yield diagnose(
             OLDER,
