@@ -36,7 +36,7 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
     """Compare one call of a block with its plan.
 
     Args:
-        needs: what follows from the plan (:func:`policylang.planning.sequential_recompute.replayed_needs`).
+        needs: what follows from the plan (:func:`policylang.planning.sequential_recompute.needs_when_rerun`).
         held: by row of the operator, the plain tensors that the checkpoint holds.
         outside: those of the block's parameters, buffers and inputs, which are alive anyway.
     """

@@ -16,7 +16,6 @@ INPUTS = {
     "seed": InputKind.OTHER,
 }
 """The words for what a graph is given."""
-NO_FLAG = Flag(0)
 _COLUMNS = (
     *("names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes"),
     *("strides", "dtypes", "devices", "flops", "inputs", "owners", "input_kinds", "input_names", "arguments"),
@@ -42,7 +41,7 @@ class GraphBuilder:
         *,
         module: str = "",
         backward: bool = False,
-        flags: Flag = NO_FLAG,
+        flags: int = 0,
         owner: int | None = None,
         bytes: int = 0,
         numel: int = 0,
@@ -80,7 +79,7 @@ class GraphBuilder:
                 "modules": module,
                 "ac_regions": region,
                 "user_tags": tag,
-                "flags": int(flags),
+                "flags": flags,
                 "bytes": bytes,
                 "numel": numel,
                 "shapes": shape,
@@ -113,7 +112,7 @@ class GraphBuilder:
                 continue
             readers = [self.rows[user] for user in users[row]]
             if any(reader["phases"] == Phase.BACKWARD for reader in readers):
-                node["flags"] |= int(Flag.FEEDS_BACKWARD)
-                self.rows[node["owners"]]["flags"] |= int(Flag.FEEDS_BACKWARD)
+                node["flags"] |= Flag.FEEDS_BACKWARD
+                self.rows[node["owners"]]["flags"] |= Flag.FEEDS_BACKWARD
             if any(reader["ops"] == "output" for reader in readers):
-                node["flags"] |= int(Flag.FORWARD_OUTPUT)
+                node["flags"] |= Flag.FORWARD_OUTPUT

@@ -63,7 +63,7 @@ def describe(target: Any) -> OperatorInfo:
         return _describe_overload(target)
     if isinstance(target, HigherOrderOperator):
         return _describe_higher_order(target)
-    flags = Category.EFFECTFUL if target in side_effect_functions() else Category(0)
+    flags = Category.EFFECTFUL if target in side_effect_functions() else 0
     return OperatorInfo(_function_name(target), int(flags))
 
 
@@ -148,7 +148,7 @@ def _describe_overload(target: OpOverload) -> OperatorInfo:
             group.append(place)
     if namespace == "c10d" and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))  # their schemas do not say so
-    flags = Category(0)
+    flags = 0
     if schema.is_mutable or written:
         flags |= Category.WRITES
     elif schema.returns and all(value.alias_info is not None for value in schema.returns):
@@ -171,7 +171,7 @@ def _describe_overload(target: OpOverload) -> OperatorInfo:
 
 def _describe_higher_order(target: HigherOrderOperator) -> OperatorInfo:
     name = target.name()
-    flags = Category(0)
+    flags = 0
     if name in _EFFECTFUL_HIGHER_ORDER:
         flags |= Category.EFFECTFUL
     if name in _WRITING_HIGHER_ORDER:
@@ -180,7 +180,7 @@ def _describe_higher_order(target: HigherOrderOperator) -> OperatorInfo:
         flags |= Category.RANDOM
     if name in compute_operators():
         flags |= Category.COMPUTE
-    written = ALL_KEYWORDS if Category.WRITES in flags else ()
+    written = ALL_KEYWORDS if flags & Category.WRITES else ()
     return OperatorInfo(f"higher_order.{name}", int(flags), written=written)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntFlag
-
 GETITEM = "builtin.getitem"
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
@@ -29,8 +27,9 @@ PRODUCTS = frozenset(
 """Products that read any strides and return fresh memory."""
 
 
-class Category(IntFlag):
-    """What holds of every call of an operator: the bits that ``Flag`` starts with."""
+class Category:
+    """What holds of every call of an operator, as bits: plain integers, since those of an enumeration cost ten times as
+    much."""
 
     VIEW = 1
     """Every tensor it returns aliases an input."""

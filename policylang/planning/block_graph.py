@@ -52,7 +52,7 @@ def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic
                 help=reason[1],
             )
     for expectation in policy.expectations:
-        text = " ".join(expectation.span.text.split())
+        text = expectation.span.one_line
         if is_about_whole(expectation):
             yield diagnose(
                 WHOLE_GRAPH,

@@ -19,10 +19,6 @@ from policylang.planning.plan import Plan
 POSSIBLY = 1
 CERTAINLY = 2
 
-# Plain integers: the enumeration's own operators cost ten times as much.
-_SYMBOLIC = int(Flag.SYMBOLIC)
-_VIEW = int(Flag.VIEW)
-
 
 @frozen(eq=False)
 class Needs:
@@ -101,7 +97,7 @@ def backward_needs(
                     need[source] = reach
         if decision is not None and action is None:
             undecided.append(row)
-        elif facts.flags[row] & _SYMBOLIC:
+        elif facts.flags[row] & Flag.SYMBOLIC:
             symbolic.append(row)
         elif decision is None or action is None:
             inputs.append(row)
@@ -172,7 +168,7 @@ def _saved_bytes(
 
 def own_bytes(facts: Facts, row: int) -> int:
     """What computing a value again allocates: nothing for a view or for a piece of an operator counted already."""
-    if facts.flags[row] & _VIEW or facts.owners[row] != row:
+    if facts.flags[row] & Flag.VIEW or facts.owners[row] != row:
         return 0
     return facts.bytes[row]
 

@@ -20,8 +20,6 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 
-# Plain integers: the enumeration's own operators cost ten times as much.
-_RANDOM = int(Flag.RANDOM)
 _FIRST_RUN, _SECOND_RUN = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
 _WAIT_TO_HOST, _COPY_FROM_HOST = int(StepKind.WAIT_TO_HOST), int(StepKind.COPY_FROM_HOST)
 _ALLOCATES = (_FIRST_RUN, _SECOND_RUN, _COPY_FROM_HOST)
@@ -137,7 +135,7 @@ class _Simulation:
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for step, (kind, row, _) in enumerate(self.schedule):
-            if self.facts.flags[row] & _RANDOM and self.facts.owners[row] == row and kind <= _SECOND_RUN:
+            if self.facts.flags[row] & Flag.RANDOM and self.facts.owners[row] == row and kind <= _SECOND_RUN:
                 first.setdefault(row, step)
                 last[row] = step
         return [(step, last[row]) for row, step in first.items() if last[row] > step]

@@ -22,7 +22,7 @@ def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[Rewri
         found.append(
             RewriteReport(
                 source=statement.span.location,
-                text=" ".join(statement.span.text.split()),
+                text=statement.span.one_line,
                 half=half,
                 done=len(mine.done),
                 gone=sum(edit.fewer_collectives for edit in mine.done),

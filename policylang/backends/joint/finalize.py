@@ -20,7 +20,7 @@ from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backwa
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
 from policylang.planning.decision import Decision, Why, offloads
-from policylang.planning.decisions.offloading import offload_diagnostics, settle_offloads
+from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Plan
 
@@ -105,7 +105,7 @@ def moves(plan: Plan) -> Plan:
         return plan
     policy, decisions = plan.policy, list(plan.decisions)
     facts = evolve(plan.facts, users=users_of(plan.facts.inputs))  # what was merged has other readers by now
-    stays = settle_offloads(policy, facts, decisions, backward_needs(facts, decisions))
+    stays = resolve_offloads(policy, facts, decisions, backward_needs(facts, decisions))
     notes = offload_diagnostics(policy, facts, decisions, backward_needs(facts, decisions), stays)
     return evolve(plan, decisions=decisions, diagnostics=(*plan.diagnostics, *notes))
 

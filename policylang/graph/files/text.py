@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from policylang.graph.builder import INPUTS, NO_FLAG, GraphBuilder
-from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.graph.builder import INPUTS, GraphBuilder
+from policylang.graph.facts import FLAGS, Facts, GraphKind
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.dtypes import ALIASES, DTYPES
@@ -25,7 +25,6 @@ from policylang.language.units import UNITS
 
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
 
-FLAGS = {flag.name.lower(): flag for flag in Flag if flag.name is not None}
 TAGS = ("MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")
 _LINE = re.compile(r"(?:%(?P<name>\w+)\s*=\s*)?(?P<target>[\w.]+)(?:\((?P<reads>[^()]*)\))?(?P<rest>(?:\s.*)?)")
 _READ = re.compile(r"\s*(?:%(\w+)|-?\d[\w.]*)\s*")
@@ -144,7 +143,7 @@ class _Words:
     reader: _Reader
     said: dict[str, Any] = field(factory=dict)
     notes: set[str] = field(factory=set)
-    flags: Flag = NO_FLAG
+    flags: int = 0
 
     def arguments(self, backward: bool) -> dict[str, Any]:
         """With what follows from the words: a tensor of a shape has as many elements, and as many bytes."""

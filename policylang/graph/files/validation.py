@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, LostMarker, Mesh, Phase
+from policylang.graph.facts import FLAGS, Facts, GraphKind, Group, InputKind, LostMarker, Mesh, Phase
 from policylang.graph.files.plain import DamagedError
 
 _OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
 _PHASES = frozenset(map(int, Phase))
 _INPUT_KINDS = frozenset(map(int, InputKind))
-_ALL_FLAGS = sum(map(int, Flag))
+_ALL_FLAGS = sum(FLAGS.values())
 _LARGEST = 1 << 63
 _MOST_DIMENSIONS = 256
 _MOST_RANKS = 1 << 20

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from attrs import frozen
 
 from policylang.graph.facts import Facts
+from policylang.graph.rowsets import difference, intersection
 from policylang.language.syntax import (
     COMPARISONS,
     And,
@@ -30,8 +31,7 @@ from policylang.language.syntax import (
 )
 from policylang.language.walk import predicates
 from policylang.planning.batch.sizes import REACH, BatchSizes, Range
-from policylang.planning.selection.predicates import compile_predicate
-from policylang.planning.selection.rowsets import difference, intersection
+from policylang.planning.selection.predicates import compile_predicate, dimension_at
 from policylang.planning.selection.selectors import Selections, children
 
 SizeTest = Compare | CrossesCut
@@ -177,16 +177,12 @@ class Bounds:
         index = test.index or 0
 
         def of(row: int) -> Range | None:
-            if test.quantity == "bytes":
-                return sizes.of_value(row, facts.bytes)
-            if test.quantity == "numel":
-                return sizes.of_value(row, facts.numel)
+            if test.quantity in ("bytes", "numel"):
+                return sizes.of_value(row, getattr(facts, test.quantity))
             if test.quantity == "flops":
                 return sizes.of_call(row, facts.flops)
-            shape = facts.shapes[row]
-            if shape is None or not -len(shape) <= index < len(shape):
-                return None
-            return sizes.of_dimension(row, index % len(shape), shape[index])
+            place = dimension_at(facts, row, index)
+            return None if place is None else sizes.of_dimension(row, place, (facts.shapes[row] or ())[place])
 
         return lambda row: False if (found := of(row)) is None else _compared(test, found)
 

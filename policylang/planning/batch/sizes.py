@@ -22,7 +22,6 @@ REACH = 1024
 """So many times as much as here a value is taken to grow at most: what lies beyond, no batch reaches."""
 
 _ANY = -1
-_SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
 _RESHAPES = frozenset(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze"))
 _PRODUCTS = {"aten.mm": 2, "aten.bmm": 2, "aten.addmm": 3, "aten.baddbmm": 3}
 """Products of the last two of so many tensors."""
@@ -76,7 +75,7 @@ def _changing(facts: Facts) -> Sequence[int]:
     """By row, a bit a dimension that may change; :data:`_ANY` of what has no one shape."""
     changing = [0] * len(facts)
     for row in range(len(facts)):
-        if facts.flags[row] & _SYMBOLIC or facts.input_kinds[row] == InputKind.USER:
+        if facts.flags[row] & Flag.SYMBOLIC or facts.input_kinds[row] == InputKind.USER:
             changing[row] = _all(facts.shapes[row])
         elif facts.ops[row] == "call_function" and facts.phases[row] == Phase.FORWARD:
             reads = _reads(facts, row)
@@ -97,7 +96,7 @@ def _reads(facts: Facts, row: int) -> tuple[int, ...]:
 
 def _of_call(facts: Facts, row: int, reads: tuple[int, ...], changing: Sequence[int]) -> int:
     shape = facts.shapes[row]
-    tensors = [read for read in reads if not facts.flags[read] & _SYMBOLIC]
+    tensors = [read for read in reads if not facts.flags[read] & Flag.SYMBOLIC]
     if shape is None or any(facts.shapes[read] is None and changing[read] for read in tensors):
         return _all(shape)
     sources = [(known, changing[read]) for read in tensors if (known := facts.shapes[read]) is not None]

@@ -15,7 +15,7 @@ from attrs import evolve
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Action, Operator, Policy, Rule
 from policylang.language.walk import walk
-from policylang.planning.decision import Decision, Why
+from policylang.planning.decision import Decision, Why, recomputes
 from policylang.planning.selection.selectors import operator_matcher
 
 _CHOOSES = frozenset(
@@ -99,7 +99,7 @@ def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None])
     kept = []
     for owner in routing_owners(facts):
         decision = decisions[owner]
-        if decision is None or decision.action is None or not decision.action.recomputes or decision.why is Why.USER:
+        if decision is None or not recomputes(decision) or decision.why is Why.USER:
             continue
         members = (owner, *facts.followers.get(owner, ()))
         if decision.rule is not None and _names(policy.rules[decision.rule], facts, members):

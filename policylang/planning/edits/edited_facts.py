@@ -19,10 +19,9 @@ from policylang.operators.names import FOLLOWERS
 from policylang.operators.table import MOVERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
 
-_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
-_KEPT = int(Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
+_KEPT = Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK
 """What a new node takes over from the one it is like, with that one's metadata."""
-_HANDED_ON = int(Flag.FORWARD_OUTPUT | Flag.GRADIENT)
+_HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT
 """What the replacement of a value takes over from it."""
 
 
@@ -150,7 +149,7 @@ class _EditedFacts:
     def _flags(self, phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> array[int]:
         old = self.old
         kept = self._column(old.flags, lambda node: old.flags[old.index[node.like]] & _KEPT)
-        flags = array("i", [each & ~_FEEDS_BACKWARD for each in kept])
+        flags = array("i", [each & ~Flag.FEEDS_BACKWARD for each in kept])
         for row, each in enumerate(self.order):
             if isinstance(each, NewNode):
                 flags[row] |= MOVERS[each.target].categories
@@ -159,7 +158,7 @@ class _EditedFacts:
                 if now in self.row_of_name:  # unless a later edit removes it, with all that reads it
                     flags[self.row_of_name[now]] |= old.flags[old.index[was]] & _HANDED_ON
         for row in read_by_backward(phases, inputs, owners):
-            flags[row] |= _FEEDS_BACKWARD
+            flags[row] |= Flag.FEEDS_BACKWARD
         return flags
 
 

@@ -145,4 +145,4 @@ def _all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic
 
 
 def _text(statement: Rewriting) -> str:
-    return " ".join(statement.span.text.split()).removeprefix("optional ")
+    return statement.span.one_line.removeprefix("optional ")

@@ -37,7 +37,7 @@ def check_expectations(
     failures: list[Diagnostic] = []
     for expectation in expectations:
         finding = _check(expectation, selections, fates, outcome, decisions)
-        text = " ".join(expectation.span.text.split())
+        text = expectation.span.one_line
         outcomes.append(ExpectationOutcome(text, expectation.span.location, finding.status, finding.found))
         if finding.status == "failed":
             failures.append(_failure(expectation, text, finding))

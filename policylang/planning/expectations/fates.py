@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policylang.graph.facts import Facts
+from policylang.graph.rowsets import mask_of
 from policylang.language.syntax import ExpectFate
 from policylang.planning.decision import Decision, Why
 from policylang.planning.expectations.totals import Finding
 from policylang.planning.liveness import Needs
-from policylang.planning.selection.rowsets import mask_of
 
 _MOST_NAMES = 8
 _UNDECIDED = "left to the partitioner"

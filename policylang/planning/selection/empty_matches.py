@@ -79,7 +79,7 @@ def part_label(part: Selector) -> str:
     if isinstance(part, InModule):
         return f"{'outside' if part.outside else 'in'} {part.glob}"
     if isinstance(part, Where):
-        return f"where {' '.join(part.predicate.span.text.split())}"
+        return f"where {part.predicate.span.one_line}"
     if isinstance(part, Ordinal):
         start = "" if part.start is None else f" from {nth(part.start)}"
         return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"

@@ -14,6 +14,7 @@ from attrs import fields
 from policylang.graph.blocks import Blocks, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
+from policylang.graph.rowsets import difference, intersection, mask_of, members, union
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
 from policylang.language.syntax import (
@@ -39,7 +40,6 @@ from policylang.language.walk import parts
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.ordinals import choose, chosen_blocks, effective_scope, group_keys
 from policylang.planning.selection.predicates import compile_predicate, split_target
-from policylang.planning.selection.rowsets import difference, intersection, mask_of, members, union
 
 _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
@@ -179,10 +179,7 @@ class Selections:
 
     def _step(self, node: Step, rows: list[int]) -> list[int]:
         neighbours = self.facts.users if node.direction == "users" else self.facts.inputs
-        mask = bytearray(len(self.facts))
-        for row in rows:
-            for other in neighbours[row]:
-                mask[other] = 1
+        mask = mask_of((other for row in rows for other in neighbours[row]), len(self.facts))
         return members(mask, self.facts.forward)
 
     def _chain(self, node: Chain, rows: list[int]) -> list[int]:

@@ -8,8 +8,8 @@ from policylang.graph.facts import LATER_COLUMNS, Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.formatting.unparse_predicates import format_predicate
-from policylang.language.syntax import Policy, Predicate, Where
-from policylang.language.walk import predicates, selector_of, with_lets
+from policylang.language.syntax import Policy, Predicate
+from policylang.language.walk import tests_of
 from policylang.planning.selection.predicates import column_of
 
 OLDER = "APL358"
@@ -22,10 +22,7 @@ def unanswerable(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
         return
     asked: dict[Predicate, None] = {}
     for statement in (*policy.rules, *policy.expectations):
-        selector = selector_of(statement)
-        for part in with_lets(selector, policy) if selector is not None else ():
-            if isinstance(part, Where):
-                asked.update((test, None) for test in predicates(part.predicate) if column_of(test) in missing)
+        asked.update((test, None) for test in tests_of(statement, policy) if column_of(test) in missing)
     for test in asked:
         yield diagnose(
             OLDER,

@@ -7,8 +7,6 @@ from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.edits.edit_planner import RefusedError
 
-_WRITES = int(Flag.WRITES)  # a plain integer: the enumeration's own operators cost ten times as much
-
 
 class ReplacedMemory:
     """The memory of one graph's values, and who writes there."""
@@ -19,7 +17,7 @@ class ReplacedMemory:
         self.written: dict[int, list[int]] = {}
         """Memory, by the row that made it, and the rows that write there."""
         for row, flags in enumerate(facts.flags):
-            if flags & _WRITES:
+            if flags & Flag.WRITES:
                 for source in facts.inputs[row]:
                     self.written.setdefault(self.roots[source], []).append(row)
 
