@@ -1,4 +1,4 @@
-"""One block of a model under a policy: its plans by the way it is called, and what became of them."""
+"""Plans one block of a model under a policy, each time it is first called in some way, and keeps the plans."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from policylang.audit.data import Audit
 from policylang.backends.eager import problems
-from policylang.backends.eager.compilers import carries_policies
+from policylang.backends.eager.call_key import call_key
+from policylang.backends.eager.eligibility import check_parts
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
 from policylang.backends.eager.execution.instructions import PlannedInstructions
 from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.fsdp_hooks import gathered_over, is_first_fsdp
-from policylang.backends.eager.observation.origins import tensors_in
+from policylang.backends.eager.observation.fsdp_hooks import gathered_over
+from policylang.backends.eager.observation.origins import HeldResult, tensors_in
 from policylang.backends.eager.path import EagerPath, HeldTensors
-from policylang.backends.eager.signature import signature_of
 from policylang.backends.path import raise_differences
 from policylang.errors import PolicyGraphError
 from policylang.graph.blocks import Blocks, blocks_of
@@ -33,7 +33,6 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing
-from policylang.torch_compat.dynamo import is_compiled
 
 _PATH = EagerPath()
 
@@ -86,11 +85,10 @@ class CheckpointRegion:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunningBlock:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
         modules = list(module.modules())
-        key = signature_of(modules, args, kwargs)
+        key = call_key(modules, args, kwargs)
         running = RunningBlock(key, module, self.kept.get(key))
         if running.kept is None:
-            self._refuse_compiled(module)
-            self._refuse_first_fsdp(module)
+            check_parts(module, self.root)
             running.observation = Observation.of(module, args, kwargs)
             running.before = Before.of(modules, (args, kwargs))
             running.gathered_over = gathered_over(module)
@@ -127,7 +125,7 @@ class CheckpointRegion:
     def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> None:
         if not observation.read_by_backward:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
-                problems.warn(problems.hooked(self._named(running.module)))
+                problems.warn(problems.HOOKED.diagnostic(name=self._named(running.module)))
             self.idle = True
             return
         trace = self._trace(observation, returned)
@@ -166,33 +164,15 @@ class CheckpointRegion:
         kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
-    def _refuse_compiled(self, module: nn.Module) -> None:
-        """A block that our compiler left to eager is followed there; any other compiled code has no operators."""
-        name = self._named(module)
-        for path, inner in module.named_modules():
-            if not is_compiled(inner):
-                continue
-            if inner is not module:
-                raise problems.compiled_part(name, problems.block(inner, ".".join(filter(None, (self.root, path)))))
-            if not carries_policies(module):
-                raise problems.compiled(name)
-            problems.warn(problems.runs_uncompiled(name))
-
-    def _refuse_first_fsdp(self, module: nn.Module) -> None:
-        for path, inner in module.named_modules():
-            if is_first_fsdp(inner):
-                part = problems.block(inner, ".".join(filter(None, (self.root, path))))
-                raise problems.first_fsdp(self._named(module), part)
-
     def _place(self, trace: BlockTrace, module: nn.Module) -> Place:
         place, facts = Place(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
         if self.number is not None:
             blocks = Blocks(array("i", [self.number]) * len(facts), self.names, alone=self.number)
             return evolve(place, blocks=blocks)
-        glob = self.policy.blocks
-        if glob is not None and not _is_block(glob.glob, self.root):
-            matcher = PathGlob(glob.glob)
-            if blocks_of(facts, matcher).names:
+        if self.policy.blocks is not None:
+            glob = PathGlob(self.policy.blocks.glob)
+            is_block = bool(self.root) and glob.outermost(self.root) == self.root
+            if not is_block and blocks_of(facts, glob).names:
                 return place
         name = self.root or type(module).__name__
         return evolve(place, blocks=Blocks(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
@@ -207,10 +187,6 @@ class CheckpointRegion:
         problems.warn(found)
 
 
-def _is_block(glob: str, root: str) -> bool:
-    return bool(root) and PathGlob(glob).outermost(root) == root
-
-
 def _of_one_block(plan: Plan, name: str) -> Plan:
     """The plan of a block that is the whole graph counts it as one block, whichever it is."""
     if not plan.block_names or len(set(plan.block_of)) > 1:
@@ -221,8 +197,8 @@ def _of_one_block(plan: Plan, name: str) -> Plan:
     return evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=(plan.block_names[number],))
 
 
-def _read(entry: Any, read: frozenset[int] | None) -> list[Tensor]:
+def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
     """Of what an operator gave, what anyone reads: the rest is only stood in for."""
-    if read is None or not isinstance(entry, tuple | list):
-        return list(tensors_in(entry))
-    return [tensor for at, part in enumerate(entry) if at in read for tensor in tensors_in(part)]
+    if read is None or not isinstance(held.value, tuple | list):
+        return list(tensors_in(held.value))
+    return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))

@@ -19,7 +19,6 @@ from torch import fx
 
 from policylang.backends.caching import fingerprint
 from policylang.backends.compiled_graphs import CompiledGraph, described, of_model
-from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
 from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
@@ -27,6 +26,7 @@ from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.options import Inner
 from policylang.backends.torch_compile.pending_matches import watched
 from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
+from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
@@ -46,7 +46,7 @@ class PolicyBackend:
 
     def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
         self.__name__ = "policylang"  # what Dynamo calls it in its messages
-        setattr(self, MARK, True)
+        setattr(self, marks.COMPILER, True)
         self.policy = policy
         self.inner: Inner = inner
         self.root = root

@@ -1,4 +1,4 @@
-"""What was observed of a block, as facts to plan with.
+"""Turns the observed first call of a block into a graph, and that into the facts that a plan is made from.
 
 A graph is written down from the operations: inputs as they were met, operators in the order in which they ran, and
 for each value that autograd saved a node that stands for its reader. The backward itself has not run yet, and nothing
@@ -17,6 +17,7 @@ from torch import fx
 
 from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
 from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin
+from policylang.backends.eager.observation.stream import OperatorStream
 from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
@@ -38,20 +39,13 @@ class BlockTrace:
     """What is known of one block called in one way."""
 
     facts: Facts
-    operators: tuple[Any, ...]
-    """The stream."""
+    stream: OperatorStream
     rows: tuple[int, ...]
     """By operator of the stream: its row in the facts, -1 where nobody reads what it gives."""
     read: dict[int, frozenset[int]]
     """Of operators with several results, by position in the stream: which results anyone reads."""
-    reach: int
-    """How many operators a second run comes to."""
     reach_row: int
-    """The first row that it does not come to."""
-    differentiable: frozenset[int]
-    """The operators that a gradient flows through."""
-    from_outside: dict[int, tuple[int, ...]]
-    """By operator: which of the tensors that it reads are parameters, buffers or constants."""
+    """The first row that a second run does not come to."""
     unchanged: frozenset[int]
     """The rows that no operator of the stream stands for: views that give their argument as it is."""
     inner: dict[int, int]
@@ -77,12 +71,10 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         facts = collect(graph.graph, kind=GraphKind.FLAT)
     nodes = [[node for call in range(*span) for node in graph.nodes[call]] for span in observation.spans]
     rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)
-    operators = tuple(observation.operators)
-    read = {
-        at: taken for at, own in enumerate(nodes) if (taken := _read_results(facts, operators[at], own)) is not None
-    }
-    reach = observation.reach
-    beyond = (facts.index[node.name] for own in nodes[reach:] for node in own if node.name in facts.index)
+    stream = observation.stream
+    results = (_read_results(facts, operator, own) for operator, own in zip(stream.operators, nodes, strict=True))
+    read = {at: taken for at, taken in enumerate(results) if taken is not None}
+    beyond = (facts.index[node.name] for own in nodes[stream.reach :] for node in own if node.name in facts.index)
     reach_row = min(beyond, default=len(facts))
     inner = {
         facts.index[node.name]: row
@@ -90,11 +82,9 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         for node in own
         if facts.index.get(node.name, row) < row
     }
-    differentiable = frozenset(observation.differentiable)
     rows_of_calls = [_row(facts, [node.name for node in own]) for own in graph.nodes]
     unchanged = frozenset(_outside_of(observation.spans, rows_of_calls))
-    outside = observation.from_outside
-    return BlockTrace(facts, operators, rows, read, reach, reach_row, differentiable, outside, unchanged, inner)
+    return BlockTrace(facts, stream, rows, read, reach_row, unchanged, inner)
 
 
 def _outside_of(spans: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[int]:
@@ -107,18 +97,19 @@ def _outside_of(spans: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterat
 
 def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:
     """The same for calls of which :func:`trace_of` says the same, and as a rule for no other."""
+    stream = observation.stream
     return (
         tuple((each.kind, each.name, TensorFacts.of(each.tensor)) for each in observation.origins.externals),
         tuple(
             (each.operator, _plain(each.args), _plain(each.kwargs), _plain(each.results), each.path)
             for each in observation.operations
         ),
-        tuple(observation.operators),
+        tuple(stream.operators),
         tuple(observation.spans),
         tuple(observation.read_by_backward),
-        observation.reach,
-        frozenset(observation.differentiable),
-        tuple(sorted(observation.from_outside.items())),
+        stream.reach,
+        frozenset(stream.differentiable),
+        tuple(sorted(stream.from_outside.items())),
         tuple(_origins_of(returned, observation)),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define
 from torch import nn
 
-from policylang.backends.eager.observation.modes import only_readers
+from policylang.backends.eager.observation.block_mode import only_readers
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.torch_compat.eager import is_of_fsdp
 from policylang.torch_compat.process_groups import mesh_ranks

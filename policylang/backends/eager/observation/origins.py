@@ -9,7 +9,7 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from policylang.graph.facts import InputKind
-from policylang.torch_compat.eager import WeakTensorKeyDictionary, storage_address, storage_bytes, version
+from policylang.torch_compat.eager import WeakTensorKeyDictionary, detached, storage_address, storage_bytes, version
 from policylang.torch_compat.subclasses import take_apart
 from policylang.tracing.step_state import read_state
 
@@ -103,6 +103,25 @@ Memory = tuple[int, int]
 
 def memory_of(tensor: Tensor) -> Memory:
     return version(tensor), storage_bytes(tensor)
+
+
+@frozen(eq=False)
+class HeldResult:
+    """What an operator gave, as tensors without a history, and the memory of each."""
+
+    value: Any
+    memory: list[Memory]
+
+    @classmethod
+    def of(cls, value: Any) -> HeldResult:
+        return cls(value, [memory_of(each) for each in tensors_in(value)])
+
+
+def without_history(value: Any) -> Any:
+    """What an operator gave, as tensors of the same memory."""
+    if isinstance(value, tuple | list):
+        return type(value)([without_history(part) for part in value])
+    return detached(value)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

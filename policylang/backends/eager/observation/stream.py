@@ -7,12 +7,27 @@ from functools import cache
 from typing import Any
 
 import torch
+from attrs import define, field
 
 from policylang.torch_compat.eager import ignored_operators
 from policylang.torch_compat.reading import schema_of
 
 _IGNORED = ignored_operators()
 VIEW = torch.ops.aten.view.default
+
+
+@define(eq=False)
+class OperatorStream:
+    """The operators of one call of a block; the other fields count them from 0."""
+
+    operators: list[Any] = field(factory=list)
+    """As the block calls them: on tensors made of tensors (DTensor), one of these is several operations, or none."""
+    reach: int = 0
+    """How many had run when the last value was saved: a checkpoint runs so many again."""
+    differentiable: set[int] = field(factory=set)
+    """Those that a gradient flows through."""
+    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Which of the tensors that an operator reads are parameters, buffers or constants."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""In what way a block is called: whatever changes which operators it runs, as far as that can be seen from outside."""
+"""The key of a block's plans: all of a call that changes which operators it runs, as far as can be seen from outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policylang.torch_compat.dynamo import compiled_in_place
 from policylang.torch_compat.eager import forward_derivatives
 
 
-def signature_of(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
     parameters are trained, which modules are compiled, autocast, and whether derivatives are taken forwards."""
     devices: dict[str, None] = {"cpu": None}
