@@ -67,11 +67,11 @@ def read(
     nodes = list(graph.nodes)
     if backward is not None:  # what the forward returns is held until the end
         nodes = [*nodes[:-1], *backward.nodes, nodes[-1]]
-    return _Reader(facts, nodes, backward, handed, dict(replays)).read()
+    return _GraphReader(facts, nodes, backward, handed, dict(replays)).read()
 
 
 @define(eq=False)
-class _Reader:
+class _GraphReader:
     facts: Facts
     nodes: list[fx.Node]
     half: fx.Graph | None

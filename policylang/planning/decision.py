@@ -51,6 +51,10 @@ def recomputes(decision: Decision | None) -> bool:
     return decision is not None and decision.action is not None and decision.action.recomputes
 
 
+def saves(decision: Decision | None) -> bool:
+    return decision is not None and decision.action is not None and decision.action.saves
+
+
 def offloads(decision: Decision | None) -> bool:
     """Whether a value is to be moved to the host."""
     return decision is not None and decision.action is not None and decision.action.offloads

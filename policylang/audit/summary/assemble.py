@@ -62,7 +62,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         blocks=len(plan.block_names),
         decisions=_decisions(plan),
         rules=tuple(_rule(outcome, costs, index) for index, outcome in enumerate(plan.rules)),
-        undecided=sum(_why(plan, row) is Why.UNDECIDED for row in owned),
+        undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
         recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
@@ -87,8 +87,8 @@ def _decisions(plan: Plan) -> dict[str, DecisionReport]:
         if planned is None:
             continue
         if planned not in known:
-            rule = None if planned.rule is None else plan.policy.rules[planned.rule].source
-            known[planned] = DecisionReport(word(planned.action), rule, planned.reason)
+            rule = plan.rule_of(row)
+            known[planned] = DecisionReport(word(planned.action), rule.source if rule else None, planned.reason)
         found[plan.facts.names[row]] = known[planned]
     return found
 
@@ -96,11 +96,6 @@ def _decisions(plan: Plan) -> dict[str, DecisionReport]:
 def word(action: Action | None) -> str:
     """An action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
     return "auto" if action is None else action.word
-
-
-def _why(plan: Plan, row: int) -> Why | None:
-    planned = plan.decisions[row]
-    return None if planned is None else planned.why
 
 
 class _Costs:

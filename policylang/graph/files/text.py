@@ -44,7 +44,7 @@ def read_graph(
 
     Without ``kind`` it is a joint graph if it has a backward, else the forward half of one. Linear in the text.
     """
-    reader = _Reader(source, operators or OperatorTable.bundled())
+    reader = _GraphParser(source, operators or OperatorTable.bundled())
     reader.read()
     if reader.problems:
         return None, tuple(reader.problems)
@@ -60,7 +60,7 @@ class _SourceText:
 
 
 @define(eq=False)
-class _Reader:
+class _GraphParser:
     source: Source
     operators: OperatorTable
     builder: GraphBuilder = field(factory=GraphBuilder)
@@ -141,7 +141,7 @@ class _Reader:
 class _Words:
     """What stands behind the call on a line: arguments of :meth:`GraphBuilder.add`, by name."""
 
-    reader: _Reader
+    reader: _GraphParser
     said: dict[str, Any] = field(factory=dict)
     notes: set[str] = field(factory=set)
     flags: Flag = NO_FLAG
