@@ -17,7 +17,7 @@ from policylang import PolicyGraphError, PolicyMatchError
 from policylang.backends.joint.partitioner import Partition, _saved_marks
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.joint.recompilable_forward import recompilable
-from policylang.backends.surgery.tags import record_saved
+from policylang.backends.surgery.tags import mark_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
 from policylang.graph.reading.saved_markers import COPIES, from_annotation
@@ -250,7 +250,7 @@ def test_a_tuple_saved_in_part_is_an_error() -> None:
     facts = first.partition.plan.facts
     piece, *_ = (facts.index[name] for name in first.partition.audit.saved if name.startswith("getitem"))
     needs = Needs(saved=(piece,), recomputed=(facts.owners[piece],))
-    record_saved(first.partition.forward.graph, _saved_marks(facts, needs))
+    mark_saved(first.partition.forward.graph, _saved_marks(facts, needs))
     module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
     with pytest.raises(PolicyMatchError, match="scaled_dot_product_flash_attention_for_cpu` is lost") as caught:
         torch.compile(module, backend=policylang.backend(replay(), inner="aot_eager"))(*first.arguments)

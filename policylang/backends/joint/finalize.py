@@ -1,4 +1,4 @@
-"""The plan as it stands on the graph that is about to be split: nodes merged, what min-cut chose filled in.
+"""Finalizes a plan on the graph that is about to be split: equal nodes merged, min-cut's choices filled in.
 
 A plan is made on the user's graph. Before the graph is split, equal nodes are merged and, with ``undecided -> auto``,
 PyTorch's min-cut decides the values no rule touched. This module carries both into a plan of the same shape, from
@@ -96,8 +96,8 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
     return evolve(plan, facts=evolve(facts, phases=phases, inputs=inputs, flags=flags), decisions=decisions)
 
 
-def moves(plan: Plan) -> Plan:
-    """The plan with what is offloaded settled once more: merged nodes share memory, and so does what min-cut saves.
+def resolve_offloads(plan: Plan) -> Plan:
+    """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves.
 
     What stays on the device after all is in the diagnostics.
     """

@@ -117,7 +117,7 @@ def remove(node: fx.Node) -> None:
         meta[_REGION] = region
 
 
-def record_saved(graph: fx.Graph, saved: Mapping[str, bool | str]) -> None:
+def mark_saved(graph: fx.Graph, saved: Mapping[str, bool | str]) -> None:
     """Leave ``custom["policylang_saved"]`` on the named nodes and no others, for ``where recorded saved``."""
     for node in graph.nodes:
         if node.name in saved:
