@@ -207,7 +207,7 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON. Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
-        account = asdict(self.account, retain_collection_types=False)
+        account = asdict(self.account)
         return {
             "version": VERSION,
             "policy": self.policy,
@@ -250,7 +250,7 @@ def _path(result: PathResult) -> dict[str, Any]:
 
 
 def _comparison(numbers: NumbersComparison) -> dict[str, Any]:
-    found = asdict(numbers, retain_collection_types=False)
+    found = asdict(numbers)
     for name in ("loss", "gradients", "buffers"):
         if found[name]["largest"] == float("inf"):
             found[name]["largest"] = None  # JSON has no infinity
