@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -12,22 +12,24 @@ from policylang.audit.summary.data import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
+    LeftAlone,
     Report,
+    RewriteReport,
     RuleReport,
     ValuesReport,
 )
-from policylang.audit.summary.edits import rewrite_reports
 from policylang.graph.facts import GraphKind
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.syntax import Action
+from policylang.language.syntax import Action, Policy
 from policylang.planning.decision import Decision, Why
-from policylang.planning.graph_edit import Edits
+from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.plan import Plan, RuleOutcome
 
 if TYPE_CHECKING:
     from policylang.audit.data import Audit
 
+_ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
@@ -144,3 +146,36 @@ def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
 def _sentence(diagnostic: Diagnostic) -> str:
     where = f"{diagnostic.span.location}: " if diagnostic.span else ""
     return f"{where}{diagnostic.message} ({diagnostic.code})"
+
+
+def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[RewriteReport, ...]:
+    """One account a line. ``half``: of which half of a partition; there, lines that did nothing more are left out."""
+    found = []
+    for index, statement in enumerate(policy.rewrites):
+        mine = edits.of(index)
+        if half and not mine.done:
+            continue
+        left = () if half else mine.refused
+        found.append(
+            RewriteReport(
+                source=statement.span.location,
+                text=" ".join(statement.span.text.split()),
+                half=half,
+                done=len(mine.done),
+                gone=sum(edit.fewer_collectives for edit in mine.done),
+                ranks=max((edit.proof.ranks for edit in mine.done), default=0),
+                proven=not any(edit.proof.assumed for edit in mine.done),
+                notes=_notes(mine.done),
+                left=tuple(LeftAlone(each.collectives, each.reason, each.detail) for each in left),
+            )
+        )
+    return tuple(found)
+
+
+def _notes(done: Sequence[Edit]) -> tuple[str, ...]:
+    """Each once, in the order of their first appearance."""
+    said: list[str] = []
+    for edit in done:
+        assumed = edit.proof.assumed and f"taken for granted: {edit.proof.assumed}"
+        said += (edit.note, assumed, "" if edit.proof.exact else _ROUNDING)
+    return tuple(dict.fromkeys(filter(None, said)))

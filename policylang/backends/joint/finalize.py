@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from policylang.backends.joint.cse import Merged
-from policylang.backends.surgery.tags import UNSAFE
+from policylang.backends.surgery.tags import is_unsafe
 from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, users_of
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
@@ -72,8 +72,7 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
         for row in facts.forward:
             decision = decisions[row]
             if decision is not None and decision.action is None:
-                unsafe = (flags[row] | flags[facts.owners[row]]) & UNSAFE
-                decisions[row] = _AUTO_SAVE if row in wanted or unsafe else _AUTO_RECOMPUTE
+                decisions[row] = _AUTO_SAVE if row in wanted or is_unsafe(facts, row) else _AUTO_RECOMPUTE
         leaving = _offloaded_memory(plan)
         for row in wanted:
             if phases[row] == Phase.BACKWARD and not (leaving and storage_roots(facts)[row] in leaving):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import fx
 
 from policylang.backends.caching import fingerprint
+from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.backends.findings import Findings, findings_of
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.torch_compile import dynamo_graph
@@ -27,7 +28,7 @@ _Base: Any = inductor.partitioner_base()
 _THIS_PROCESS = uuid.uuid4().hex
 
 
-class PolicyPartitioner(_Base):  # type: ignore[misc]
+class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
     """What :func:`partitioner` returns."""
 
     def __init__(self, policy: Policy, root: str = "", agree: bool = True) -> None:
@@ -70,10 +71,6 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         """What keeps the caches of other processes away where a graph may not run before something has happened."""
         compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return _THIS_PROCESS if compares or self.policy.rewrites else ""
-
-    def __getstate__(self) -> dict[str, str]:
-        # for keys alone: a policy's tree holds comments and line numbers, which decide nothing
-        return {"_key": self._key}
 
     def __copy__(self) -> PolicyPartitioner:
         return self
