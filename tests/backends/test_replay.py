@@ -20,9 +20,10 @@ from policylang.backends.joint.recompilable_forward import recompilable
 from policylang.backends.surgery.tags import mark_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
-from policylang.graph.reading.saved_markers import COPIES, from_annotation
+from policylang.graph.reading.saved_markers import from_annotation
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Policy
+from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import Needs
 from tests.support.compiled import fresh_dynamo
 from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
@@ -124,7 +125,9 @@ def saved_memory(partition: Partition) -> Counter[tuple[str, int, str]]:
     kept: set[int] = set()
     for name in partition.audit.saved:
         row = roots[facts.index[name]]
-        if facts.targets[row] in COPIES and all(facts.phases[user] == Phase.BACKWARD for user in facts.users[row]):
+        if facts.targets[row] in AUTOGRAD_COPIES and all(
+            facts.phases[user] == Phase.BACKWARD for user in facts.users[row]
+        ):
             row = roots[facts.inputs[row][0]]
         if facts.ops[row] == "call_function":
             kept.add(row)
