@@ -46,19 +46,18 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     from torch import fx
 
     from policylang.api.traced_step import TracedStep
-    from policylang.backends.torch_compile.backend import graphs_of
+    from policylang.backends.path import path_named
 
     if isinstance(subject, TracedStep):
         subject = subject.gm
     if isinstance(subject, fx.GraphModule):
         return (_of_module(subject),)
-    graphs = graphs_of(subject)
-    if graphs is None:
+    findings = path_named("joint").report(subject)
+    if findings is None:
         raise _nothing(
             f"a `{type(subject).__name__}` has no graph to take a snapshot of",
             "hand over a graph module, a traced step, a model compiled under a policy, or its backend",
         )
-    findings = [found for graph in graphs for found in graph.findings]
     if not findings:
         raise _nothing(
             "no graph was planned yet", "run the compiled model forward with gradients first, then take the snapshot"

@@ -15,6 +15,7 @@ from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
+from policylang.language.syntax import Rule
 from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
@@ -31,6 +32,7 @@ OFFLOADED_UNPLANNED = "APL411"
 NOT_FREED = "APL412"
 RACE = "APL413"
 
+_TWICE = "was recomputed more than once for the same part of the backward"
 _ALL_PATHS = {
     NOT_CONNECTED: "the graph has a node {node}, which the graph that was planned does not have",
     OUT_OF_ORDER: "{node} runs {found}, which is not the order of the plan",
@@ -94,11 +96,7 @@ def runs_otherwise(plan: Plan, expected: Expected, saved: Iterable[int], found: 
         (SAVED_UNPLANNED, now.difference(expected.may_save), "was saved"),
         (NOT_SAVED, frozenset(expected.must_save) - now - found.crossing.keys(), "was not saved"),
         (RECOMPUTED_UNPLANNED, again.difference(expected.may_recompute), "was recomputed"),
-        (
-            RECOMPUTED_UNPLANNED,
-            frozenset(found.twice),
-            "was recomputed more than once for the same part of the backward",
-        ),
+        (RECOMPUTED_UNPLANNED, frozenset(found.twice), _TWICE),
         (NOT_RECOMPUTED, frozenset(expected.must_recompute) - again, "was not recomputed"),
         (RANDOM_AGAIN, frozenset(found.redrawn), "draws new random numbers"),
         (EFFECT_REPEATED, frozenset(found.rewritten), "writes a second time"),
@@ -139,25 +137,23 @@ def moves_otherwise(
 
 def deviation(code: str, plan: Plan, row: int, happened: str) -> Deviation:
     """A node of the plan that did not become what was planned."""
-    facts, decision = plan.facts, plan.decisions[row]
-    rule = plan.policy.rules[decision.rule] if decision is not None and decision.rule is not None else None
+    facts, decision, rule = plan.facts, plan.decisions[row], plan.rule_of(row)
     return Deviation(
         code,
         f"`{facts.names[row]}` ({facts.targets[row]})",
         happened,
-        _planned(plan, decision),
+        _planned(decision, rule),
         rule.span if rule is not None else None,
         facts.modules[row],
         is_planned=True,
     )
 
 
-def _planned(plan: Plan, decision: Decision | None) -> str:
+def _planned(decision: Decision | None, rule: Rule | None) -> str:
     if decision is None:
         return "nothing of it: it is no forward value"
     verb = "left to the partitioner" if decision.action is None else decision.action.name.lower().replace("_", " ")
-    if decision.rule is not None:
-        rule = plan.policy.rules[decision.rule]
+    if rule is not None:
         return f"{verb} (`{rule.text}`, {rule.source})"
     return f"{verb} ({decision.reason or decision.why.value})"
 
@@ -186,7 +182,6 @@ def summary(
         recomputed_flops=cost.recomputed_flops,
         forward_flops=cost.forward_flops,
         auto_saved=names(facts, auto_saved),
-        auto_saved_bytes=with_cost(Needs(saved=tuple(auto_saved)), facts, (), 0).saved_bytes,
         auto_recomputed=names(facts, auto_recomputed),
         inputs=names(facts, found.inputs),
         symbolic=names(facts, symbolic),

@@ -81,7 +81,6 @@ class Audit:
     forward_flops: int
     auto_saved: tuple[str, ...]
     """Those of ``saved`` that PyTorch's min-cut chose; of a flat graph, those that no rule decided."""
-    auto_saved_bytes: int
     auto_recomputed: tuple[str, ...]
     """Those of ``recomputed`` that PyTorch's min-cut chose."""
     inputs: tuple[str, ...]

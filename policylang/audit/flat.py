@@ -21,7 +21,7 @@ from policylang.audit.data import Audit
 from policylang.audit.reading import read
 from policylang.graph.facts import Phase
 from policylang.graph.storage import storage_roots
-from policylang.planning.decision import Why, offloads
+from policylang.planning.decision import Why, offloads, recomputes, saves
 from policylang.planning.plan import Plan
 
 _WORDING = Wording(
@@ -41,18 +41,18 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     """
     facts, decisions, roots = plan.facts, plan.decisions, storage_roots(plan.facts)
     found = read(facts, graph)
-    recomputes = {row for row in facts.forward if _recomputes(plan, row)}
+    again = {row for row in facts.forward if recomputes(decisions[row])}
 
     def is_kept(row: int) -> bool:
-        return row not in recomputes or found.held.get(roots[row], -1) <= found.crossing[row]
+        return row not in again or found.held.get(roots[row], -1) <= found.crossing[row]
 
     saved = list(filter(is_kept, found.saved))
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}
     planned = {row: copy for row, copy in on_host.items() if row >= 0 and offloads(decisions[row])}
     expected = Expected(
-        may_save={row for row in facts.forward if row not in recomputes and not offloads(decisions[row])},
+        may_save={row for row in facts.forward if row not in again and not offloads(decisions[row])},
         must_save={row for row in facts.forward if _saves(plan, row) and row not in on_host},
-        may_recompute=recomputes,
+        may_recompute=again,
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
@@ -71,14 +71,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     )
 
 
-def _recomputes(plan: Plan, row: int) -> bool:
-    decision = plan.decisions[row]
-    return decision is not None and decision.action is not None and decision.action.recomputes
-
-
 def _saves(plan: Plan, row: int) -> bool:
     """Whether a value is decided to be saved, and the backward of the plan reads it."""
-    facts, decision = plan.facts, plan.decisions[row]
-    if decision is None or decision.action is None or not decision.action.saves:
-        return False
-    return any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])
+    facts = plan.facts
+    return saves(plan.decisions[row]) and any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])

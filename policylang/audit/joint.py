@@ -26,9 +26,10 @@ from policylang.audit.against_plan import (
     summary,
 )
 from policylang.audit.data import Audit, Found
-from policylang.audit.reading import function, is_copy, is_random_state, piece_of_draw, read
+from policylang.audit.reading import is_copy, is_random_state, read
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
+from policylang.operators.effects import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE
 from policylang.planning.decision import Why
 from policylang.planning.liveness import Needs

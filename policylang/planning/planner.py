@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import BlockTable
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
@@ -107,7 +107,7 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
-def _blocks_diagnostics(policy: Policy, facts: Facts, blocks: Blocks) -> list[Diagnostic]:
+def _blocks_diagnostics(policy: Policy, facts: Facts, blocks: BlockTable) -> list[Diagnostic]:
     if policy.blocks is None or blocks.names:
         return []
     return [refusals.no_such_blocks(policy.blocks, facts)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -12,22 +12,24 @@ from policylang.audit.summary.data import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
+    LeftAlone,
     Report,
+    RewriteReport,
     RuleReport,
     ValuesReport,
 )
-from policylang.audit.summary.edits import rewrite_reports
 from policylang.graph.facts import GraphKind
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.syntax import Action
+from policylang.language.syntax import Action, Policy
 from policylang.planning.decision import Decision, Why
-from policylang.planning.graph_edit import Edits
+from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.plan import Plan, RuleOutcome
 
 if TYPE_CHECKING:
     from policylang.audit.data import Audit
 
+_ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
@@ -62,7 +64,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         blocks=len(plan.block_names),
         decisions=_decisions(plan),
         rules=tuple(_rule(outcome, costs, index) for index, outcome in enumerate(plan.rules)),
-        undecided=sum(_why(plan, row) is Why.UNDECIDED for row in owned),
+        undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
         recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
@@ -87,8 +89,8 @@ def _decisions(plan: Plan) -> dict[str, DecisionReport]:
         if planned is None:
             continue
         if planned not in known:
-            rule = None if planned.rule is None else plan.policy.rules[planned.rule].source
-            known[planned] = DecisionReport(word(planned.action), rule, planned.reason)
+            rule = plan.rule_of(row)
+            known[planned] = DecisionReport(word(planned.action), rule.source if rule else None, planned.reason)
         found[plan.facts.names[row]] = known[planned]
     return found
 
@@ -96,11 +98,6 @@ def _decisions(plan: Plan) -> dict[str, DecisionReport]:
 def word(action: Action | None) -> str:
     """An action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
     return "auto" if action is None else action.word
-
-
-def _why(plan: Plan, row: int) -> Why | None:
-    planned = plan.decisions[row]
-    return None if planned is None else planned.why
 
 
 class _Costs:
@@ -149,3 +146,36 @@ def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
 def _sentence(diagnostic: Diagnostic) -> str:
     where = f"{diagnostic.span.location}: " if diagnostic.span else ""
     return f"{where}{diagnostic.message} ({diagnostic.code})"
+
+
+def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[RewriteReport, ...]:
+    """One account a line. ``half``: of which half of a partition; there, lines that did nothing more are left out."""
+    found = []
+    for index, statement in enumerate(policy.rewrites):
+        mine = edits.of(index)
+        if half and not mine.done:
+            continue
+        left = () if half else mine.refused
+        found.append(
+            RewriteReport(
+                source=statement.span.location,
+                text=" ".join(statement.span.text.split()),
+                half=half,
+                done=len(mine.done),
+                gone=sum(edit.fewer_collectives for edit in mine.done),
+                ranks=max((edit.proof.ranks for edit in mine.done), default=0),
+                proven=not any(edit.proof.assumed for edit in mine.done),
+                notes=_notes(mine.done),
+                left=tuple(LeftAlone(each.collectives, each.reason, each.detail) for each in left),
+            )
+        )
+    return tuple(found)
+
+
+def _notes(done: Sequence[Edit]) -> tuple[str, ...]:
+    """Each once, in the order of their first appearance."""
+    said: list[str] = []
+    for edit in done:
+        assumed = edit.proof.assumed and f"taken for granted: {edit.proof.assumed}"
+        said += (edit.note, assumed, "" if edit.proof.exact else _ROUNDING)
+    return tuple(dict.fromkeys(filter(None, said)))

@@ -29,7 +29,7 @@ class JointPath(BackendPath):
     """``apply`` prepares a graph. What it saves is audited once :func:`partition_planned` has split it."""
 
     name: ClassVar[str] = "joint"
-    front: ClassVar[str] = "policylang.backends.torch_compile.reported:reported"
+    front: ClassVar[str] = "policylang.backends.torch_compile.subjects:of_compiled"
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
         return refusals.unsaveable(plan)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from attrs import frozen
@@ -46,9 +46,9 @@ def take_out(gm: fx.GraphModule) -> TakenOut:
             module.delete_all_unused_submodules()
             module.recompile()
     if found:
-        for module in graphs:
-            for node in module.graph.nodes:
-                _straighten(node)
+        for node in (node for module in graphs for node in module.graph.nodes):
+            if stack := node.meta.get("nn_module_stack"):
+                node.meta["nn_module_stack"] = {key: _straight_entry(entry) for key, entry in stack.items()}
     return TakenOut(tuple(found), alone)
 
 
@@ -138,15 +138,8 @@ def _change(user: fx.Node, old: fx.Node, new: Any) -> None:
     user.kwargs = map_arg(user.kwargs, changed)
 
 
-def _straighten(node: fx.Node) -> None:
-    stack = node.meta.get("nn_module_stack")
-    if stack:
-        node.meta["nn_module_stack"] = dict(_straight_entries(stack.items()))
-
-
-def _straight_entries(entries: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-    for key, entry in entries:
-        yield key, (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
+def _straight_entry(entry: Any) -> Any:
+    return (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
 
 
 def _straight(path: str) -> str:

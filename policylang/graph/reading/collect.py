@@ -13,14 +13,13 @@ from torch import fx
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostMarker, Phase, read_by_backward, users_of
 from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
 from policylang.graph.reading.arguments import argument_column
-from policylang.graph.reading.collectives import group_columns
 from policylang.graph.reading.flat_phases import is_seed, said_phase
 from policylang.graph.reading.inputs import InputSource, input_columns
 from policylang.graph.reading.memory import memory_of
-from policylang.graph.reading.meshes import meshes_of
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.graph.reading.mutation import mutated_reads
 from policylang.graph.reading.phases import PhaseMarks, check_kind, check_operators, is_tangent, kind_of, phases_of
+from policylang.graph.reading.process_groups import group_columns, meshes_of
 from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
 from policylang.graph.reading.values import Measurements
 from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import fields
 
-from policylang.graph.blocks import Blocks, blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.graph.rowsets import difference, intersection, mask_of, members, union
@@ -72,7 +72,7 @@ def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...
 class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
-    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: Blocks, chains: Chains) -> None:
+    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: BlockTable, chains: Chains) -> None:
         self.facts = facts
         self.lets = lets
         self.blocks = blocks
@@ -198,6 +198,6 @@ class Selections:
         return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
 
 
-def blocks_for(policy: Policy, facts: Facts) -> Blocks:
+def blocks_for(policy: Policy, facts: Facts) -> BlockTable:
     """The blocks of a graph as the policy names them."""
     return blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))

@@ -93,4 +93,4 @@ def _compared(
     if comparison.bitwise or STEPS[path].is_plain:
         return comparison
     progress(f"the {path} path without the policy")
-    return evolve(comparison, as_without_policy=numbers.bitwise_equal(run_alone(setup, path), found))
+    return evolve(comparison, as_without_policy=numbers.compare(run_alone(setup, path), found).bitwise)
