@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
+from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
 from policylang.operators.names import FOLLOWERS
 
 INPUTS = {
@@ -19,7 +19,8 @@ INPUTS = {
 _COLUMNS = (
     *("names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes"),
     *("strides", "dtypes", "devices", "flops", "inputs", "owners", "input_kinds", "input_names", "arguments"),
-    *("group_names", "annotations"),
+    "group_names",
+    *LATER_COLUMNS,
 )
 
 
@@ -52,10 +53,10 @@ class GraphBuilder:
         tag: str | None = None,
         input_name: str = "",
         group: str = "",
-        annotations: tuple[str, ...] = (),
+        **later: Any,
     ) -> int:
         """Add a node, and return its row. ``target`` is an operator in full, a word of :data:`INPUTS`, ``get_attr`` or
-        ``output``; ``group`` ends in the number of its ranks, ``dp:4``."""
+        ``output``; ``group`` ends in the number of its ranks, ``dp:4``; ``later`` are values of later columns."""
         row = len(self.rows)
         op, phase, input_kind = "call_function", Phase.BACKWARD if backward else Phase.FORWARD, InputKind.NOT_AN_INPUT
         if target in INPUTS:
@@ -92,7 +93,8 @@ class GraphBuilder:
                 "input_names": input_name,
                 "arguments": (),
                 "group_names": group,
-                "annotations": annotations,
+                **LATER_COLUMNS,
+                **later,
             }
         )
         self.index[name] = row

@@ -7,12 +7,12 @@ graph of a million nodes has to fit beside the graph itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 from policylang.graph.rowsets import mask_of
 from policylang.operators.names import Category
@@ -116,6 +116,14 @@ class LostMarker:
     """A phrase for people."""
 
 
+def later_column(blank: Any) -> Any:
+    """A column that came after the first snapshots: empty where a file lacks it, which answers no question.
+
+    ``blank``: what a row has of which nothing is said.
+    """
+    return field(default=(), metadata={"blank": blank})
+
+
 @frozen(eq=False, slots=False)
 class Facts:
     kind: GraphKind
@@ -168,9 +176,9 @@ class Facts:
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: str = ""
     lost_records: tuple[LostMarker, ...] = ()
-    annotations: Sequence[tuple[str, ...]] = ()
+    annotations: Sequence[tuple[str, ...]] = later_column(())
     """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
-    own are left out. Empty where nobody knows: snapshots that were written before there was this column."""
+    own are left out."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -211,6 +219,12 @@ class Facts:
 
     def has(self, row: int, flag: int) -> bool:
         return bool(self.flags[row] & flag)
+
+
+LATER_COLUMNS: Mapping[str, Any] = {
+    each.name: each.metadata["blank"] for each in fields(Facts) if "blank" in each.metadata
+}
+"""Column to what a row has of which nothing is said."""
 
 
 def is_gradient(facts: Facts, row: int) -> bool:

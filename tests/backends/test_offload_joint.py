@@ -279,7 +279,7 @@ class Noted:
         self.events: list[str] = []
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+    def __call__(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         host = self.kept.get(source.data_ptr())
         name = f"out {len(self.kept)}" if host is None else f"back {len(self.events)}"
         self.events.append(f"start {name}")

@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn) -> Facts:
     for _ in range(draw(st.integers(1, 14))):
         part = draw(st.sampled_from([_plain, _plain, _plain, _backward, _fan_out, _multi_output, _collective, _choice]))
         part(draw, builder)
-    whole = {row["owner"] for at, row in enumerate(builder.rows) if row["owner"] != at}
+    whole = {row["owners"] for at, row in enumerate(builder.rows) if row["owners"] != at}
     returned = [row for row in draw(_some_rows(builder, 0, 2)) if row not in whole]  # no graph returns a tuple
     builder.add("output", "output", tuple(returned))
     return builder.facts(GraphKind.JOINT)
@@ -56,13 +56,13 @@ def _some_rows(builder: GraphBuilder, low: int, high: int) -> st.SearchStrategy[
     """Rows to read: mostly recent ones, so that chains grow."""
     last = len(builder.rows) - 1
     recent = st.integers(max(0, last - 2), last)
-    row = st.one_of(recent, recent, st.integers(0, last)).filter(lambda row: builder.rows[row]["op"] != "output")
+    row = st.one_of(recent, recent, st.integers(0, last)).filter(lambda row: builder.rows[row]["ops"] != "output")
     return st.lists(row, min_size=low, max_size=high, unique=True)
 
 
 def _forward_rows(builder: GraphBuilder, low: int, high: int) -> st.SearchStrategy[list[int]]:
     """Rows that a forward node may read."""
-    rows = [row for row, node in enumerate(builder.rows) if node["phase"] != 2 and node["input_kind"] != 4]
+    rows = [row for row, node in enumerate(builder.rows) if node["phases"] != 2 and node["input_kinds"] != 4]
     return st.lists(st.sampled_from([*rows, *rows[-2:], *rows[-2:]]), min_size=low, max_size=high, unique=True)
 
 
@@ -114,7 +114,7 @@ def _choice(draw: st.DrawFn, builder: GraphBuilder) -> None:
         chosen = _add(draw, builder, target, read, 0, dtype="int64")
     else:
         owner = _add(draw, builder, target, read, Flag.MULTI_OUTPUT)
-        builder.rows[owner]["dtype"] = ""
+        builder.rows[owner]["dtypes"] = ""
         _add(draw, builder, "builtin.getitem", [owner], 0, dtype="float32")
         chosen = _add(draw, builder, "builtin.getitem", [owner], 0, dtype="int64")
     if draw(st.booleans()):

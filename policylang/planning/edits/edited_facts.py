@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
+from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
 from policylang.operators.names import FOLLOWERS
 from policylang.operators.table import MOVERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
@@ -63,6 +63,7 @@ class _EditedFacts:
         phases = bytearray(like(old.phases))
         restrided = {old.index[name]: stride for edit in self.edits for name, stride in edit.restrided}
         strides = column(old.strides, lambda node: node.stride)
+        later: dict[str, Any] = {name: like(known) if (known := getattr(old, name)) else () for name in LATER_COLUMNS}
         return evolve(
             old,
             names=list(self.row_of_name),
@@ -89,9 +90,9 @@ class _EditedFacts:
             input_kinds=column(old.input_kinds, lambda _: int(InputKind.NOT_AN_INPUT)),
             input_names=column(old.input_names, lambda _: ""),
             arguments=[self._arguments(each) for each in self.order],
-            annotations=like(old.annotations) if old.annotations else (),
             group_names=column(old.group_names, self._group_name),
             groups=self.groups,
+            **later,
         )
 
     def _column(self, old: Sequence[Any], new: Callable[[NewNode], Any]) -> list[Any]:

@@ -58,7 +58,7 @@ def build_sequential_schedule(facts: Facts, again: Iterable[int]) -> Schedule:
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
     """A row of the forward runs a second time in a region, and so does what the forward has run of the backward."""
-    first, second, phases = StepKind.FIRST_RUN, StepKind.SECOND_RUN, facts.phases
+    first, second, phases = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN), facts.phases
     ahead = {row for region, rows in parts if not region for row in rows if phases[row] == _BACKWARD}
     return [
         (second if region and (phases[row] == _FORWARD or row in ahead) else first, row, region)
@@ -70,10 +70,10 @@ def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
 def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_runs: bool = False) -> list[ScheduleStep]:
     """The steps with each ``getitem`` right behind the run that it reads, where that is in the same region."""
     targets, inputs = facts.targets, facts.inputs
-    lowest = StepKind.SECOND_RUN if of_second_runs else StepKind.FIRST_RUN
-    pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= StepKind.SECOND_RUN]
+    lowest, highest = int(StepKind.SECOND_RUN if of_second_runs else StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
+    pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= highest]
     sources = {inputs[row][0] for _, row, _ in pieces if inputs[row]}
-    here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= StepKind.SECOND_RUN}
+    here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= highest}
     behind: dict[tuple[int, int], list[ScheduleStep]] = {}
     for step in pieces:
         source = (inputs[step[1]][0], step[2])
@@ -87,7 +87,7 @@ def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_ru
         pending = [] if step in moved else [step]
         while pending:
             order.append(pending.pop())
-            if order[-1][0] <= StepKind.SECOND_RUN:
+            if order[-1][0] <= highest:
                 pending.extend(reversed(behind.get(order[-1][1:], ())))
     return order
 
@@ -221,7 +221,7 @@ class _Flat:
             in_unit = flags[row] & Flag.REPEATABLE
             if facts.ops[row] == "call_function" and not kept[row]:
                 whole = in_unit and owners[row] in kept_units
-                has_effect = flags[row] & _RANDOM_OR_EFFECT or self._writes_outside(row)
+                has_effect = flags[row] & _RANDOM_OR_EFFECT or (flags[row] & Flag.WRITES and self._writes_outside(row))
                 kept[row] = not again[row] or bool(whole or has_effect)
             if facts.ops[row] != "output" and not kept[row]:
                 continue
@@ -234,11 +234,11 @@ class _Flat:
                     kept_units.add(owners[source])
 
     def _writes_outside(self, row: int) -> bool:
-        """Whether it writes to memory that outlives it. Running statistics do: an operator that may run again without
-        them returns memory of its own, where one that writes in place returns what it writes to."""
+        """Whether an operator that writes does so to memory that outlives it. Running statistics do: one that may run
+        again without them returns memory of its own, where one that writes in place returns what it writes to."""
         flag = self.facts.flags[row]
-        if not flag & Flag.WRITES or not flag & Flag.REPEATABLE:
-            return bool(flag & Flag.WRITES)
+        if not flag & Flag.REPEATABLE:
+            return True
         return not flag & Flag.VIEW and (self.facts.owners[row] == row or bool(flag & Flag.MULTI_OUTPUT))
 
     def _region_ends(self) -> dict[int, int]:

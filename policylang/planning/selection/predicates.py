@@ -73,11 +73,20 @@ def _compare(predicate: Compare, facts: Facts) -> Test:
     return test
 
 
+COLUMNS = {"bytes": "bytes", "numel": "numel", "flops": "flops"}
+"""Quantity to the column that says it."""
+
+
+def column_of(test: Predicate) -> str:
+    """The column that alone answers a test; empty where none does."""
+    return "annotations" if isinstance(test, Annotated) else COLUMNS.get(getattr(test, "quantity", ""), "")
+
+
 def _amount(predicate: Compare, facts: Facts) -> Amount:
     quantity = predicate.quantity
-    if quantity in ("bytes", "numel", "flops"):
-        column: Sequence[int] = getattr(facts, quantity)
-        return column.__getitem__
+    if quantity in COLUMNS:
+        column: Sequence[int] = getattr(facts, COLUMNS[quantity])
+        return column.__getitem__ if len(column) == len(facts) else lambda row: None
     if quantity == "inputs":
         return lambda row: len(facts.inputs[row])
     if quantity == "users":
