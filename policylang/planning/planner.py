@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from policylang.graph.blocks import BlockTable
-from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
@@ -26,7 +24,7 @@ from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edi
 from policylang.planning.expectations.check import check_expectations
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Plan, RuleOutcome
-from policylang.planning.selection.selectors import Selections, blocks_for
+from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
 
@@ -49,9 +47,8 @@ def plan(
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
-    blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
-    chains = Chains(facts)
-    selections = Selections(facts, policy.lets, blocks, chains)
+    selections = selections_for(policy, facts, None if place is None else place.blocks)
+    blocks = selections.blocks
     tagged = user_decisions(facts)
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged)
@@ -77,13 +74,14 @@ def plan(
         edits=edits,
         expectations=expectations,
         diagnostics=(
-            *(beyond_one_block(policy, place) if alone else _blocks_diagnostics(policy, facts, blocks)),
+            *(beyond_one_block(policy, place) if alone else ()),
+            *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
             *unanswerable(policy, facts),
             *_rule_diagnostics(policy, rules, selections),
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
-            *gathers_left(policy, facts, chains, rules),
+            *gathers_left(policy, facts, selections.chains, rules),
             *markers_lost(policy, facts),
             *markers_outranked(policy, facts, rules, decisions, needs),
             *flipping_thresholds(policy, facts, capabilities, selections, tagged, fate),
@@ -105,12 +103,6 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     if fate == "auto" and capabilities.keeps_undecided:
         return "as traced"
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
-
-
-def _blocks_diagnostics(policy: Policy, facts: Facts, blocks: BlockTable) -> list[Diagnostic]:
-    if policy.blocks is None or blocks.names:
-        return []
-    return [refusals.no_such_blocks(policy.blocks, facts)]
 
 
 def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> list[Diagnostic]:

@@ -26,7 +26,7 @@ from policylang.language.syntax import (
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decision import Decision
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.empty_matches import nearest_paths, part_counts
+from policylang.planning.selection.empty_matches import nearest_paths_hint, part_counts
 from policylang.planning.selection.selectors import Selections
 
 MATCHES_NOTHING = "APL301"
@@ -62,12 +62,11 @@ def matches_nothing(rule: Rule, selections: Selections) -> Diagnostic:
 
 
 def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
-    near = nearest_paths(blocks.glob, facts)
     return diagnose(
         NO_SUCH_BLOCKS,
         f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
         span=blocks.span,
-        help=f"nearest module paths: {', '.join(near)}" if near else "no node of the graph has a module path",
+        help=nearest_paths_hint(blocks.glob, facts),
     )
 
 

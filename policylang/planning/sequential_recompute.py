@@ -66,7 +66,7 @@ def kept_rows(facts: Facts, needs: Needs) -> frozenset[int]:
 def with_returned(needs: Needs, facts: Facts) -> Needs:
     """With what the block returns, which the next one's checkpoint holds as its input."""
     returned = tuple(row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
-    return evolve(needs, inputs=needs.inputs, saved=(*needs.saved, *returned))
+    return evolve(needs, saved=(*needs.saved, *returned))
 
 
 def _writes_outside(facts: Facts, row: int) -> bool:

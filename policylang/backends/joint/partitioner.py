@@ -31,7 +31,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import Schedule
 from policylang.planning.capabilities import JOINT
-from policylang.planning.expectations.deferred import settle_expectations
+from policylang.planning.expectations.deferred import check_deferred
 from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
@@ -93,7 +93,7 @@ def partition_planned(
         tags.write(gm.graph, merged_plan)
     with timed(seconds, "choose"):
         final, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
-        plan, failures = settle_expectations(evolve(plan, diagnostics=final.diagnostics), final, needs)
+        plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
         raise_errors(failures)
     with timed(seconds, "split"):
         tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))

@@ -32,7 +32,7 @@ from policylang.language.syntax import (
 from policylang.language.walk import predicates
 from policylang.planning.batch.sizes import REACH, BatchSizes, Range
 from policylang.planning.selection.predicates import compile_predicate, dimension_at
-from policylang.planning.selection.selectors import Selections, children
+from policylang.planning.selection.selectors import Selections, children, parts_first
 
 SizeTest = Compare | CrossesCut
 Answer = Callable[[int], bool | None]
@@ -72,17 +72,16 @@ class Bounds:
 
     def of(self, selector: Selector) -> Bound:
         """The bounds of a resolved selector."""
-        for node in self._inside(selector):
-            if id(node) not in self._known:
-                parts = [self._known[id(part)] for part in children(node, self._selections.lets)]
-                self._known[id(node)] = self._bound(node, parts)
+        lets = self._selections.lets
+        for node in parts_first(selector, lets, self._known):
+            self._known[id(node)] = self._bound(node, [self._known[id(part)] for part in children(node, lets)])
         return self._known[id(selector)]
 
     def hanging_test(self, selector: Selector, row: int) -> SizeTest | None:
         """The first test in a selector that hangs, of this row if there is one."""
         tests = [
             (test, self._known[id(node.selector)].possible)
-            for node in self._inside(selector)
+            for node in parts_first(selector, self._selections.lets)
             if isinstance(node, Where)
             for test in size_tests(node.predicate)
         ]
@@ -90,22 +89,6 @@ class Bounds:
         if by_row:
             return by_row[0]
         return next((test for test, rows in tests if any(self._answer(test)(each) is None for each in rows)), None)
-
-    def _inside(self, selector: Selector) -> list[Selector]:
-        """The selector and all that it is made of, parts first, each once. With a stack of its own: the ``let`` lines
-        of a policy may refer to each other to any depth."""
-        order: list[Selector] = []
-        seen: set[int] = set()
-        stack: list[tuple[Selector, bool]] = [(selector, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                order.append(node)
-            elif id(node) not in seen:
-                seen.add(id(node))
-                stack.append((node, True))
-                stack.extend((part, False) for part in reversed(children(node, self._selections.lets)))
-        return order
 
     def _bound(self, node: Selector, parts: list[Bound]) -> Bound:
         asks = isinstance(node, Where) and any(size_tests(node.predicate))

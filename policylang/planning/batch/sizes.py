@@ -16,16 +16,15 @@ from collections.abc import Sequence
 from math import prod
 
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
-from policylang.operators.names import GETITEM
+from policylang.operators.moves import View
+from policylang.operators.names import GETITEM, MATRIX_PRODUCTS
+from policylang.operators.table import movers_of
 
 REACH = 1024
 """So many times as much as here a value is taken to grow at most: what lies beyond, no batch reaches."""
 
 _ANY = -1
-_RESHAPES = frozenset(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze"))
-_PRODUCTS = {"aten.mm": 2, "aten.bmm": 2, "aten.addmm": 3, "aten.baddbmm": 3}
-"""Products of the last two of so many tensors."""
-
+_RESHAPES = movers_of(View)
 Range = tuple[int, int]
 """The least and the most that a size may come to; equal where it does not change."""
 
@@ -100,10 +99,10 @@ def _of_call(facts: Facts, row: int, reads: tuple[int, ...], changing: Sequence[
     if shape is None or any(facts.shapes[read] is None and changing[read] for read in tensors):
         return _all(shape)
     sources = [(known, changing[read]) for read in tensors if (known := facts.shapes[read]) is not None]
-    name = facts.targets[row].rpartition(".")[0]
+    name = facts.targets[row]
     if name in _RESHAPES and len(sources) == 1 and prod(sources[0][0]) == prod(shape) > 0:
         return _reshaped(*sources[0], shape)
-    if name in _PRODUCTS and len(sources) == _PRODUCTS[name]:
+    if len(sources) == MATRIX_PRODUCTS.get(name):
         return _multiplied(sources[-2], sources[-1], len(shape))
     sized = len(tensors) < len(reads)  # by a symbol, which may be the new size of any dimension
     return sum(1 << place for place in range(len(shape)) if not _is_fixed(shape, place, sources, sized))

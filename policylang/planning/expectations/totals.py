@@ -17,11 +17,14 @@ Status = Literal["held", "failed", "deferred"]
 
 @frozen
 class Finding:
-    """What an expectation came to, and the evidence for it."""
+    """The result of checking an expectation, and the evidence for it."""
 
     status: Status
     found: str
     details: tuple[str, ...] = ()
+
+
+LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
 
 
 def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: BlockTable, peak: Callable[[], int]) -> Finding:
@@ -31,32 +34,28 @@ def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: BlockTab
     not to hold one.
     """
     if expectation.figure == "peak":
-        if not outcome.settled:
-            return Finding("deferred", _LEFT)
-        return _judge(expectation, float(peak()), "", outcome.settled, ())
+        return _judge(expectation, float(peak()), outcome) if outcome.settled else LEFT_OPEN
+    amount, by_block = _amounts(expectation, outcome)
     if not expectation.per_block:
-        return _judge(expectation, _total(expectation, outcome), "", outcome.settled, ())
-    amounts = _by_block(expectation, outcome)
-    if not amounts:
+        return _judge(expectation, amount, outcome)
+    if not by_block:
         return Finding("failed", "the graph has no blocks")
-    block = _telling(expectation, amounts, numbers(blocks))
-    return _judge(
-        expectation, amounts[block], f" in block {block}", outcome.settled, (f"block {block} is {blocks.names[block]}",)
-    )
+    block = _telling(expectation, by_block, numbers(blocks))
+    details = (f"block {block} is {blocks.names[block]}",)
+    return _judge(expectation, by_block[block], outcome, f" in block {block}", details)
 
 
-_LEFT = "it depends on values that are left to PyTorch's partitioner"
-
-
-def _judge(expectation: ExpectTotal, amount: float, where: str, settled: bool, details: tuple[str, ...]) -> Finding:
+def _judge(
+    expectation: ExpectTotal, amount: float, outcome: CostedNeeds, where: str = "", details: tuple[str, ...] = ()
+) -> Finding:
     limit = expectation.limit.value
     holds = COMPARISONS[expectation.op](amount, limit)
     found = beside(amount, limit, _dimension(expectation)) + where
-    if settled:
+    if outcome.settled:
         return Finding("held" if holds else "failed", found, details)
     if not holds and expectation.op in ("<", "<="):
         return Finding("failed", f"at least {found}", details)
-    return Finding("deferred", _LEFT)
+    return LEFT_OPEN
 
 
 def _dimension(expectation: ExpectTotal) -> Literal["bytes", "flops", "fraction"]:
@@ -65,25 +64,16 @@ def _dimension(expectation: ExpectTotal) -> Literal["bytes", "flops", "fraction"
     return "fraction" if expectation.limit.dimension == "fraction" else "flops"
 
 
-def _total(expectation: ExpectTotal, outcome: CostedNeeds) -> float:
+def _amounts(expectation: ExpectTotal, outcome: CostedNeeds) -> tuple[float, Sequence[float]]:
+    """The figure, in all and by block."""
     if expectation.figure == "saved":
-        return outcome.saved_bytes
+        return outcome.saved_bytes, outcome.saved_bytes_by_block
     if expectation.figure == "recomputed":
-        return outcome.recomputed_bytes
+        return outcome.recomputed_bytes, outcome.recomputed_bytes_by_block
     if _dimension(expectation) == "flops":
-        return outcome.recomputed_flops
-    return _share(outcome.recomputed_flops, outcome.forward_flops)
-
-
-def _by_block(expectation: ExpectTotal, outcome: CostedNeeds) -> list[float]:
-    if expectation.figure == "saved":
-        return list(outcome.saved_bytes_by_block)
-    if expectation.figure == "recomputed":
-        return list(outcome.recomputed_bytes_by_block)
-    if _dimension(expectation) == "flops":
-        return list(outcome.recomputed_flops_by_block)
+        return outcome.recomputed_flops, outcome.recomputed_flops_by_block
     pairs = zip(outcome.recomputed_flops_by_block, outcome.forward_flops_by_block, strict=True)
-    return [_share(again, forward) for again, forward in pairs]
+    return _share(outcome.recomputed_flops, outcome.forward_flops), [_share(*pair) for pair in pairs]
 
 
 def _share(part: int, whole: int) -> float:

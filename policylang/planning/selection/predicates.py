@@ -7,6 +7,7 @@ whatever the operator; ``not`` turns it into true.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from policylang.graph.blocks import BlockTable, is_one_block
 from policylang.graph.chains import Chains
@@ -116,16 +117,8 @@ def _match(predicate: Match, facts: Facts) -> Test:
     matches = _matcher(predicate)
     column_name, present = _TEXTS[predicate.property]
     column: Sequence[str] = getattr(facts, column_name)
-    known: dict[str, bool] = {}
-
-    def test(row: int) -> bool:
-        value = column[row]
-        answer = known.get(value)
-        if answer is None:
-            answer = known[value] = present(value) and matches(value) == wanted
-        return answer
-
-    return test
+    answer = cache(lambda value: present(value) and matches(value) == wanted)
+    return lambda row: answer(column[row])
 
 
 _TEXTS: dict[str, tuple[str, Callable[[str], bool]]] = {

@@ -7,7 +7,8 @@ policy they stand, are evaluated once; so is a ``let``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from functools import cache
 
 from attrs import fields
 
@@ -69,6 +70,29 @@ def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...
     return (lets[selector.name].selector,) if isinstance(selector, Reference) else parts(selector)
 
 
+def parts_first(
+    selector: Selector,
+    lets: Mapping[str, Let],
+    known: Container[int] = (),
+    is_one_part: Callable[[Selector], bool] = lambda part: False,
+) -> Iterator[Selector]:
+    """The selector and all that it is made of, parts first, each once; those ``known`` by their id are left out.
+
+    The walk keeps its own stack: a policy's ``let`` lines may refer to each other to any depth.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[Selector, bool]] = [(selector, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen and id(node) not in known:
+            seen.add(id(node))
+            stack.append((node, True))
+            inside = () if is_one_part(node) else children(node, lets)
+            stack.extend((part, False) for part in reversed(inside))
+
+
 class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
@@ -84,22 +108,10 @@ class Selections:
         self._alive: list[Selector] = []  # keeps the ids in _numbers from being used again
 
     def rows(self, selector: Selector) -> list[int]:
-        """The forward rows a resolved selector denotes, in graph order. The list is shared: do not change it.
-
-        The walk keeps its own stack: a policy's ``let`` lines may refer to each other to any depth.
-        """
+        """The forward rows a resolved selector denotes, in graph order. The list is shared: do not change it."""
         numbers = self._numbers
-        stack: list[tuple[Selector, bool]] = [(selector, False)]
-        while stack:
-            node, ready = stack.pop()
-            if id(node) in numbers:
-                continue
-            inner = children(node, self.lets)
-            if not ready:
-                stack.append((node, True))
-                stack.extend((part, False) for part in reversed(inner))
-                continue
-            self._evaluate_once(node, [numbers[id(part)] for part in inner])
+        for node in parts_first(selector, self.lets, numbers):
+            self._evaluate_once(node, [numbers[id(part)] for part in children(node, self.lets)])
         return self._rows[numbers[id(selector)]]
 
     def _evaluate_once(self, node: Selector, parts: list[int]) -> None:
@@ -153,18 +165,8 @@ class Selections:
         return union(found, self.facts.forward, len(self.facts))
 
     def _in_module(self, node: InModule, rows: list[int]) -> list[int]:
-        glob = PathGlob(node.glob)
-        modules = self.facts.modules
-        known: dict[str, bool] = {}
-        kept: list[int] = []
-        for row in rows:
-            path = modules[row]
-            inside = known.get(path)
-            if inside is None:
-                inside = known[path] = glob.covers(path)
-            if inside is not node.outside:
-                kept.append(row)
-        return kept
+        covers, modules = cache(PathGlob(node.glob).covers), self.facts.modules
+        return [row for row in rows if covers(modules[row]) is not node.outside]
 
     def _in_block(self, node: InBlock, rows: list[int]) -> list[int]:
         block_of = self.blocks.block_of
@@ -198,6 +200,8 @@ class Selections:
         return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
 
 
-def blocks_for(policy: Policy, facts: Facts) -> BlockTable:
-    """The blocks of a graph as the policy names them."""
-    return blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+def selections_for(policy: Policy, facts: Facts, blocks: BlockTable | None = None) -> Selections:
+    """What the selectors of a policy denote on a graph, whose blocks are as the policy names them unless given."""
+    if blocks is None:
+        blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+    return Selections(facts, policy.lets, blocks, Chains(facts))

@@ -276,7 +276,7 @@ class PairedGathers(EditPlanner[Paired]):
         replaced.append((facts.names[turned], last.name))
         dead = sorted((one, other, *waits, turned))
         proof = self.prove(sources, old_calls(facts, dead), new.calls(), replaced, (group,))
-        new.settle()
+        new.take_names()
         return Edit(
             statement=self.setting.number,
             kind=self.kind,

@@ -26,7 +26,7 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
     a dense value in place of one with gaps between its rows: its result is laid out in the same way.
     """
     found: list[tuple[int, Lengths]] = []
-    pending = [(row, stride)]
+    pending = [] if stride == facts.strides[row] else [(row, stride)]
     while pending:
         at, now = heappop(pending)
         for user in facts.users[at]:

@@ -31,6 +31,11 @@ class Piece:
     count: int
 
     @property
+    def whole(self) -> int:
+        """The row whose readers are all parts."""
+        return self.base if self.split is None else self.split
+
+    @property
     def of(self) -> tuple[int, int | None, int, bool]:
         """What is cut, and how."""
         return self.base, self.split, self.cut, self.drops

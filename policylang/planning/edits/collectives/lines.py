@@ -78,12 +78,10 @@ def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
     """The layout operators after a row that are the only readers of what is before them, in the same phase."""
     hops: list[Hop] = []
     row = wait
-    while True:
-        hop = _only_reader(facts, row)
-        if hop is None:
-            return tuple(hops)
+    while (hop := _only_reader(facts, row)) is not None:
         hops.append(hop)
         row = last_row(hop)
+    return tuple(hops)
 
 
 def last_row(hop: Hop) -> int:
