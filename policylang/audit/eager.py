@@ -47,7 +47,7 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
         saved=sorted({facts.owners[row] for row in held}),
         inputs=[row for row in given if facts.input_kinds[row] != InputKind.TANGENT],
     )
-    wrong = _WORDING.diagnostics(runs_otherwise(plan, Expected(planned, planned), found.saved, found))
+    wrong = tuple(runs_otherwise(_WORDING, plan, Expected(planned, planned), found.saved, found))
     # the second run is still to come: it is taken as planned
     audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved, symbolic=())
     measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)

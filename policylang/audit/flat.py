@@ -56,14 +56,14 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
-        *runs_otherwise(plan, expected, saved, found),
-        *reads_otherwise(found),
-        *moves_otherwise(plan, evolve(found, saved=saved), planned, unplanned),
+        *runs_otherwise(_WORDING, plan, expected, saved, found),
+        *reads_otherwise(_WORDING, found),
+        *moves_otherwise(_WORDING, plan, evolve(found, saved=saved), planned, unplanned),
     )
     return summary(
         plan,
         found,
-        _WORDING.diagnostics(differences),
+        differences,
         saved=saved,
         symbolic=list(filter(is_kept, found.symbolic)),
         offloaded=sorted(row for row in on_host if row >= 0),

@@ -81,7 +81,8 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
     crosses = to_host.union(needs.saved)
     expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
     differences = (
-        *_WORDING.diagnostics((*runs_otherwise(plan, expected, found.saved, found), *reads_otherwise(found))),
+        *runs_otherwise(_WORDING, plan, expected, found.saved, found),
+        *reads_otherwise(_WORDING, found),
         *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
     )
     return summary(
@@ -118,7 +119,7 @@ def audit_copies(
         # a rewritten half may have the value from another node
         moved[row] = copy if copy is None or copy.row in (row, -1) else None
     unplanned = (*by_host, *found.unsent)
-    return _WORDING.diagnostics((*moves_otherwise(plan, found, moved, unplanned), *reads_otherwise(found)))
+    return (*moves_otherwise(_WORDING, plan, found, moved, unplanned), *reads_otherwise(_WORDING, found))
 
 
 def _returned(graph: fx.Graph) -> Sequence[Any]:
