@@ -1,4 +1,4 @@
-"""Recomputation on a flat graph: forward, loss and backward in one, with no partitioner to act on a tag.
+"""Rematerialises a flat graph (forward, loss and backward in one), where no partitioner acts on tags.
 
 :func:`rematerialise` carries a plan out in place, in the order of its schedule. Each backward region gets copies of
 what it has to run again; forward nodes that do not run any more go. What is saved across from forward to backward

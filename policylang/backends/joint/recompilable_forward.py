@@ -1,7 +1,7 @@
-"""The forward half of a partition as a module that can be differentiated and compiled again.
+"""Turns the forward half of a partition into a module that can be differentiated and compiled again.
 
 A parallelizer that partitions a graph and hands the result to ``torch.compile`` has it partitioned a second time. What
-the first partition saved is recorded on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
+the first partition saved is marked on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
 decisions.
 """
 

@@ -1,4 +1,4 @@
-"""A joint graph split in two around given saved values, and each half brought into the shape it is to run in."""
+"""Splits a joint graph in two around given saved values, and prepares each half for AOTAutograd."""
 
 from __future__ import annotations
 

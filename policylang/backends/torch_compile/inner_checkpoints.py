@@ -19,6 +19,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from policylang.backends.eager.session import Session, session_behind
+from policylang.graph.reading.inputs import attribute
 from policylang.graph.reading.modules import normalise, raw_path
 from policylang.torch_compat.eager import compiled_around
 
@@ -77,7 +78,7 @@ def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphMod
     if node.op != "call_function" or node.target is not kind or not node.args:
         return None
     holder = node.args[0]
-    body = _attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
+    body = attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
     session = session_behind(body.meta.get(context)) if isinstance(body, fx.GraphModule) else None
     return None if session is None else (session, body)
 
@@ -105,7 +106,7 @@ def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list
     made = [values[old] for old in body.graph.nodes if old.op not in ("placeholder", "output")]
     for new in made:
         if new.op == "get_attr":
-            new.target = _adopted(module, _attribute(body, str(new.target)), str(new.target))
+            new.target = _adopted(module, attribute(body, str(new.target)), str(new.target))
     _replace(node, output)
     return made
 
@@ -136,12 +137,6 @@ def _straight_entry(entry: Any) -> Any:
 
 def _straight(path: str) -> str:
     return _THROUGH_FORWARD.sub("", path)
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module
 
 
 def _adopted(module: fx.GraphModule, value: Any, path: str) -> str:
