@@ -140,14 +140,10 @@ def summary(
     differences: tuple[Diagnostic, ...],
     *,
     saved: Sequence[int],
-    symbolic: Sequence[int],
     offloaded: Sequence[int] = (),
-    auto_saved: Sequence[int] = (),
-    auto_recomputed: Sequence[int] = (),
 ) -> Audit:
     """What was read, with what it costs."""
-    facts = plan.facts
-    again = sorted(found.recomputed)
+    facts, again = plan.facts, sorted(found.recomputed)
     needs = Needs(saved=tuple(saved), offloaded=tuple(offloaded), recomputed=tuple(again))
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
     return Audit(
@@ -157,13 +153,7 @@ def summary(
         recomputed_bytes=cost.recomputed_bytes,
         recomputed_flops=cost.recomputed_flops,
         forward_flops=cost.forward_flops,
-        auto_saved=names(facts, auto_saved),
-        auto_recomputed=names(facts, auto_recomputed),
-        inputs=names(facts, found.inputs),
-        symbolic=names(facts, symbolic),
         random_states=found.random_states,
-        saved_bytes_by_block=cost.saved_bytes_by_block,
-        recomputed_flops_by_block=cost.recomputed_flops_by_block,
         offloaded=names(facts, offloaded),
         offloaded_bytes=cost.offloaded_bytes,
         differences=differences,

@@ -31,7 +31,6 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.effects import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE
-from policylang.planning.decision import Why
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 
@@ -77,7 +76,6 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
     """
     to_host = frozenset(needs.offloaded)
     saved = [row for row in found.saved if row not in to_host]
-    is_auto = [plan.undecided == "auto" and by is not None and by.why is Why.UNDECIDED for by in plan.decisions]
     crosses = to_host.union(needs.saved)
     expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
     differences = (
@@ -90,10 +88,7 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
         found,
         differences,
         saved=saved,
-        symbolic=found.symbolic,
         offloaded=[row for row in found.saved if row in to_host],
-        auto_saved=[row for row in saved if is_auto[row]],
-        auto_recomputed=[row for row in sorted(found.recomputed) if is_auto[row]],
     )
 
 
