@@ -1,4 +1,4 @@
-"""The edge of snapshots: from whatever has a graph to files, and back."""
+"""``policylang.snapshot`` and its inverse: the facts of a graph, written to a file and read back."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from policylang.audit.data import Audit
 from policylang.audit.reading import read
 from policylang.graph.facts import Phase
 from policylang.graph.storage import storage_roots
-from policylang.planning.decision import Why, offloads, recomputes, saves
+from policylang.planning.decision import offloads, recomputes, saves
 from policylang.planning.plan import Plan
 
 _WORDING = Wording(
@@ -36,8 +36,7 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
 
     A value crosses where a backward node, or a copy, reads the forward's own, and is then saved; except that one
     decided ``recompute`` may be read as it is where a later part of the forward, or the caller, holds it anyway.
-    ``auto_saved`` are those that no rule decided: they stayed as they were. A value that a backward node reads through
-    its copies to the host and back is offloaded.
+    A value that a backward node reads through its copies to the host and back is offloaded.
     """
     facts, decisions, roots = plan.facts, plan.decisions, storage_roots(plan.facts)
     found = read(facts, graph)
@@ -56,18 +55,16 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
-        *runs_otherwise(plan, expected, saved, found),
-        *reads_otherwise(found),
-        *moves_otherwise(plan, evolve(found, saved=saved), planned, unplanned),
+        *runs_otherwise(_WORDING, plan, expected, saved, found),
+        *reads_otherwise(_WORDING, found),
+        *moves_otherwise(_WORDING, plan, evolve(found, saved=saved), planned, unplanned),
     )
     return summary(
         plan,
         found,
-        _WORDING.diagnostics(differences),
+        differences,
         saved=saved,
-        symbolic=list(filter(is_kept, found.symbolic)),
         offloaded=sorted(row for row in on_host if row >= 0),
-        auto_saved=[row for row in saved if (by := decisions[row]) is None or by.why is Why.UNDECIDED],
     )
 
 

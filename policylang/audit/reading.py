@@ -99,9 +99,8 @@ class _GraphReader:
                 self._second_run(node, self.rows[at])
             elif node.op == "call_function" and self.rows[at] >= 0:
                 self._first_run(at, node, self.rows[at])
-        for row in sorted(found.crossing):
-            is_given = phases[row] == Phase.INPUT
-            (found.symbolic if flags[row] & _SYMBOLIC else found.inputs if is_given else found.saved).append(row)
+        crossing = sorted(found.crossing)
+        found.saved = [row for row in crossing if phases[row] != Phase.INPUT and not flags[row] & _SYMBOLIC]
         found.begins = self.late.find(1) if 1 in self.late else len(self.nodes)
         self._host_copies()
         return found

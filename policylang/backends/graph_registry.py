@@ -1,4 +1,4 @@
-"""What was carried out on a graph, kept beside its modules for as long as they live, and never in what is pickled."""
+"""Remembers the plan that was carried out on a graph module, for as long as the module lives; nothing is pickled."""
 
 from __future__ import annotations
 

@@ -105,12 +105,11 @@ def no_path(kind: GraphKind) -> Diagnostic:
 
 
 def nothing_decided() -> Diagnostic:
-    return diagnose(
-        NOTHING_DECIDED,
-        "no policy has decided anything here yet",
-        help="run the model once, with gradients: under `torch.compile(model, backend=policylang.backend(policy))`, "
-        "or with the checkpoints of `policylang.checkpoint_model(model, policy)`",
+    help = (
+        "run the model once, with gradients: under `torch.compile(model, backend=policylang.backend(policy))`, "
+        "or with the checkpoints of `policylang.checkpoint_model(model, policy)`"
     )
+    return diagnose(NOTHING_DECIDED, "no policy has decided anything here yet", help=help)
 
 
 def nothing_to_report(given: object) -> Diagnostic:
@@ -122,11 +121,8 @@ def nothing_to_report(given: object) -> Diagnostic:
 
 
 def no_policy() -> Diagnostic:
-    return diagnose(
-        NO_POLICY,
-        "no policy was applied to this graph",
-        help="call `policylang.apply(gm, policy)` first, or pass `policy=`",
-    )
+    help = "call `policylang.apply(gm, policy)` first, or pass `policy=`"
+    return diagnose(NO_POLICY, "no policy was applied to this graph", help=help)
 
 
 def updates_buffer(node: str, target: str) -> Diagnostic:

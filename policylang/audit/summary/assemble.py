@@ -57,20 +57,20 @@ def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Edits] | Non
 def _report(plan: Plan, audit: Audit | None) -> Report:
     facts = plan.facts
     owned = [row for row in facts.forward if facts.owners[row] == row]
-    costs = _Costs(plan, audit)
+    amounts = _amounts_by_rule(plan, audit) if audit else {}
     return Report(
         policy=plan.policy.name,
         forward_nodes=len(owned),
         blocks=len(plan.block_names),
         decisions=_decisions(plan),
-        rules=tuple(_rule(outcome, costs, index) for index, outcome in enumerate(plan.rules)),
+        rules=tuple(_rule(outcome, amounts, index) for index, outcome in enumerate(plan.rules)),
         undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
         recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
         offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
-        undecided_saved_bytes=audit.saved_bytes - costs.saved.total() if audit else None,
+        undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
@@ -100,36 +100,35 @@ def word(action: Action | None) -> str:
     return "auto" if action is None else action.word
 
 
-class _Costs:
-    """What each rule's saved values keep alive and its recomputed ones cost, by the number of the rule.
+def _amounts_by_rule(plan: Plan, audit: Audit) -> dict[str, Counter[int]]:
+    """What each rule's saved and offloaded values keep alive and its recomputed ones cost, by the number of the rule.
 
     Memory that values of several rules look into counts for the first of them in graph order.
     """
-
-    def __init__(self, plan: Plan, audit: Audit | None) -> None:
-        self.known = audit is not None
-        self.saved, self.flops, self.offloaded = Counter[int](), Counter[int](), Counter[int]()
-        if audit is None:
-            return
-        facts, roots = plan.facts, storage_roots(plan.facts)
-        first: dict[int, int] = {}
-        for name in audit.saved:
-            first.setdefault(roots[facts.index[name]], facts.index[name])
-        recomputed, offloaded = ([facts.index[name] for name in names] for names in (audit.recomputed, audit.offloaded))
-        kept = [(row, facts.bytes[root]) for root, row in first.items() if facts.ops[root] == "call_function"]
-        _add(self.saved, plan, kept)
-        _add(self.flops, plan, [(row, facts.flops[row]) for row in recomputed])
-        _add(self.offloaded, plan, [(row, facts.bytes[row]) for row in offloaded])
+    facts, roots = plan.facts, storage_roots(plan.facts)
+    saved, recomputed, offloaded = (
+        [facts.index[name] for name in names] for names in (audit.saved, audit.recomputed, audit.offloaded)
+    )
+    first = {roots[row]: row for row in reversed(saved)}
+    return {
+        "saved_bytes": _summed(
+            plan, ((row, facts.bytes[root]) for root, row in first.items() if facts.ops[root] == "call_function")
+        ),
+        "recomputed_flops": _summed(plan, ((row, facts.flops[row]) for row in recomputed)),
+        "offloaded_bytes": _summed(plan, ((row, facts.bytes[row]) for row in offloaded)),
+    }
 
 
-def _add(amounts: Counter[int], plan: Plan, costs: Iterable[tuple[int, int]]) -> None:
+def _summed(plan: Plan, costs: Iterable[tuple[int, int]]) -> Counter[int]:
+    amounts = Counter[int]()
     for row, amount in costs:
         planned = plan.decisions[row]
         if planned is not None and planned.rule is not None:
             amounts[planned.rule] += amount
+    return amounts
 
 
-def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
+def _rule(outcome: RuleOutcome, amounts: Mapping[str, Counter[int]], index: int) -> RuleReport:
     return RuleReport(
         source=outcome.rule.source,
         text=outcome.rule.text,
@@ -137,9 +136,7 @@ def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
         decided=len(outcome.decided),
         overridden=sum(outcome.overridden_by.values()),
         kept_by_user=outcome.kept_by_user,
-        saved_bytes=costs.saved[index] if costs.known else None,
-        recomputed_flops=costs.flops[index] if costs.known else None,
-        offloaded_bytes=costs.offloaded[index] if costs.known else None,
+        **{name: by_rule[index] for name, by_rule in amounts.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""Recomputation on a flat graph: forward, loss and backward in one, with no partitioner to act on a tag.
+"""Rematerialises a flat graph (forward, loss and backward in one), where no partitioner acts on tags.
 
 :func:`rematerialise` carries a plan out in place, in the order of its schedule. Each backward region gets copies of
 what it has to run again; forward nodes that do not run any more go. What is saved across from forward to backward
@@ -23,7 +23,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
-from policylang.planning.decision import Decision, recomputes
+from policylang.planning.decision import recomputes
 from policylang.planning.plan import Plan
 from policylang.torch_compat import partition
 
@@ -60,7 +60,6 @@ class _Rematerializer:
         """By step of the schedule, the node that runs then; None for a copy to the host or back."""
         self.in_region: dict[fx.Node, int] = {}
         """The nodes of the backward, recomputations among them."""
-        self._who: dict[int, str] = {}
 
     def run(self) -> None:
         self._keep_random_states()
@@ -152,17 +151,10 @@ class _Rematerializer:
         annotations[marks.RECOMPUTED] = self.facts.names[row]
         decision = self.plan.decisions[row]
         if decision is not None:
-            annotations[marks.PROVENANCE] = self._provenance(decision)
+            annotations[marks.PROVENANCE] = tags.provenance(self.plan, decision)
         meta["custom"] = annotations
         meta["autograd_backward"] = True
         return meta
-
-    def _provenance(self, decision: Decision) -> str:
-        """Decisions are shared objects, and where a rule stands in its file takes a search."""
-        who = self._who.get(id(decision))
-        if who is None:
-            who = self._who[id(decision)] = tags.provenance(self.plan, decision)
-        return who
 
     def _move(self) -> None:
         """Send what is offloaded to the host, and let the backward fetch it."""

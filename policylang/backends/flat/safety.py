@@ -1,4 +1,4 @@
-"""What has to hold before a flat graph is changed. All of it is looked at first: a refusal leaves the graph untouched.
+"""Checks a flat graph before it is rematerialised: a refusal leaves the graph untouched.
 
 Planning refuses by rule and by name what its facts show to be unsafe. This is the second lock: it knows where each copy
 will stand, and looks at the operators themselves.

@@ -1,4 +1,4 @@
-"""Common subexpressions of a joint graph, eliminated without losing what was decided about them.
+"""Eliminates common subexpressions of a joint graph without losing what was decided about them.
 
 PyTorch's own elimination keeps the first of two equal nodes and drops the other's metadata, tags included. Here the
 kept node takes over the stronger decision of the two: save beats recompute, recompute beats undecided. A decision on

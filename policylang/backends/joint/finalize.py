@@ -79,16 +79,13 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
                 phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
     for row in _sizes_of_forward_values(facts):
         phases[row], decisions[row] = Phase.FORWARD, _SIZE
-    live = bytearray(len(facts))
-    for row in gradients:
-        live[row] = 1
+    live = set(gradients)
     for row in range(len(facts) - 1, -1, -1):
         if phases[row] != Phase.BACKWARD:
             continue
-        if not live[row] and not flags[row] & _EFFECTS:
+        if row not in live and not flags[row] & _EFFECTS:
             inputs[row] = ()
-        for source in inputs[row]:
-            live[source] = 1
+        live.update(inputs[row])
     flags = [flag & ~_FEEDS_BACKWARD for flag in flags]
     for row in read_by_backward(phases, inputs, facts.owners):
         flags[row] |= _FEEDS_BACKWARD
@@ -111,8 +108,7 @@ def resolve_offloads_again(plan: Plan) -> Plan:
 
 def _offloaded_memory(plan: Plan) -> frozenset[int]:
     """The rows whose memory leaves the device, as far as decisions go."""
-    rows = [row for row, decision in enumerate(plan.decisions) if offloads(decision)]
-    return frozenset(storage_roots(plan.facts)[row] for row in rows) if rows else frozenset()
+    return frozenset(storage_roots(plan.facts)[row] for row, by in enumerate(plan.decisions) if offloads(by))
 
 
 def _sizes_of_forward_values(facts: Facts) -> list[int]:

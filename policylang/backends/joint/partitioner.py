@@ -71,10 +71,10 @@ def partition_planned(
     plan: Plan,
     *,
     num_fwd_outputs: int,
-    static_inputs: Sequence[int] = (),
-    root: str = "",
-    seconds: dict[str, float] | None = None,
-    groups: Sequence[RankOrder] = (),
+    static_inputs: Sequence[int],
+    root: str,
+    seconds: dict[str, float],
+    groups: Sequence[RankOrder],
 ) -> Partition:
     """Split a joint graph after a plan whose rewrites are carried out and whose facts are the graph's. Changes ``gm``.
 
@@ -85,7 +85,6 @@ def partition_planned(
     where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
     expectation fails.
     """
-    seconds = {} if seconds is None else seconds
     with timed(seconds, "cse"):
         merged = cse.eliminate(gm.graph, plan) if cse_enabled() else cse.NOTHING_MERGED
         merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))

@@ -1,13 +1,13 @@
-"""The forward half of a partition as a module that can be differentiated and compiled again.
+"""Turns the forward half of a partition into a module that can be differentiated and compiled again.
 
 A parallelizer that partitions a graph and hands the result to ``torch.compile`` has it partitioned a second time. What
-the first partition saved is recorded on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
+the first partition saved is marked on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
 decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -42,7 +42,11 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
             graph.output(fx.map_arg(tuple(node.args[0][:num_fwd_outputs]), copies.__getitem__))
         else:
             copies[node] = _copied(graph, node, copies)
-    saved = {copies[node]: mark for node in copies if (mark := _saved(node))}
+    saved = {
+        copies[node]: mark
+        for node in copies
+        if node.op == "call_function" and (mark := marks.custom(node.meta).get(marks.SAVED))
+    }
     gone = dead_operators(graph)
     leave_markers(graph, saved, gone)
     for node in gone:
@@ -71,7 +75,7 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> f
         copy = graph.node_copy(node, copies.__getitem__)
     for key in _FORWARD_ONLY:
         copy.meta.pop(key, None)
-    annotations = _without_marks(copy.meta.pop("custom", {}))
+    annotations = {key: value for key, value in copy.meta.pop("custom", {}).items() if key not in marks.ALL}
     if annotations:
         copy.meta["custom"] = annotations
     return copy
@@ -83,11 +87,3 @@ def _without_kept_state(node: fx.Node) -> tuple[Callable[..., Any], tuple[Any, .
         return None
     keywords = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
     return node.args[0], tuple(node.args[1:]), keywords
-
-
-def _saved(node: fx.Node) -> object:
-    return marks.custom(node.meta).get(marks.SAVED) if node.op == "call_function" else None
-
-
-def _without_marks(annotations: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in annotations.items() if key not in marks.ALL}

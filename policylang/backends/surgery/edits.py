@@ -1,4 +1,4 @@
-"""Planned edits, carried out on an FX graph exactly as they were planned.
+"""Carries planned edits (``fuse``, ``collapse``) out on an FX graph, exactly as they were planned.
 
 Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
 there the process groups); what comes out is held against the plan, node by node.

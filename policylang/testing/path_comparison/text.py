@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from policylang.language.figures import counted, figure, joined, listed
@@ -13,7 +13,6 @@ from policylang.testing.path_comparison.data import (
     Equality,
     PathDecision,
     PathDifference,
-    PathRefusal,
     PathResult,
     ValuePlace,
 )
@@ -61,43 +60,37 @@ def _equality(found: Equality) -> str:
     return f"{len(found.differing)} of {found.tensors} differ, by {found.largest:.1e} at most"
 
 
-def _refusals(results: Iterable[PathResult]) -> list[str]:
-    return [line for result in results if result.refused is not None for line in _refusal(result.path, result.refused)]
+def _refusals(results: Iterable[PathResult]) -> Iterator[str]:
+    for path, refused in ((result.path, result.refused) for result in results if result.refused is not None):
+        if not refused.diagnostics:
+            yield f"{path} cannot run the model: {refused.error}"
+        for found in refused.diagnostics[:_MOST]:
+            where = f"{found.span.location}: " if found.span else ""
+            yield f"{path} cannot carry it out: {found.code}: {where}{found.message}"
+            if found.help is not None:
+                yield f"  help: {found.help}"
+        if len(refused.diagnostics) > _MOST:
+            yield f"  and {len(refused.diagnostics) - _MOST} more reasons"
 
 
-def _refusal(path: str, refused: PathRefusal) -> list[str]:
-    if not refused.diagnostics:
-        return [f"{path} cannot run the model: {refused.error}"]
-    lines = []
-    for found in refused.diagnostics[:_MOST]:
-        where = f"{found.span.location}: " if found.span else ""
-        lines.append(f"{path} cannot carry it out: {found.code}: {where}{found.message}")
-        if found.help is not None:
-            lines.append(f"  help: {found.help}")
-    rest = len(refused.diagnostics) - _MOST
-    return [*lines, *([f"  and {rest} more reasons"] if rest > 0 else [])]
-
-
-def _numbers(results: Iterable[PathResult]) -> list[str]:
+def _numbers(results: Iterable[PathResult]) -> Iterator[str]:
     """What is to be said of numbers that are not those of the plain model to the bit."""
-    lines = []
     for result in results:
         numbers = result.numbers
         if numbers is None or numbers.bitwise:
             continue
         if numbers.agrees:
-            lines.append(
+            yield (
                 f"{result.path} rounds otherwise than the plain model, within tolerance; "
                 "without the policy it gives the same bits as with it"
             )
             continue
         if numbers.as_without_policy:
-            lines.append(f"{result.path} COMPUTES something else than the plain model, without the policy too")
+            yield f"{result.path} COMPUTES something else than the plain model, without the policy too"
         else:
-            lines.append(f"{result.path} COMPUTES something else: its bits are not those without the policy")
+            yield f"{result.path} COMPUTES something else: its bits are not those without the policy"
         names = [name for each in (numbers.loss, numbers.gradients, numbers.buffers) for name in each.differing]
-        lines.append(f"  {listed(names, _MOST)}")
-    return lines
+        yield f"  {listed(names, _MOST)}"
 
 
 def _audits(results: Iterable[PathResult]) -> list[str]:
