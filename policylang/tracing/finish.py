@@ -1,4 +1,4 @@
-"""The last pass of a trace: dead code goes, every node says forward or backward, inputs get their names."""
+"""The last pass over a traced step: drops dead code, marks each node forward or backward, and names the inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from policylang.tracing.forward_marks import FORWARD_STACK, STACK, TAGS
 
 _LEAKS = (*TAGS, STACK, FORWARD_STACK)
 """What a backward node may have of the surroundings of the call that made it, and is not about it."""
-_WORDS: dict[InputKind, Literal["user", "parameter"]] = {InputKind.USER: "user", InputKind.PARAMETER: "parameter"}
+_WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+}
 
 
 @frozen
@@ -77,6 +80,11 @@ def _forget(node: fx.Node) -> None:
 
 def _name_inputs(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
     for position, (node, described) in enumerate(zip(graph.find_nodes(op="placeholder"), inputs, strict=True)):
-        prefix = "" if described.kind is InputKind.USER else f"{described.kind.name.lower()}_"
-        rename_node(node, prefix + described.name)
-        node.meta["desc"] = input_descriptor(_WORDS.get(described.kind, "buffer"), described.name, position)
+        name_input(node, described.kind, described.name, position)
+
+
+def name_input(node: fx.Node, kind: InputKind, name: str, position: int) -> None:
+    """Name a placeholder, and describe it as torch's own tracer does."""
+    word = _WORDS.get(kind)
+    rename_node(node, f"{word}_{name}" if word else name)
+    node.meta["desc"] = input_descriptor(word or "user", name, position)

@@ -1,4 +1,4 @@
-"""The key of a block's plans: all of a call that changes which operators it runs, as far as it shows from outside."""
+"""The key of a block's plans: all of a call that changes which operators it runs, as far as that is visible."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from policylang.backends.eager import problems
 from policylang.backends.eager.blocks import blocks_in
 from policylang.backends.eager.eligibility import stands_aside
-from policylang.backends.eager.session import BlockCall, Contexts, Session, session_behind, stack
+from policylang.backends.eager.session import BlockCall, Contexts, Session, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
 from policylang.language.syntax import Policy
@@ -196,7 +196,7 @@ class Watch:
         if around is not None:
             around.begin(called)
         else:
-            stack("called").append(called)
+            this_thread.called.append(called)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -205,17 +205,17 @@ class Watch:
         if around is not None:
             around.end(module, output)
         elif self._is_last(module):
-            for each in stack("called")[-1].checkpoints:
+            for each in this_thread.called[-1].checkpoints:
                 each.returned(output)
 
     def done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Also where the block raised."""
         if not torch.compiler.is_compiling() and self._is_last(module):
-            stack("called").pop()
+            this_thread.called.pop()
 
     def _is_last(self, module: nn.Module) -> bool:
-        called: list[BlockCall] = stack("called")
-        return bool(called) and called[-1].module is module and called[-1].session is self.session
+        last = this_thread.called[-1] if this_thread.called else None
+        return last is not None and last.module is module and last.session is self.session
 
 
 def sessions_of(subject: object) -> list[Session]:

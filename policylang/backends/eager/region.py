@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
 from policylang.audit.data import Audit
@@ -16,11 +16,10 @@ from policylang.backends.eager.call_key import call_key
 from policylang.backends.eager.eligibility import check_parts
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
 from policylang.backends.eager.execution.instructions import PlannedInstructions
-from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.fsdp_hooks import gathered_over
 from policylang.backends.eager.observation.origins import HeldResult, tensors_in
+from policylang.backends.eager.observation.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.path import raise_differences
 from policylang.errors import PolicyGraphError
@@ -46,18 +45,21 @@ class CachedPlan:
     audit: Audit | None = None
 
 
-@define(eq=False)
+@frozen(eq=False)
 class RunningBlock:
-    """A call of a block that has not returned: one that follows a plan, or one that is observed."""
+    """A call of a block that has not returned: one that is observed, or one that follows a plan."""
 
+    region: CheckpointRegion
     key: Hashable
     module: nn.Module
+    run: Observation | FollowedCall
     kept: CachedPlan | None = None
-    call: FollowedCall | None = None
-    observation: Observation | None = None
-    before: Before | None = None
-    gathered_over: tuple[tuple[int, ...], ...] = ()
-    """Ranks that FSDP gathers weights over inside the block, each time it runs."""
+
+    def so_far(self) -> FollowedCall:
+        """What it holds already, for a part of it that runs again from within."""
+        if isinstance(self.run, FollowedCall):
+            return self.run
+        return unfinished_call(problems.block(self.module, self.region.root), self.run)
 
 
 Traces = dict[Hashable, BlockTrace]
@@ -86,16 +88,12 @@ class CheckpointRegion:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
         modules = list(module.modules())
         key = call_key(modules, args, kwargs)
-        running = RunningBlock(key, module, self.kept.get(key))
-        if running.kept is None:
+        kept = self.kept.get(key)
+        if kept is None:
             check_parts(module, self.root)
-            running.observation = Observation.of(module, args, kwargs)
-            running.before = Before.of(modules, (args, kwargs))
-            running.gathered_over = gathered_over(module)
-        else:
-            found = surroundings(modules, (args, kwargs), running.kept.volatile)
-            running.call = self._call(running, running.kept.instructions, found)
-        return running
+            return RunningBlock(self, key, module, Observation.of(module, args, kwargs))
+        found = surroundings(modules, (args, kwargs), kept.volatile)
+        return RunningBlock(self, key, module, self._call(key, module, kept, found), kept)
 
     def end(self, running: RunningBlock, returned: Iterable[Tensor]) -> FollowedCall | None:
         """After the forward: what its backward is to follow; None where nothing is read by any.
@@ -104,41 +102,30 @@ class CheckpointRegion:
         its kind holds other values than planned. Other memory for the same values, which is a kernel's choice, is said
         in the report.
         """
-        if running.observation is not None:
-            self._plan(running, running.observation, list(returned))
-        call, kept = running.call, running.kept
-        if call is None or kept is None:
-            return None
-        if call.left_out and self.kept.get(running.key) is kept:
+        call = running.run
+        if isinstance(call, Observation):
+            return self._plan(running, call, list(returned))
+        if call.left_out and self.kept.get(running.key) is running.kept:
             del self.kept[running.key]  # observed again: from now on the block does without what it makes once
         return call
 
-    def so_far(self, running: RunningBlock) -> FollowedCall:
-        """Of a call that has not returned and runs again from within."""
-        if running.call is not None:
-            return running.call
-        assert running.observation is not None
-        assert running.before is not None
-        found = running.before.surroundings(running.before.volatile())
-        return unfinished_call(self._named(running.module), running.observation, found)
-
-    def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> None:
+    def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> FollowedCall | None:
+        key, module = running.key, running.module
         if not observation.read_by_backward:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
-                problems.warn(problems.HOOKED.diagnostic(name=self._named(running.module)))
+                problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
-            return
+            return None
         trace = self._trace(observation, returned)
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
-        topic = f"checkpoint of {self._named(running.module)}"
-        with comparing(topic, known=self.agreed, around=running.gathered_over):
-            instructions, self.nothing[running.key] = self._instructions(trace, running.module)
-        before = running.before
-        assert before is not None
-        volatile = before.volatile()
-        running.kept = self.kept[running.key] = CachedPlan(instructions, volatile)
-        running.call = observed_call(self._call(running, instructions, before.surroundings(volatile)), observation)
-        self._audit(running.kept, running.call, before)
+        topic = f"checkpoint of {self._named(module)}"
+        with comparing(topic, known=self.agreed, around=observation.gathered_over):
+            instructions, self.nothing[key] = self._instructions(trace, module)
+        before, volatile = observation.before, observation.before.volatile()
+        kept = self.kept[key] = CachedPlan(instructions, volatile)
+        call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
+        self._audit(kept, call, before)
+        return call
 
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
@@ -150,13 +137,12 @@ class CheckpointRegion:
     def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
         """Blocks that do the same share what is known of it."""
         key = fingerprint(observation, returned)
-        found = self.traces.get(key)
-        if found is None:
-            found = self.traces[key] = trace_of(observation, returned)
-        return found.under(self.root)
+        if key not in self.traces:
+            self.traces[key] = trace_of(observation, returned)
+        return self.traces[key].under(self.root)
 
-    def _call(self, running: RunningBlock, instructions: PlannedInstructions, found: Surroundings) -> FollowedCall:
-        return FollowedCall(self._named(running.module), instructions, partial(self._drifted, running.key), found)
+    def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:
+        return FollowedCall(self._named(module), kept.instructions, partial(self._drifted, key), found)
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
@@ -189,10 +175,8 @@ class CheckpointRegion:
 
 def _of_one_block(plan: Plan, name: str) -> Plan:
     """The plan of a block that is the whole graph counts it as one block, whichever it is."""
-    if not plan.block_names or len(set(plan.block_of)) > 1:
-        return plan
     number = plan.block_of[0] if len(plan.block_of) else 0
-    if number < 0:
+    if not plan.block_names or len(set(plan.block_of)) > 1 or number < 0:
         return plan
     return evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=(plan.block_names[number],))
 

@@ -42,8 +42,6 @@ from policylang.torch_compat.eager import (
     transformed,
 )
 
-_running = threading.local()
-
 Contexts = Callable[[], tuple["CheckpointContext", "CheckpointContext"]]
 """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
 
@@ -164,8 +162,7 @@ class Session:
 
 def innermost() -> CheckpointContext | None:
     """The innermost context that is entered in this thread."""
-    found: list[CheckpointContext] = stack("around")
-    return found[-1] if found else None
+    return this_thread.around[-1] if this_thread.around else None
 
 
 def session_behind(context_fn: object) -> Session | None:
@@ -174,13 +171,16 @@ def session_behind(context_fn: object) -> Session | None:
     return session if isinstance(session, Session) else None
 
 
-def stack(name: str) -> list[Any]:
+class _Running(threading.local):
     """Of this thread: a backward has threads of its own."""
-    found: list[Any] | None = getattr(_running, name, None)
-    if found is None:
-        found = []
-        setattr(_running, name, found)
-    return found
+
+    def __init__(self) -> None:
+        self.around: list[CheckpointContext] = []
+        self.called: list[BlockCall] = []
+
+
+this_thread = _Running()
+"""The contexts that are entered, and the blocks that are called outside of any."""
 
 
 @frozen(eq=False)
@@ -203,7 +203,6 @@ class CheckpointContext:
         self.session = session
         self.first = first
         self.began = next(moments)
-        self.region: CheckpointRegion | None = None
         self.call: FollowedCall | None = None
         """Once the block has returned, what its recomputation is to follow; None where nothing asks for one."""
         self.running: RunningBlock | None = None
@@ -224,7 +223,7 @@ class CheckpointContext:
     def __enter__(self) -> CheckpointContext:
         if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
             raise problems.COMPILED.error(name=problems.AROUND_IT)
-        stack("around").append(self)
+        this_thread.around.append(self)
         self.block, self._depth, self._plainly = None, 0, False
         self._gave_way, self._hooks = False, saved_tensor_hooks()
         if transformed() or traced_for_others():
@@ -249,7 +248,7 @@ class CheckpointContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        stack("around").remove(self)
+        this_thread.around.remove(self)
         if self._aside:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
@@ -265,7 +264,7 @@ class CheckpointContext:
             if self.first.lies_within:
                 self._begin_again(self.first)
             return
-        called: list[BlockCall] = stack("called")
+        called = this_thread.called
         if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
             self.lies_within = True
             self.begin(called[-1])
@@ -289,27 +288,21 @@ class CheckpointContext:
             self._begin_again(self.first)
 
     def _begin_first(self, block: BlockCall) -> None:
-        self.region = block.region
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         clear_cast_weights()
         self._contexts.enter_context(gathers_aside(block.module))
-        if self.running.call is not None:
-            self.mode = ForwardMode(self.running.call)
-            self._contexts.enter_context(self.mode)
+        run = self.running.run
+        if isinstance(run, FollowedCall):
+            self.mode = self._contexts.enter_context(ForwardMode(run))
         else:
-            assert self.running.observation is not None
-            self.mode = self._contexts.enter_context(watched(self.running.observation))
+            self.mode = self._contexts.enter_context(watched(run))
 
     def _begin_again(self, first: CheckpointContext) -> None:
         """The block runs a second time; or while it is still running, where it differentiates a part of itself."""
         self.block = first.block
-        call, mode = first.call, first.mode
         clear_cast_weights()
-        within = first.running is not None and mode is not None
-        if within:
-            assert first.region is not None
-            assert first.running is not None
-            call = first.region.so_far(first.running)
+        within = first.mode is not None and first.running is not None
+        call = first.running.so_far() if within and first.running is not None else first.call
         # A block that runs within it asks for this run, and has not made it. While the block itself is running, nor
         # has one around it: how much then runs again is another matter once there is a plan.
         self._contexts.enter_context(unseen_since(0 if within else first.began))
@@ -334,11 +327,10 @@ class CheckpointContext:
 
     def returned(self, output: Any) -> None:
         """The forward is over, and this is what it has returned: whatever is to be planned is planned now."""
-        region, running = self.region, self.running
-        if region is None or running is None:
+        running, self.running = self.running, None
+        if running is None:
             return
-        self.running = None
-        self.call = region.end(running, tensors_in(output))
+        self.call = running.region.end(running, tensors_in(output))
         self.session.check_unmatched()
 
     def _leave(self, finished: bool) -> None:

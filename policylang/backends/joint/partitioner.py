@@ -21,9 +21,8 @@ from policylang.backends.joint import cse, finalize
 from policylang.backends.joint.offload import crossings, move_across
 from policylang.backends.joint.split import finish, split
 from policylang.backends.path import raise_differences, raise_errors
-from policylang.backends.runtime.garbage import collector_paused
 from policylang.backends.runtime.groups import RankOrder
-from policylang.backends.runtime.stages import timed
+from policylang.backends.runtime.stages import collector_paused, timed
 from policylang.backends.surgery import tags
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Instructions, instructions_so_far
-from policylang.backends.eager.execution.surroundings import Surroundings
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import HeldResult, memory_of, tensors_in
+from policylang.backends.eager.observation.surroundings import Surroundings
 from policylang.backends.eager.random_states import GeneratorState
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
@@ -97,9 +97,10 @@ def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
     return call
 
 
-def unfinished_call(name: str, observation: Observation, surroundings: Surroundings) -> FollowedCall:
+def unfinished_call(name: str, observation: Observation) -> FollowedCall:
     """Of a call that is being observed and runs again from within: all that it has made so far is held."""
-    return FollowedCall(name, instructions_so_far(observation), problems.warn, surroundings, observation.entries)
+    found = observation.before.surroundings(observation.before.volatile())
+    return FollowedCall(name, instructions_so_far(observation), problems.warn, found, observation.entries)
 
 
 def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult:

@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import operator as python_operator
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 from torch import fx
 
 from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
-from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin
+from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin, mapped
 from policylang.backends.eager.observation.stream import OperatorStream
-from policylang.graph.facts import Facts, GraphKind, InputKind
+from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
 from policylang.operators.names import GETITEM
 from policylang.torch_compat.reading import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
-from policylang.torch_compat.tracing import fake_tensor_mode, input_descriptor, rename_node
+from policylang.torch_compat.tracing import fake_tensor_mode
+from policylang.tracing.finish import name_input
 
 _READER = torch.ops.aten.alias.default
 """Stands for whatever of the backward reads a saved value."""
-_WORDS: dict[InputKind, Literal["user", "parameter", "buffer"]] = {
-    InputKind.PARAMETER: "parameter",
-    InputKind.BUFFER: "buffer",
-}
 
 
 @frozen(eq=False)
@@ -153,47 +150,29 @@ class _Graph:
         self.graph.eliminate_dead_code()
 
     def _input(self, external: External, position: int) -> fx.Node:
-        kind = external.kind
-        name = external.name or f"constant_{position}"
         node = self.graph.placeholder("input")
-        rename_node(node, name if kind in (InputKind.USER, InputKind.OTHER) else f"{kind.name.lower()}_{name}")
+        name_input(node, external.kind, external.name or f"constant_{position}", position)
         node.meta["val"] = self._fake(TensorFacts.of(external.tensor))
-        node.meta["desc"] = input_descriptor(_WORDS.get(kind, "user"), name, position)
         return node
 
     def _operation(self, number: int, operation: Operation) -> list[fx.Node]:
-        node = self._call(operation.operator, self._filled(operation.args), self._filled(operation.kwargs), operation)
-        node.meta["val"] = self._value(operation.results)
+        args, kwargs = self._filled(operation.args), self._filled(operation.kwargs)
+        node = self._call(operation.operator, args, kwargs, operation)
         written = [node]
-        if isinstance(operation.results, TensorFacts):
-            self.results[TensorOrigin(number, 0)] = node
-        elif operation.results is not None:
-            count = 0
-            for result, at in self._results(node, operation, written):
-                if at is not None:
-                    self.results[TensorOrigin(number, count)] = result
-                    count += 1
+        for count, result in enumerate(self._results(node, operation.results, operation, written)):
+            self.results[TensorOrigin(number, count)] = result
         return written
 
-    def _results(
-        self, node: fx.Node, operation: Operation, written: list[fx.Node]
-    ) -> Iterator[tuple[fx.Node, TensorFacts | None]]:
-        """The results of an operator that has several, in order, each by a ``getitem`` of its own."""
-        pending = [(node, operation.results)]
-        while pending:
-            source, results = pending.pop(0)
-            if not isinstance(results, list):
-                yield source, results
-                continue
-            parts = []
-            for index, part in enumerate(results):
-                if part is None:
-                    continue
-                piece = self._call(python_operator.getitem, (source, index), {}, operation)
-                piece.meta["val"] = self._value(part)
+    def _results(self, node: fx.Node, results: Any, operation: Operation, written: list[fx.Node]) -> Iterator[fx.Node]:
+        """The results of an operator in order; where it has several, each is a ``getitem`` of its own."""
+        node.meta["val"] = self._value(results)
+        if isinstance(results, TensorFacts):
+            yield node
+        for index, part in enumerate(results if isinstance(results, list) else ()):
+            if part is not None:
+                piece = self._call(python_operator.getitem, (node, index), {}, operation)
                 written.append(piece)
-                parts.append((piece, part))
-            pending[:0] = parts
+                yield from self._results(piece, part, operation, written)
 
     def _call(self, target: Any, args: Any, kwargs: Any, operation: Operation) -> fx.Node:
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name_for(target))
@@ -210,13 +189,7 @@ class _Graph:
         return node
 
     def _filled(self, value: Any) -> Any:
-        if isinstance(value, TensorOrigin):
-            return self.results[value]
-        if isinstance(value, tuple | list):
-            return type(value)([self._filled(part) for part in value])
-        if isinstance(value, dict):
-            return {key: self._filled(part) for key, part in value.items()}
-        return value
+        return mapped(lambda leaf: self.results[leaf] if isinstance(leaf, TensorOrigin) else leaf, value)
 
     def _value(self, described: Any) -> Any:
         if isinstance(described, list):

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from policylang.backends.eager.observation.block_mode import BlockMode
-from policylang.backends.eager.observation.fsdp_hooks import gathers
+from policylang.backends.eager.observation.fsdp_hooks import gathered_over, gathers
 from policylang.backends.eager.observation.origins import (
     HeldResult,
     Origins,
     TensorOrigin,
     described,
+    mapped,
     tensors_in,
     without_history,
 )
@@ -37,6 +38,7 @@ from policylang.backends.eager.observation.stream import (
     writes,
     written_by,
 )
+from policylang.backends.eager.observation.surroundings import Before
 from policylang.backends.eager.random_states import GeneratorState
 from policylang.torch_compat.eager import DispatchMode, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.reading import hint, outside_of_modes
@@ -78,6 +80,9 @@ class Observation:
 
     module: nn.Module
     origins: Origins
+    before: Before
+    gathered_over: tuple[tuple[int, ...], ...]
+    """Ranks that FSDP gathers weights over inside the block, each time it runs."""
     stream: OperatorStream = field(factory=OperatorStream)
     spans: list[tuple[int, int]] = field(factory=list)
     """By operator, its operations: the first, and the first of the next."""
@@ -99,7 +104,9 @@ class Observation:
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Observation:
-        return cls(module, Origins(described(module, tensors_in((args, kwargs)))), path=[("", type(module))])
+        before = Before.of(list(module.modules()), (args, kwargs))
+        origins = Origins(described(module, tensors_in((args, kwargs))))
+        return cls(module, origins, before, gathered_over(module), path=[("", type(module))])
 
     def operation(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator on plain tensors and note it."""
@@ -156,13 +163,7 @@ class Observation:
                 self.read_by_backward[self.origins.of(part)] = None
 
     def _origins(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self.origins.of(value)
-        if isinstance(value, tuple | list):
-            return type(value)([self._origins(part) for part in value])
-        if isinstance(value, dict):
-            return {key: self._origins(part) for key, part in value.items()}
-        return value
+        return mapped(lambda leaf: self.origins.of(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _described(value: Any) -> Any:

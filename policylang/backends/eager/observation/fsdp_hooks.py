@@ -1,4 +1,4 @@
-"""What ``fully_shard`` does around the modules inside a block is none of the block's.
+"""Keeps what ``fully_shard`` does around the modules inside a block apart from the block's own operators.
 
 Its hooks gather weights before a module runs and let them go afterwards. They do so in a recomputation as well, and in
 another way: what the backward has gathered by then, or is about to, they leave out. The weights lie in memory that is
@@ -37,7 +37,7 @@ class _Aside:
 
 def gathers(module: nn.Module) -> bool:
     """Whether FSDP gathers weights before a module runs."""
-    return any(isinstance(hook, _Aside) or is_of_fsdp(hook) for hook in module._forward_pre_hooks.values())
+    return any(_is_either(hook) for hook in module._forward_pre_hooks.values())
 
 
 def gathered_over(block: nn.Module) -> tuple[tuple[int, ...], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field, frozen
@@ -117,11 +117,18 @@ class HeldResult:
         return cls(value, [memory_of(each) for each in tensors_in(value)])
 
 
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """An operator's arguments or results with each leaf changed."""
+    if isinstance(value, tuple | list):
+        return type(value)([mapped(change, part) for part in value])
+    if isinstance(value, dict):
+        return {key: mapped(change, part) for key, part in value.items()}
+    return change(value)
+
+
 def without_history(value: Any) -> Any:
     """What an operator gave, as tensors of the same memory."""
-    if isinstance(value, tuple | list):
-        return type(value)([without_history(part) for part in value])
-    return detached(value)
+    return mapped(detached, value)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
