@@ -24,11 +24,8 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
     for outcome in plan.rules:
         if not outcome.decided or not _says_must(outcome.rule):
             continue
-        takers = [
-            (plan.policy.rules[index], count)
-            for index, count in outcome.overridden_by.items()
-            if _contradicts(plan.policy.rules[index], outcome.rule)
-        ]
+        later = ((plan.policy.rules[index], count) for index, count in outcome.overridden_by.items())
+        takers = [(rule, count) for rule, count in later if _contradicts(rule, outcome.rule)]
         if takers:
             found.append(_softened(outcome.rule, len(outcome.matched), takers))
     return tuple(found)
