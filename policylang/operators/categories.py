@@ -1,4 +1,4 @@
-"""What is known of an operator, whatever the call: looked up once for each."""
+"""Properties of an operator that hold of every call: its categories and special arguments, from its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place of a graph that is one block of a model, and what a policy cannot say of it there."""
+"""A graph that is one block of a model, as an eager checkpoint traces it, and the rules it cannot follow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place:
     """Which part of a model a traced block is, and how far a second run of it comes."""
 
     reach: int
-    """The first row that a second run does not come to."""
+    """The first row that a second run does not reach."""
     blocks: Blocks | None = None
     """Where the graph is one block: that one, among the others. None for a whole model."""
     numbered: bool = True

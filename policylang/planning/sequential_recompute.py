@@ -27,7 +27,7 @@ def needs_when_rerun(
     unchanged: Collection[int] = (),
     inner: Mapping[int, int] = _NOTHING,
 ) -> Needs:
-    """``reach``: the first row that a second run does not come to; ``unchanged``: those that give their argument as it
+    """``reach``: the first row that a second run does not reach; ``unchanged``: those that give their argument as it
     is, and have nothing of their own to keep; ``inner``: those that run inside an operator, and that operator's row.
 
     What runs inside an operator runs again with it, and is not held by itself: where the operator is saved, it is in

@@ -120,7 +120,7 @@ class _Simulation:
                     give_back(piece + shift, facts.bytes[piece], last[row + shift])
                     rest -= facts.bytes[piece]
             give_back(row + shift, rest)
-        for first, second in self._replays():
+        for first, second in self._random_reruns():
             state = self._state_bytes(self.schedule.rows[first])
             sizes[first] = sizes.get(first, 0) + state
             freed[second] = freed.get(second, 0) + state
@@ -128,7 +128,7 @@ class _Simulation:
             give_back(row, facts.bytes[row])
         return sizes, freed
 
-    def _replays(self) -> list[tuple[int, int]]:
+    def _random_reruns(self) -> list[tuple[int, int]]:
         """The first and the last step of each random operator that runs again; in between its state is kept."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}

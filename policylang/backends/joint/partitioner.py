@@ -134,7 +134,7 @@ def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs:
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
     settled = finalize.fit(plan, gradients)
     needs = backward_needs(settled.facts, settled.decisions)
-    if not needs.settled:
+    if not needs.final:
         chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
         settled = finalize.moves(finalize.fit(plan, gradients, chosen))
         needs = backward_needs(settled.facts, settled.decisions)

@@ -1,4 +1,4 @@
-"""Thresholds that the batch can flip, where ranks would then run other collectives than each other.
+"""Warns of size thresholds that another batch can flip, so that ranks would run different collectives.
 
 Under ``torch.compile`` a rank that meets a batch of another size compiles the same code again, alone: the others may
 never see that size, so the plan cannot be compared. What a policy decides by names, modules or positions comes out the

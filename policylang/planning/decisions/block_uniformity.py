@@ -1,4 +1,4 @@
-"""Whether a policy tells the blocks of a model apart: blocks that share one compiled graph cannot be."""
+"""Refuses rules that treat one block of a model otherwise than another, where blocks share one compiled graph."""
 
 from __future__ import annotations
 

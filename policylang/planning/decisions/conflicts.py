@@ -1,4 +1,4 @@
-"""Rules that contradict each other on one graph: what must be done, and what a later line says of the same nodes.
+"""Warns of contradicting rules: one says ``must_…``, and a later one asks for the opposite on some of its nodes.
 
 The last rule that matches a node decides, and most rules are exceptions to earlier ones; that is how a policy is
 written. One case is probably not meant: a rule says ``must_…``, and a later rule that does not say ``must_…`` asks for

@@ -1,4 +1,4 @@
-"""Rules in order, the last that matches decides: who wins each forward value.
+"""Applies the rules in order: of each forward value, the last rule that matches decides.
 
 A decision lives on an owner (``Facts.owners``): a ``getitem`` and the operator it reads, a ``wait_tensor`` and its
 collective are one decision, whichever of them a rule denotes.

@@ -17,7 +17,7 @@ OUTSIDE = "outside every block"
 
 @frozen
 class Figures:
-    """The cost of a plan. Bytes and FLOPs are of what is settled: lower bounds where PyTorch's min-cut decides."""
+    """The cost of a plan. Bytes and FLOPs are of what is decided: lower bounds where min-cut decides the rest."""
 
     saved_bytes: int
     recomputed_flops: int
@@ -96,7 +96,7 @@ def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
     peak = estimate_peak(plan.facts, plan.schedule)
-    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.settled)
+    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.final)
 
 
 def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:

@@ -1,4 +1,4 @@
-"""When values are copied to the host and back: the rule by which offloading frees memory without waiting for it.
+"""Schedules offloading: when each copy to the host and back starts and is awaited.
 
 A copy is started right behind the last forward reader of its memory, and awaited before the second copy after it is
 started, at the latest where the forward ends: so long the device holds what is copied. A region of the backward fetches
