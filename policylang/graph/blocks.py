@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 from attrs import frozen
@@ -58,19 +60,18 @@ def is_one_block(blocks: BlockTable, facts: Facts) -> bool:
 
 def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTable:
     numbers: dict[str, int] = {}
-    known: dict[str, int] = {"": OUTSIDE}
     block_of = array("i", [OUTSIDE]) * len(facts)
     modules, owners = facts.modules, facts.owners
+
+    @cache
+    def number_of(path: str) -> int:
+        name = block_name(path) if path else None
+        return OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
+
     # Forward rows first: a block is numbered by its first forward node, whatever stands around it.
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
-            path = modules[row] or modules[owners[row]]
-            number = known.get(path)
-            if number is None:
-                name = block_name(path)
-                number = OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
-                known[path] = number
-            block_of[row] = number
+            block_of[row] = number_of(modules[row] or modules[owners[row]])
     return BlockTable(block_of, tuple(numbers))
 
 
@@ -102,11 +103,7 @@ def _largest_list(facts: Facts) -> tuple[str, ...] | None:
     """
     nodes: dict[tuple[str, ...], int] = {}
     children: dict[tuple[str, ...], set[str]] = {}
-    counts: dict[str, int] = {}
-    for row in facts.forward:
-        path = facts.modules[row]
-        counts[path] = counts.get(path, 0) + 1
-    for path, count in counts.items():
+    for path, count in Counter(facts.modules[row] for row in facts.forward).items():
         parts = path.split(".")
         for position, part in enumerate(parts):
             if part.isdigit():

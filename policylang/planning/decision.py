@@ -1,4 +1,4 @@
-"""What becomes of one forward value, and what decided it."""
+"""The decision on one forward value (save, recompute, offload, or left to the partitioner), and what decided it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import frozen
 from policylang.language.syntax import Action, Policy, Rule
 
 Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
-"""What becomes of forward values that no rule decides."""
+"""The fate of forward values that no rule decides."""
 
 
 class Why(Enum):
@@ -36,7 +36,7 @@ class Why(Enum):
 
 @frozen
 class Decision:
-    """What becomes of one forward value.
+    """The fate of one forward value.
 
     ``action`` is None where PyTorch's partitioner is to decide. ``rule`` indexes ``Policy.rules`` and is None unless
     a rule matched the node last (it stays set where ``why`` is UNSAFE). ``reason`` is a phrase for people.

@@ -39,14 +39,14 @@ class Needs:
     """Decided values that the backward needs only if one of ``undecided`` is recomputed; in none of the above."""
 
     @property
-    def settled(self) -> bool:
+    def final(self) -> bool:
         """Whether nothing is left to PyTorch's partitioner."""
         return not self.undecided
 
 
 @frozen(eq=False)
 class CostedNeeds(Needs):
-    """The needs of the backward with their cost. Bytes and FLOPs are of the settled part."""
+    """The needs of the backward with their cost. Bytes and FLOPs are of the decided part."""
 
     saved_bytes: int = 0
     """Of the distinct memory that ``saved`` keeps alive: two views of one value count once, as what they view. What is
@@ -74,7 +74,7 @@ def backward_needs(
 ) -> Needs:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
 
-    ``on_recompute`` is called with each row about to be recomputed, before that is settled; it may put another
+    ``on_recompute`` is called with each row about to be recomputed, before that is final; it may put another
     decision in its place, for this row or for earlier ones.
     """
     need = _read_by_backward(facts)

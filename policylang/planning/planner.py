@@ -1,4 +1,4 @@
-"""Policy × facts → plan: the rules in order, what always holds, and what is wrong between the two."""
+"""Plans a policy on the facts of a graph: edits, decisions, safety, offloading, expectations, diagnostics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan(
     *,
     ranks: Ranks | None = None,
 ) -> Plan:
-    """Decide what becomes of every forward value of a graph.
+    """Decide the fate of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.

@@ -1,4 +1,4 @@
-"""Diagnostics of planning: the one place where their sentences are written."""
+"""The diagnostics of planning: their codes and sentences."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def needs_when_rerun(
     unchanged: Collection[int] = (),
     inner: Mapping[int, int] = _NOTHING,
 ) -> Needs:
-    """``reach``: the first row that a second run does not come to; ``unchanged``: those that give their argument as it
+    """``reach``: the first row that a second run does not reach; ``unchanged``: those that give their argument as it
     is, and have nothing of their own to keep; ``inner``: those that run inside an operator, and that operator's row.
 
     What runs inside an operator runs again with it, and is not held by itself: where the operator is saved, it is in
@@ -46,7 +46,7 @@ def needs_when_rerun(
             continue
         if again or (row in unchanged and roots[row] not in saved):
             recomputed.append(row)
-        elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row) and not _writes_outside(facts, row):
+        elif facts.ops[roots[row]] == "call_function" and _may_be_kept(facts, row):
             saved[row] = None
     return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
 
@@ -69,11 +69,7 @@ def with_returned(needs: Needs, facts: Facts) -> Needs:
     return evolve(needs, saved=(*needs.saved, *returned))
 
 
-def _writes_outside(facts: Facts, row: int) -> bool:
-    """Whether what it gives is memory from outside the block, which it wrote to."""
-    return facts.flags[row] & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES
-
-
-def _is_tuple(facts: Facts, row: int) -> bool:
-    """Whether it is the operator whose pieces are rows of their own."""
-    return bool(facts.flags[row] & Flag.MULTI_OUTPUT) and facts.targets[row] != GETITEM
+def _may_be_kept(facts: Facts, row: int) -> bool:
+    """Not an operator whose pieces are rows of their own, nor one that returns outer memory that it wrote to."""
+    is_tuple = facts.flags[row] & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
+    return not is_tuple and facts.flags[row] & (Flag.WRITES | Flag.REPEATABLE) != Flag.WRITES

@@ -128,7 +128,7 @@ def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs:
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
     final = finalize.fit(plan, gradients)
     needs = backward_needs(final.facts, final.decisions)
-    if not needs.settled:
+    if not needs.final:
         chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
         final = finalize.resolve_offloads_again(finalize.fit(plan, gradients, chosen))
         needs = backward_needs(final.facts, final.decisions)

@@ -1,4 +1,4 @@
-"""What a selector surely denotes, and what it may denote, where sizes follow the batch.
+"""Bounds of a selector where sizes follow the batch: the nodes it surely denotes, and those it may denote.
 
 A test of a size that changes with the batch is neither true nor false of a node: its outcome *hangs*. Everything else
 is known. Sets grow and shrink with what they are made of, but for choices by position and lines cut at a marker: of
@@ -140,9 +140,9 @@ class Bounds:
             inner = self._answer(predicate.predicate)
             return lambda row: None if (found := inner(row)) is None else not found
         if isinstance(predicate, And | Or):
-            settles = isinstance(predicate, Or)
+            decisive = isinstance(predicate, Or)
             parts = [self._answer(part) for part in predicate.parts]
-            return lambda row: _joined(parts, row, settles)
+            return lambda row: _joined(parts, row, decisive)
         if isinstance(predicate, CrossesCut):
             return self._crosses(predicate)
         assert isinstance(predicate, Compare)
@@ -174,12 +174,12 @@ def _exact(rows: list[int]) -> Bound:
     return Bound(rows, rows)
 
 
-def _joined(parts: list[Answer], row: int, settles: bool) -> bool | None:
-    """``or`` is settled by what is true, ``and`` by what is not."""
+def _joined(parts: list[Answer], row: int, decisive: bool) -> bool | None:
+    """One true part decides an ``or``, one false part an ``and``."""
     answers = [part(row) for part in parts]
-    if settles in answers:
-        return settles
-    return None if None in answers else not settles
+    if decisive in answers:
+        return decisive
+    return None if None in answers else not decisive
 
 
 def _compared(test: Compare, found: Range) -> bool | None:

@@ -1,4 +1,4 @@
-"""Which sizes of a graph follow the batch, and how far: what a rank that compiles another batch would find there.
+"""Range analysis of sizes: which dimensions of a graph's values follow the batch, and within which bounds.
 
 A graph that is compiled for fixed sizes does not say where they come from. They are followed through it, dimension by
 dimension: those of the user's inputs may change, those of parameters, buffers and constants may not. Products of
@@ -26,7 +26,7 @@ REACH = 1024
 _ANY = -1
 _RESHAPES = movers_of(View)
 Range = tuple[int, int]
-"""The least and the most that a size may come to; equal where it does not change."""
+"""The least and the most that a size may be; equal where it does not change."""
 
 
 class BatchSizes:

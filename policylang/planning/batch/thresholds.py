@@ -1,4 +1,4 @@
-"""Thresholds that the batch can flip, where ranks would then run other collectives than each other.
+"""Warns of size thresholds that another batch can flip, so that ranks would run different collectives.
 
 Under ``torch.compile`` a rank that meets a batch of another size compiles the same code again, alone: the others may
 never see that size, so the plan cannot be compared. What a policy decides by names, modules or positions comes out the
@@ -26,7 +26,7 @@ from policylang.planning.batch.bounds import Bounds, size_tests
 from policylang.planning.batch.sizes import BatchSizes
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decision import Decision, Fate, Why, is_open
-from policylang.planning.decisions.decide import NO_RULE, Verdict, first_decisions, owners_of
+from policylang.planning.decisions.decide import NO_RULE, UNDECIDED, Verdict, first_decisions, owners_of
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.liveness import backward_needs
@@ -59,10 +59,13 @@ def flipping_thresholds(
     winners, by_rule = _flips(policy, facts, bounds, user_decisions, undecided)
     if not by_rule:
         return []
-    keeping, repeating = (
-        _decided(policy, facts, capabilities, Verdict((), winner), user_decisions, undecided) for winner in winners
-    )
-    runs = _first_again(facts, collectives, keeping, repeating)
+    cases = []
+    for winner in winners:  # as the planner decides, but for what is moved to the host: that runs no collective
+        decisions = first_decisions(policy, facts, Verdict((), winner), user_decisions, undecided, capabilities)
+        keep_routing(policy, facts, decisions)
+        Safety(policy, facts, capabilities, decisions).enforce()
+        cases.append(decisions)
+    runs = _first_again(facts, collectives, *cases)
     found = []
     for index, owners in sorted(by_rule.items()):
         hurt = [owner for owner in owners if runs[owner] >= 0]
@@ -102,7 +105,7 @@ def _flips(
         if winner != NO_RULE:
             return ranks[winner]
         tagged = user_decisions.get(row)
-        return _RANK_OF_FATE[undecided] if tagged is None else _rank(tagged.action)
+        return _rank(UNDECIDED[undecided][0] if tagged is None else tagged.action)
 
     for index, rule in enumerate(policy.rules):
         bound = bounds.of(rule.selector)
@@ -127,29 +130,11 @@ def _flips(
     return (keeping, repeating), by_rule
 
 
-_RANK_OF_FATE: dict[Fate, int] = {"save": 0, "as traced": 0, "auto": 1, "recompute": 2, "as checkpointed": 2}
-
-
 def _rank(action: Action | None) -> int:
     """How much runs again under an action: nothing, what min-cut says, or the value."""
     if action is None or action is Action.LEAVE:
         return 1
     return 2 if action.recomputes else 0
-
-
-def _decided(
-    policy: Policy,
-    facts: Facts,
-    capabilities: Capabilities,
-    verdict: Verdict,
-    user_decisions: dict[int, Decision],
-    undecided: Fate,
-) -> list[Decision | None]:
-    """As :func:`policylang.planning.planner.plan` decides, but for what is moved to the host: it runs no collective."""
-    decisions = first_decisions(policy, facts, verdict, user_decisions, undecided, capabilities)
-    keep_routing(policy, facts, decisions)
-    Safety(policy, facts, capabilities, decisions).enforce()
-    return decisions
 
 
 def _first_again(

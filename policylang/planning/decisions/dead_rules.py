@@ -1,4 +1,4 @@
-"""Rules that decide values and change nothing: the backward reads none of them.
+"""Dead rules: they decide values that the backward does not read, and change nothing.
 
 A tag nobody consumes is the quietest way for a policy to fail. The usual case: a product is to be recomputed, a view of
 it is saved by another line, and the saved view keeps all of its memory.

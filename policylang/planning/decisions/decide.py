@@ -1,4 +1,4 @@
-"""Rules in order, the last that matches decides: who wins each forward value.
+"""Applies the rules in order: of each forward value, the last rule that matches decides.
 
 A decision lives on an owner (``Facts.owners``): a ``getitem`` and the operator it reads, a ``wait_tensor`` and its
 collective are one decision, whichever of them a rule denotes.
@@ -67,7 +67,7 @@ def first_decisions(
     by_rule = [_by_rule(rule, index, capabilities) for index, rule in enumerate(policy.rules)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
-    action, reason = _UNDECIDED[undecided]
+    action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     decisions: list[Decision | None] = [None] * len(facts)
     owners, flags, winner = facts.owners, facts.flags, verdict.winner
@@ -84,13 +84,14 @@ def first_decisions(
     return decisions
 
 
-_UNDECIDED: dict[Fate, tuple[Action | None, str]] = {
+UNDECIDED: dict[Fate, tuple[Action | None, str]] = {
     "save": (Action.SAVE, ""),
     "recompute": (Action.RECOMPUTE, ""),
     "auto": (None, "; the partitioner decides"),
     "as traced": (Action.SAVE, "; it stays as it was traced"),
     "as checkpointed": (Action.RECOMPUTE, "; the checkpoint recomputes it"),
 }
+"""The action on what no rule decides, and how the reason ends."""
 
 
 def _by_rule(rule: Rule, index: int, capabilities: Capabilities) -> Decision:

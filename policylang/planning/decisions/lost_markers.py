@@ -42,14 +42,11 @@ def markers_outranked(
         keeps = outcome.rule.action.saves or outcome.rule.action.offloads
         if not keeps or not _asks(outcome.rule, policy):
             continue
-        lost = [row for row in outcome.matched if row in recomputed and _is_users(decisions[row])]
+        again = [(row, decisions[row]) for row in outcome.matched if row in recomputed]
+        lost = [row for row, decision in again if decision is not None and decision.why is Why.USER]
         if lost:
             found.append(refusals.markers_outranked(outcome, lost, facts))
     return found
-
-
-def _is_users(decision: Decision | None) -> bool:
-    return decision is not None and decision.why is Why.USER
 
 
 def _asks(statement: Statement, policy: Policy) -> bool:

@@ -1,4 +1,4 @@
-"""What `offload` moves to the host: memory, not names, as far as that frees any and the budget of the rule lasts.
+"""Resolves `offload`: which memory is moved to the host, as far as that frees any and the budget of the rule lasts.
 
 A value lives in the memory of the node that allocated it, its *holder*. The holder is moved, once, whichever of its
 views the policy names, and what the backward reads of them is rebuilt there from the copy that came back: a view costs
@@ -88,8 +88,7 @@ class _Offloads:
         if decision.rule is not None:
             self.room[decision.rule] -= facts.bytes[holder]
         if not offloads(decisions[holder]):
-            reason = f"it holds the memory of {facts.names[rows[0]]}"
-            decisions[holder] = evolve(decision, reason=reason)
+            decisions[holder] = evolve(decision, reason=f"it holds the memory of {facts.names[rows[0]]}")
         for row in self._to_rebuild(holder, rows):
             while row != holder:
                 if not recomputes(decisions[row]):
@@ -126,8 +125,8 @@ class _Offloads:
             return "it is on the host already"
         if holder > self.backward and facts.kind is GraphKind.FLAT:
             return "it is made after the backward has begun"
-        strides, shape = facts.strides[holder], facts.shapes[holder]
-        if strides is not None and shape is not None and _overlaps(shape, strides):
+        sizes = zip(facts.shapes[holder] or (), facts.strides[holder] or (), strict=False)
+        if any(stride == 0 and size > 1 for size, stride in sizes):
             return "its elements share memory"
         return self._other_reader(holder) or self._unlike(holder, rows)
 
@@ -165,24 +164,16 @@ class _Offloads:
 
 def _holder(facts: Facts, row: int) -> int:
     """The value that a view, or a view of a view, looks into; the value itself where it is none."""
-    while (source := _viewed(facts, row)) is not None:
-        row = source
+    while _is_view(facts, row):
+        row = facts.inputs[row][0]
     return row
 
 
-def _viewed(facts: Facts, row: int) -> int | None:
+def _is_view(facts: Facts, row: int) -> bool:
     owner = facts.owners[row]
     if facts.flags[row] & Flag.WRITES or not facts.inputs[row]:
-        return None
-    if owner == row:
-        is_view = returns_memory_of_input(facts, row)
-    else:
-        is_view = facts.targets[row] == GETITEM and returns_memory_of_input(facts, owner)
-    return facts.inputs[row][0] if is_view else None
-
-
-def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+        return False
+    return (owner == row or facts.targets[row] == GETITEM) and returns_memory_of_input(facts, owner)
 
 
 def offload_diagnostics(

@@ -1,4 +1,4 @@
-"""Discrete choices that steer a computation: which tokens go to which expert, which rows are gathered.
+"""Keeps discrete choices that steer a computation saved: which tokens go to which expert, which rows are gathered.
 
 The smallest difference between the first run and a second one, in a kernel that sums in another order, can flip such a
 choice, and then forward and backward go through different experts (pytorch#186572, torchtitan#1117). So the choice is

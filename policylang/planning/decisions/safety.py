@@ -1,4 +1,4 @@
-"""Values that cannot be recomputed correctly: rule 3 of "What always holds" in the language reference."""
+"""Safety of recomputation: values with effects, writes or random draws that a second run would get wrong."""
 
 from __future__ import annotations
 

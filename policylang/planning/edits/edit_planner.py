@@ -1,4 +1,4 @@
-"""The interface of a kind of edit, and what every kind plans with: names, new nodes, proofs, and the other ranks' word.
+"""The interface of a kind of graph edit, and what all kinds share: names, new nodes, proofs, agreement among ranks.
 
 A kind is a class: it is given one statement and one graph, and yields edits and refusals. It is registered in
 :mod:`policylang.planning.edits.kinds`; nothing else knows it.

@@ -1,4 +1,4 @@
-"""The facts of a graph as they will be once planned edits are carried out: rules are planned on these.
+"""The facts of a graph after its planned edits: rules are planned on these.
 
 Everything is known beforehand, the names of new nodes included, so that a plan on a snapshot is the plan on the live
 graph. The columns are those that :func:`policylang.graph.reading.collect.collect` finds on the graph that comes out.

@@ -1,4 +1,4 @@
-"""The ranks that a chain of collectives joins, and where each of them stands in its groups.
+"""Grids of ranks: those that a chain of collectives joins, and the position of each in its process groups.
 
 A rank's graph names only its own groups. What the groups of the other ranks are follows from a mesh where one is
 known. Otherwise they may be this rank's own, moved by the distance between the two ranks, as in every mesh whose ranks

@@ -1,4 +1,4 @@
-"""The ``getitem`` nodes of a split: which of them nobody reads, and what a rank's own is called on all ranks.
+"""The ``getitem`` nodes of a split: those that nobody reads, and one name on all ranks for each rank's own.
 
 ``chunk`` is traced with a ``getitem`` for every part, of which a rank may take one. The others are no readers of the
 tuple, and go with it. The one that is taken is another node on every rank.

@@ -1,4 +1,4 @@
-"""The statements of a policy that change a graph's structure, planned one after the other, before any rule."""
+"""Plans the ``fuse`` and ``collapse`` statements of a policy as graph edits, one after the other, before any rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expectations: each is held, failed with the figure found, or deferred to what the partitioner decides."""
+"""Checks a plan's expectations: each is held, failed with the figure found, or deferred until after partitioning."""
 
 from __future__ import annotations
 

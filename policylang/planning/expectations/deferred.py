@@ -1,4 +1,4 @@
-"""Expectations once more, when PyTorch's partitioner has decided what was left to it."""
+"""Checks deferred expectations again, after PyTorch's partitioner has decided the values that were left to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``expect saved per block <= 220 MiB`` and the other expectations about a total."""
+"""Expectations about a total: ``expect saved per block <= 220 MiB``, recomputed FLOPs, peak memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: BlockTab
     not to hold one.
     """
     if expectation.figure == "peak":
-        return _judge(expectation, float(peak()), outcome) if outcome.settled else LEFT_OPEN
+        return _judge(expectation, float(peak()), outcome) if outcome.final else LEFT_OPEN
     amount, by_block = _amounts(expectation, outcome)
     if not expectation.per_block:
         return _judge(expectation, amount, outcome)
@@ -51,7 +51,7 @@ def _judge(
     limit = expectation.limit.value
     holds = COMPARISONS[expectation.op](amount, limit)
     found = beside(amount, limit, _dimension(expectation)) + where
-    if outcome.settled:
+    if outcome.final:
         return Finding("held" if holds else "failed", found, details)
     if not holds and expectation.op in ("<", "<="):
         return Finding("failed", f"at least {found}", details)

@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import frozen
 
 from policylang.language.syntax import Rule
-from policylang.planning.decision import Why
+from policylang.planning.decision import Decision, Why
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.why_not_matched import why_not
@@ -37,13 +37,12 @@ def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
     selections = selections_for(plan.policy, plan.facts)
-    return tuple(_standing(plan, index, owner, row, selections) for index in range(len(plan.rules)))
+    return tuple(_standing(plan, index, owner, decision, selections) for index in range(len(plan.rules)))
 
 
-def _standing(plan: Plan, index: int, owner: int, row: int, selections: Selections) -> RuleOnNode:
+def _standing(plan: Plan, index: int, owner: int, decision: Decision, selections: Selections) -> RuleOnNode:
     outcome = plan.rules[index]
-    decision = plan.decisions[row]
-    if decision is None or owner not in outcome.matched:
+    if owner not in outcome.matched:
         return RuleOnNode(outcome.rule, "no match", why=why_not(outcome.rule.selector, owner, selections))
     if decision.rule == index:
         return RuleOnNode(outcome.rule, "decided")

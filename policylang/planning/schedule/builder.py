@@ -1,4 +1,4 @@
-"""Facts and decisions → the schedule: the nodes in their order, and each recomputation as late as possible.
+"""Builds the schedule of a training step from facts and decisions: each recomputation runs as late as possible.
 
 What a graph runs keeps the order in which it was traced, a partition all of its forward first. In a region of the
 backward, the first step that needs a recomputed value gets, just before itself, everything that runs again for it, in
@@ -138,7 +138,7 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
     for row in rows:
         if any(late[source] for source in inputs[row]):
             late[row] = 1
-        elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a draw that runs again is a replay
+        elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a draw that runs again repeats its numbers
             waiting[row] = 1
     waits = bytes(waiting)
 

@@ -1,4 +1,4 @@
-"""Why a selector matched nothing: what each part of it matched on its own, and what is near it in this graph."""
+"""Explains why a selector matched nothing: how much each part of it matches, and the nearest names in the graph."""
 
 from __future__ import annotations
 

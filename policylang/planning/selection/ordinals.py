@@ -1,4 +1,4 @@
-"""Choice by position: ``first 2 S per block``, ``every 2nd S from 1st``; which blocks ``in last 4 blocks`` means."""
+"""Selection by position: ``first 2 S per block``, ``every 2nd S from 1st``; which blocks ``in last 4 blocks`` means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the selectors of a policy denote on a graph: sorted lists of forward rows, each worked out once.
+"""Evaluates selectors on a graph: each denotes a sorted list of forward rows, worked out once.
 
 Every form costs at most one pass over the nodes and edges it touches. Operators are looked up by name in
 ``Facts.by_target``: a pattern is matched once per distinct operator, never per node. Equal sub-trees, wherever in a

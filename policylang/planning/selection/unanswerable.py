@@ -1,4 +1,4 @@
-"""Questions that the facts of an older snapshot cannot answer: refused by name, since no answer is not a no."""
+"""Predicates that the facts of an older snapshot cannot answer: refused by name."""
 
 from __future__ import annotations
 

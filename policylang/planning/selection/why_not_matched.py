@@ -1,4 +1,4 @@
-"""Why a selector does not denote a node: the first part of it that leaves the node out, as a phrase for people."""
+"""Explains why a selector does not match a node: the first part of it that leaves the node out, as a phrase."""
 
 from __future__ import annotations
 

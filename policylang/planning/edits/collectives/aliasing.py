@@ -1,4 +1,4 @@
-"""Whose memory a value lies in: what is read in place of a copy must not be written, nor handed out a second time."""
+"""Alias check of an edit that replaces a copy: the memory read in its place is neither written nor returned twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the two ``fuse`` statements share: from collectives that read each other to chains, and from a chain to an edit.
+"""Fusion of chains of collectives, the base of both ``fuse`` statements: finds chains and makes an edit of each.
 
 Chains are as long as they go. One that cannot be fused whole gives up its last collective, and what follows is tried
 anew; each collective that is given up is told with its reason.

@@ -1,4 +1,4 @@
-"""What the rows of a chain do to a layout, read from facts: the bridge between a graph and the layout algebra."""
+"""The bridge between a graph and the layout algebra: the element moves of a chain's nodes, read from facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which gather a value is laid out from, for every row: where chains are looked for, in one pass over the graph."""
+"""Lines of layout operators between collectives: finds the pairs of collectives that may be fused, in one pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's own part of a gathered value: the slice as each rank has it, and what reads it inside a fused chain."""
+"""A rank's own part of a gathered value: the slice on every rank, and the readers inside a fused chain that take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``collapse round_trips``: what is gathered and cut back to this rank's own part is the part itself.
+"""``collapse round_trips``: a value gathered and sliced back to the rank's own part is replaced by that part.
 
 Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this
 rank's positions in the groups takes away the digits that count their ranks; where only digits of one value on the

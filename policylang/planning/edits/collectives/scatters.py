@@ -1,4 +1,4 @@
-"""``fuse reduce_scatter chains``: the mirror image of fused gathers, for gradients.
+"""``fuse reduce_scatter chains``: reduce-scatters of gradients in a row become one over the ranks of all of them.
 
 What is summed over one group, scattered, summed over another and scattered again is one sum over the ranks of both. A
 scatter gives a rank the part of its position, so the digits that the scatters take away are those of the positions,

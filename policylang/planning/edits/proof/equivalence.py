@@ -1,4 +1,4 @@
-"""An edit is accepted only if the old and the new nodes give the same tensors on every rank.
+"""Proof of an edit: the old and the new nodes give the same tensors on every rank, or the edit is refused.
 
 Both are run on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one process: see
 :mod:`policylang.planning.edits.proof.evaluator`. Nothing here knows how the new nodes were found.
