@@ -1,4 +1,4 @@
-"""``policylang.apply`` and ``policylang.partition``: a policy on a graph that is at hand."""
+"""``policylang.apply`` and ``policylang.partition``: a policy on a traced FX graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole training step as one graph that can be run."""
+"""``policylang.trace_step``: a whole training step (forward, loss, backward, optimizer) as one FX graph that runs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TracedStep:
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 
     def _warn_of_checkpoints(self) -> None:
-        if graph_registry.outcome_of(self.gm) is not None:
+        if graph_registry.last_audited(self.gm) is not None:
             return
         followed, nodes = self._captured.followed, self.gm.graph.nodes
         if followed:

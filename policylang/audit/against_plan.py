@@ -1,4 +1,4 @@
-"""Holds what was read against what was planned: one comparison for all paths, in the words of each.
+"""Compares what runs in a graph with its plan: one comparison for all paths, in the words of each.
 
 What a path has to save and to run again may leave it a choice: a flat graph may read a value that lives on anyway. So
 the plan is given as what may happen and what has to.

@@ -1,4 +1,4 @@
-"""Plain data of the audit: what was read off what came out, and what a path reports of it."""
+"""Plain data of the audit: what was read off the transformed graph, and what a path reports of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits an eager checkpoint: what the running block really holds for its backward.
+"""Audits an eager checkpoint: the memory that the running block really holds for its backward.
 
 Measured on the tensors themselves: the storages that the checkpoint keeps alive, each once, those of the block's own
 inputs and parameters left out.

@@ -30,7 +30,7 @@ class CompiledGraph:
     findings: tuple[Findings, ...] = ()
     """One for each partition, which is one but for regions that torch partitions on their own."""
     from_cache: bool = False
-    """Inductor had it in its caches; what is known of it was recorded when it was partitioned."""
+    """Inductor had it in its caches; what is known of it stands in the sidecar."""
     _parameters: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict, repr=False)
 
     @property

@@ -97,7 +97,7 @@ def test_a_recomputation_that_nothing_needed_does_not_bind_its_twin(policy: str)
 def test_what_planning_could_not_see_is_refused_before_the_graph_is_split(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cse, "_used_by_backward", lambda plan: lambda row: True)
+    monkeypatch.setattr(cse, "_used_by_backward", lambda plan: frozenset(range(len(plan.facts))))
     graph = trace(Twins(), (torch.randn(4, 8),), lambda output: output.sum())
     with pytest.raises(PolicyMatchError, match="reads memory that the graph changes") as caught:
         graph.run(policy)

@@ -1,4 +1,4 @@
-"""The flat path: a policy on a graph of forward, loss and backward in one, which is rematerialised and audited."""
+"""The flat path: rematerialises and audits a graph of forward, loss and backward in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The half path: a policy on one half of a partition. What it saves is decided there, so only the edits act."""
+"""The half path: carries out the edits of a policy on one half of a partition, where saving is decided already."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_in
 
 
 def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
-    """The names of the saved values and of the multi-output operators they are pieces of, with what is recorded there.
+    """The names of the saved values and of the multi-output operators they are pieces of, with their marks.
 
     Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.
     """

@@ -1,4 +1,4 @@
-"""The joint path: a policy on a joint graph, which is tagged, and then split as the plan says."""
+"""The joint path: tags a joint graph (forward and backward before partitioning) and splits it as the plan says."""
 
 from __future__ import annotations
 

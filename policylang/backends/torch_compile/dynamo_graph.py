@@ -42,10 +42,6 @@ Compare = Callable[..., AbstractContextManager[RankComparison]]
 WhyGone = Callable[[], PolicyDivergenceError | None]
 
 
-def _nobody_has() -> None:
-    return None
-
-
 @frozen
 class CompiledCode:
     """What one graph of Dynamo's was compiled to."""
@@ -54,9 +50,9 @@ class CompiledCode:
     """The compiled graph."""
     findings: tuple[Findings, ...]
     """Empty where there was nothing to decide."""
-    from_cache: bool = False
-    why_gone: WhyGone = _nobody_has
+    why_gone: WhyGone
     """Asked where a collective of the graph fails: why another rank takes no part in it."""
+    from_cache: bool = False
 
 
 def topic_of(doing: str, graph: str, root: str) -> str:
@@ -71,7 +67,7 @@ def with_aot_eager(
     the comparison of ranks."""
     with compare() as comparison, partitions() as done:
         run = inductor.compile_with_aot_eager(gm, inputs, partitioner)
-        return CompiledCode(run, _findings(done), why_gone=comparison.why_gone())
+        return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
 def with_inductor(
@@ -100,11 +96,11 @@ def with_inductor(
         with partitions() as done:
             run = inductor.compile_with_inductor(gm, inputs, patched)
         if not is_differentiated:
-            return CompiledCode(run, (), why_gone=comparison.why_gone())
+            return CompiledCode(run, (), comparison.why_gone())
         if not done and inductor.cache_hits() > hits:
             findings = _from_sidecar(remembered_as, policy)
             if findings is not None:
-                return CompiledCode(run, findings, from_cache=True, why_gone=comparison.why_gone())
+                return CompiledCode(run, findings, comparison.why_gone(), from_cache=True)
             log.info("no sidecar says what was decided for a cached graph: compiling it again")
             with partitions() as done:
                 run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
@@ -115,7 +111,7 @@ def with_inductor(
             "accounts": [account.pack() for account in comparison.accounts],
         }
         sidecar.write(remembered_as, content)
-        return CompiledCode(run, findings, why_gone=comparison.why_gone())
+        return CompiledCode(run, findings, comparison.why_gone())
 
 
 def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:

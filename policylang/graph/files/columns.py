@@ -1,4 +1,4 @@
-"""The columns of facts as bytes: each distinct value once, and for every row the number of its value.
+"""Encodes the columns of facts as bytes: each distinct value once, and for every row the number of its value.
 
 Rows are written relative to the row that names them, and the numbers at the end of names (``mm_12``) relative to the
 last of their kind. So the equal blocks of a model are equal bytes, which a compressor folds. What is read is in range,

@@ -1,4 +1,4 @@
-"""Small graphs written as text, for policy tests. The form is described in ``docs/policy-tests.md``.
+"""Parses small graphs that are written as text, for policy tests. The form is described in ``docs/policy-tests.md``.
 
 One node a line; what stands above a line ``---`` is forward, below it backward. What a line does not say does not hold
 of its node: nothing is looked up but whether there is such an operator.

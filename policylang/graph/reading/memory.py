@@ -1,4 +1,4 @@
-"""Which nodes of a graph share memory, who writes to it, and what a second run would therefore see.
+"""Alias and mutation analysis of a flat graph: who shares memory, who writes it, what a second run would see.
 
 A flat graph is traced as the step runs: dropout is ``empty_like → bernoulli_ → div_``, a counter is ``add_`` on a
 buffer, an optimizer writes parameters. Memory that is born and finished within the forward does not stand in the way

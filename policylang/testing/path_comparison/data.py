@@ -1,4 +1,4 @@
-"""What the comparison of the paths hands on: plain data about one step on each of them."""
+"""Plain data of the comparison of the paths: one step on each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss, gradients and buffers of two runs of a step, compared."""
+"""Compares loss, gradients and buffers of two runs of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of several paths side by side: which are decided alike, which are not, and what each path keeps.
+"""Matches the values of several paths: which are decided alike, which are not, and what each path keeps.
 
 Nodes have other names on every path, and some have other neighbours: a compiler merges equal computations, takes a
 dropout as one operator where a trace has four, and knows nothing of the loss. A value is known by its place instead:
