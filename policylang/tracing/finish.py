@@ -47,20 +47,15 @@ def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
         else:
             node.meta.pop("autograd_backward", None)
             node.meta["custom"] = {**annotations, PHASE: FORWARD}
-            _remember_stack(node, stacks)
+            number = node.meta.get("seq_nr")
+            if number is not None:  # the first with a number is the operator that autograd numbered
+                stacks.setdefault(number, node.meta.get(STACK))
     gm.recompile()
 
 
 def _begins_region(node: fx.Node) -> bool:
     """The gradient of the loss with respect to itself is made just before the engine is called."""
     return is_seed(node) and any(REGION in custom(user.meta) for user in node.users)
-
-
-def _remember_stack(node: fx.Node, stacks: dict[int, Any]) -> None:
-    """The first forward node with a number is the operator that autograd numbered; those that follow it need none."""
-    number = node.meta.get("seq_nr")
-    if number is not None:
-        stacks.setdefault(number, node.meta.get(STACK))
 
 
 def _finish_backward(node: fx.Node, annotations: dict[str, Any], stacks: dict[int, Any]) -> None:

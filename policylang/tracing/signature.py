@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from policylang.language.figures import counted, listed
 from policylang.torch_compat.tracing import tree_flatten, tree_paths
 from policylang.tracing.checks import BATCH_CHANGED, MODEL_CHANGED, problem
 from policylang.tracing.step_state import ModelState, OptimizerState
@@ -56,9 +57,9 @@ class BatchSignature:
             raise problem(
                 BATCH_CHANGED,
                 "the batch has another structure than the one this step was traced for: "
-                f"{_leaves(self.paths)} then, {_leaves(came)} now",
+                f"{counted(len(self.paths), 'leaf', 'leaves')} then, {counted(len(came), 'leaf', 'leaves')} now",
                 help="pass what `trace_step` was given after `loss_fn`, in the same order and with the same keys",
-                details=[f"traced: {_listed(self.paths)}", f"called: {_listed(came)}"],
+                details=[f"{when}: {_inputs(paths)}" for when, paths in (("traced", self.paths), ("called", came))],
             )
         differences = [
             f"input{path}: traced with {_text(kind)}, called with {_text(_kind(leaf))}"
@@ -176,12 +177,8 @@ def _text(kind: Any) -> str:
     return str(kind) if isinstance(kind, TensorKind) else f"the {type(kind).__name__} `{kind!r}`"
 
 
-def _leaves(paths: Sequence[str]) -> str:
-    return f"{len(paths)} {'leaf' if len(paths) == 1 else 'leaves'}"
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(f"input{path}" for path in _first(list(paths))) or "nothing"
+def _inputs(paths: Sequence[str]) -> str:
+    return listed([f"input{path}" for path in paths], _MOST_DIFFERENCES) or "nothing"
 
 
 def _first(lines: list[str]) -> list[str]:

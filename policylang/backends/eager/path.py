@@ -1,4 +1,4 @@
-"""The eager path: a policy in a checkpoint, which follows its plan operator by operator as the block runs."""
+"""The eager path: a checkpoint that follows its plan operator by operator as the block runs."""
 
 from __future__ import annotations
 

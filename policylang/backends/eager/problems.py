@@ -18,14 +18,6 @@ from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 from policylang.planning.refusals import NO_SUCH_BLOCKS
 
-_DRIFTED = "APL393"
-_AROUND = "APL394"
-_CHANGED = "APL395"
-_COMPILED = "APL396"
-_TWO_POLICIES = "APL397"
-_TRANSFORMED = "APL398"
-_HOOKED = "APL399"
-
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
 
@@ -46,13 +38,13 @@ class Problem:
 
 
 DRIFTED = Problem(  # in the forward: another operator than in the first call
-    _DRIFTED,
+    "APL393",
     "{name} runs `{came}` as operator {number}, where {expected} was recorded",
     "what follows is recomputed in this call, and the next one is observed again; "
     "look for a counter, a flag or a random choice that changes what the block runs",
 )
 DIVERGED = Problem(  # in the recomputation: another operator than in its forward
-    _DRIFTED,
+    "APL393",
     "the recomputation of {name} runs `{came}` as operator {number}, where its forward ran {expected}",
     "what a block runs has to be the same both times: look for a counter, a flag or an unseeded choice",
 )
@@ -67,87 +59,87 @@ NO_BLOCKS = Problem(
     "write `blocks` with a glob of the names in `model.named_modules()`",
 )
 DIFFERENTIATED = Problem(
-    _TRANSFORMED,
+    "APL398",
     "{name} is differentiated by `torch.func`, which keeps what it needs where no checkpoint can reach it",
     "differentiate with `loss.backward()` or `torch.autograd.grad`, or leave the checkpoints out here",
 )
 RUNS_TRANSFORMED = Problem(  # only a warning: the numbers are right
-    _TRANSFORMED,
+    "APL398",
     "{name} runs under a transformation of `torch.func`, without its checkpoint: its backward keeps all it reads",
     "run it under `torch.no_grad()` if no backward follows, or leave `vmap` and `jvp` out of the step",
 )
 HOOKED = Problem(  # only a warning: the numbers are right
-    _HOOKED,
+    "APL399",
     "{name} hands all that its backward reads to hooks of its own, and nothing is left for a policy to decide",
     "take `save_on_cpu` or `saved_tensors_hooks` out of the block, or put them around the whole model",
 )
 ONLY_ONE_BLOCK = Problem(
-    _AROUND,
+    "APL394",
     "a copy of {name} shares its checkpoint, whose forward belongs to the block alone",
     "copy the model with `copy.deepcopy`, and use DistributedDataParallel instead of DataParallel",
 )
 NOT_RUN = Problem(
-    _AROUND,
+    "APL394",
     "the checkpoint ended, and none of the modules that its `context_fn` was made for has run inside it",
     "pass the module that the checkpoint calls, or the model that has it among its blocks; "
     f"a compiled one needs the same policy: {_COMPILE}",
 )
 FIRST_FSDP = Problem(
-    _AROUND,
+    "APL394",
     "{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it takes its weights "
     "apart in its forward, and in another way when it is run again",
     "put `FullyShardedDataParallel` around the block's checkpoint, or shard with `fully_shard`",
 )
 RUN_TWICE = Problem(
-    _AROUND,
+    "APL394",
     "the checkpoint runs {name} and then another block: it was recorded for one",
     "put a checkpoint around each block",
 )
 CHANGED = Problem(
-    _CHANGED,
+    "APL395",
     "{name} saves what `{operator}` (operator {number}) gives, and {happened} since",
     "recompute this value, or let the model write to a copy",
 )
 OTHER_TENSOR = Problem(
-    _CHANGED,
+    "APL395",
     "the recomputation of {name} reads another tensor in `{operator}` (operator {number}) than its forward "
     "did, in the place of one of shape {shape}",
     "run the backward before the block's parameters, its buffers, or what it takes from around it are "
     "exchanged (`functional_call`, `p.data = …`), or save what is computed from them",
 )
 WRITTEN_TENSOR = Problem(  # only a warning where it may hold what it held before: the buffers that DDP sends around
-    _CHANGED,
+    "APL395",
     "the recomputation of {name} reads a tensor of shape {shape} in `{operator}` (operator {number}) that was written "
     "to in place since its forward",
     "run the backward before parameters and buffers are updated, or save what is computed from them",
 )
 RUN_AGAIN = Problem(
-    _CHANGED,
+    "APL395",
     "the backward of {name} runs a second time, and what it saved is freed",
     "call the first backward with `retain_graph=True`",
 )
 COMPILED = Problem(  # by another compiler than policylang's
-    _COMPILED,
+    "APL396",
     "{name} is compiled without a policy, and an eager checkpoint sees no operators of compiled code",
     f"compile it with the same policy: {_COMPILE}",
 )
 COMPILED_PART = Problem(
-    _COMPILED,
+    "APL396",
     "{part} is compiled, and it is a part of {name}: the policy of a block is not carried out on a part of it",
     f"compile the whole block: {_COMPILE}",
 )
 LEFT_ALONE = Problem(
-    _COMPILED,
+    "APL396",
     "{names} was to be compiled, and `torch.compile` ran it as it is",
     "`TORCH_LOGS=recompiles,graph_breaks` says why; `torch._dynamo.config.recompile_limit` is one reason",
 )
 RUNS_UNCOMPILED = Problem(  # only a warning: what the compiler leaves to eager, the checkpoint follows
-    _COMPILED,
+    "APL396",
     "{name} was to be compiled, and `torch.compile` runs it as it is: the policy is followed operator by operator",
     "`TORCH_LOGS=recompiles,graph_breaks` says why",
 )
 TWO_POLICIES = Problem(
-    _TWO_POLICIES,
+    "APL397",
     "a block is under two policies: the checkpoint follows {ours}, {whose} {theirs}",
     "give the same policy to both",
 )

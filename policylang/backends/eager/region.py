@@ -1,18 +1,22 @@
-"""Plans one block of a model under a policy, each time it is first called in some way, and keeps the plans."""
+"""Plans one block of a model under a policy, each time it is first called in some way, and keeps the plans.
+
+The key of a plan is all of a call that changes which operators it runs, as far as that is visible from outside.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from policylang.audit.data import Audit
 from policylang.backends.eager import problems
-from policylang.backends.eager.call_key import call_key
 from policylang.backends.eager.eligibility import check_parts
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
 from policylang.backends.eager.execution.instructions import PlannedInstructions
@@ -32,6 +36,8 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing
+from policylang.torch_compat.dynamo import compiled_in_place
+from policylang.torch_compat.eager import forward_derivatives
 
 _PATH = EagerPath()
 
@@ -116,7 +122,10 @@ class CheckpointRegion:
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
             return None
-        trace = self._trace(observation, returned)
+        same = fingerprint(observation, returned)
+        if same not in self.traces:
+            self.traces[same] = trace_of(observation, returned)
+        trace = self.traces[same].under(self.root)
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
         topic = f"checkpoint of {self._named(module)}"
         with comparing(topic, known=self.agreed, around=observation.gathered_over):
@@ -133,13 +142,6 @@ class CheckpointRegion:
         plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), deferred=deferred)
         nothing = tuple(found for found in plan.diagnostics if is_error(found))
         return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
-
-    def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
-        """Blocks that do the same share what is known of it."""
-        key = fingerprint(observation, returned)
-        if key not in self.traces:
-            self.traces[key] = trace_of(observation, returned)
-        return self.traces[key].under(self.root)
 
     def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:
         return FollowedCall(self._named(module), kept.instructions, partial(self._drifted, key), found)
@@ -186,3 +188,46 @@ def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
     if read is None or not isinstance(held.value, tuple | list):
         return list(tensors_in(held.value))
     return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))
+
+
+# --- the key of a plan ------------------------------------------------------------------------------------------------
+
+
+def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
+    parameters are trained, which modules are compiled, autocast, and whether derivatives are taken forwards."""
+    devices: dict[str, None] = {"cpu": None}
+    inputs = (_kind(args, devices), _kind(kwargs, devices))
+    modes = tuple([each.training for each in modules])
+    parameters = tuple([_parameter(value) for each in modules for value in each._parameters.values()])
+    autocast = tuple([_autocast(device) for device in devices])
+    return inputs, modes, parameters, compiled_in_place(modules), autocast, forward_derivatives()
+
+
+def _parameter(value: Tensor | None) -> Hashable:
+    if value is None:
+        return None
+    if is_lazy(value):  # its shape is known once it has been used
+        return (type(value),)
+    return value.requires_grad, value.dtype, value.shape
+
+
+def _kind(value: Any, devices: dict[str, None]) -> Hashable:
+    if isinstance(value, Tensor):
+        devices[value.device.type] = None
+        layout = value.stride() if value.layout is torch.strided else value.layout
+        return type(value), value.shape, layout, value.dtype, value.device, value.requires_grad
+    if isinstance(value, tuple | list):
+        return type(value), tuple([_kind(part, devices) for part in value])
+    if isinstance(value, Mapping):
+        return type(value), tuple([(key, _kind(part, devices)) for key, part in value.items()])
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return type(value), value
+    return (type(value),)
+
+
+def _autocast(device: str) -> Hashable:
+    if not torch.amp.is_autocast_available(device):  # there is none of tensors without data
+        return device
+    enabled = torch.is_autocast_enabled(device)
+    return device, enabled, torch.get_autocast_dtype(device) if enabled else None

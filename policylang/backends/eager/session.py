@@ -90,20 +90,17 @@ class Session:
     def context_fn(self) -> Contexts:
         """A plain function, the only thing that ``torch.compile`` takes: it knows then whose checkpoint it has."""
         if self._context_fn is None:
-            self._context_fn = lambda: self.contexts()
-            setattr(self._context_fn, marks.SESSION, self)
+
+            def contexts() -> tuple[CheckpointContext, CheckpointContext]:
+                # ours takes checkpoints out of what it compiles: torch_compile.inner_checkpoints
+                if being_compiled() and not checkpoints_are_tagged() and not traced_for_others():
+                    raise problems.COMPILED.error(name=problems.AROUND_IT)
+                first = CheckpointContext(self, None)
+                return first, CheckpointContext(self, first)
+
+            setattr(contexts, marks.SESSION, self)
+            self._context_fn = contexts
         return self._context_fn
-
-    def contexts(self) -> tuple[CheckpointContext, CheckpointContext]:
-        """What a checkpoint enters around the forward and around the recomputation of one call.
-
-        Raises ``PolicyGraphError`` where another compiler than ours asks for them: ours takes checkpoints out of what
-        it compiles (:mod:`policylang.backends.torch_compile.inner_checkpoints`).
-        """
-        if being_compiled() and not checkpoints_are_tagged() and not traced_for_others():
-            raise problems.COMPILED.error(name=problems.AROUND_IT)
-        first = CheckpointContext(self, None)
-        return first, CheckpointContext(self, first)
 
     def follow(self, policy: Policy) -> None:
         """A compiler carries out a policy in one of the checkpoints. Raises ``PolicyMatchError`` unless it is ours."""
@@ -120,10 +117,6 @@ class Session:
     def name_of_a_block(self) -> str:
         """Where no name is known: what kind of module it is."""
         return next((type(module).__name__ for module in self.regions), "block")
-
-    def is_block(self, module: nn.Module) -> bool:
-        """Whether a module that checkpoints may run is a block, and not the model around the blocks."""
-        return not self.names or self.regions[module].number is not None
 
     def nothing_ran(self) -> PolicyGraphError:
         """A checkpoint ran none of the blocks, or one whose hooks the compiler has taken away."""
@@ -264,11 +257,13 @@ class CheckpointContext:
             if self.first.lies_within:
                 self._begin_again(self.first)
             return
-        called = this_thread.called
-        if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
+        call = this_thread.called[-1] if this_thread.called else None
+        if call is None or call.session is not self.session:
+            return
+        if call.region.number is not None or not self.session.names:  # not the model around the blocks
             self.lies_within = True
-            self.begin(called[-1])
-            called[-1].checkpoints.append(self)
+            self.begin(call)
+            call.checkpoints.append(self)
 
     def begin(self, block: BlockCall) -> None:
         """A block is about to run: follow its plan from here on. One inside another is part of it."""

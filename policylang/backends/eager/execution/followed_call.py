@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Instructions, instructions_so_far
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import HeldResult, memory_of, tensors_in
+from policylang.backends.eager.observation.stream import GeneratorState
 from policylang.backends.eager.observation.surroundings import Surroundings
-from policylang.backends.eager.random_states import GeneratorState
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.reading import outside_of_modes
@@ -22,19 +22,6 @@ from policylang.torch_compat.subclasses import take_apart
 
 FREED = HeldResult(None, [])
 """Stands for what a backward has used up."""
-
-
-@frozen(eq=False)
-class Noted:
-    """A tensor that an operator read, and that is neither of the block's making nor one of its inputs."""
-
-    tensor: Tensor
-    address: int | None
-    version: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Noted:
-        return cls(tensor, storage_address(tensor), version(tensor))
 
 
 @define(eq=False)
@@ -52,8 +39,10 @@ class FollowedCall:
     """Of an operator that is not to run again: what it wrote to, from outside the block."""
     let_go: set[int] = field(factory=set)
     """Of these, the ones whose memory has been let go since."""
-    noted: dict[int, list[Any]] = field(factory=dict)
-    """What an operator that runs again has read from outside, as it is when the block has returned."""
+    noted: dict[int, list[Tensor]] = field(factory=dict)
+    """What an operator that runs again has read, and that is neither of the block's making nor one of its inputs."""
+    noted_memory: dict[int, list[tuple[int | None, int]]] = field(factory=dict)
+    """Of these tensors, when the block has returned: the address and how often it has been written to."""
     drifted_at: int | None = None
     tail: list[Any] = field(factory=list)
     """The operators that ran from there on."""
@@ -75,7 +64,8 @@ class FollowedCall:
                     if holder in self.entries:
                         self.entries[holder] = HeldResult.of(self.entries[holder].value)
         self.note_let_go()
-        self.noted = {at: [Noted.of(each) for each in tensors] for at, tensors in self.noted.items()}
+        for at, tensors in self.noted.items():
+            self.noted_memory[at] = [(storage_address(each), version(each)) for each in tensors]
 
     def note_let_go(self) -> None:
         """What was written from outside, and is gone by now, has to be written again: whoever let go of that memory

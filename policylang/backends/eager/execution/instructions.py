@@ -55,18 +55,14 @@ class Instructions:
     differentiable: Collection[int] = ()
 
     def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
-        """Where an operator comes next, behind others at a position that no gradient flows through: they may have made
-        something that is kept, a table in an attribute or in a cache, and need not run a second time."""
-        for position in range(at, len(self.operators) - 1):
+        """Where an operator (None: the end) comes next, behind others at a position that no gradient flows through:
+        they may have made something that is kept, a table in an attribute or in a cache, and need not run again."""
+        for position in range(at, len(self.operators)):
             if self.operators[position] is operator:
                 return position
             if position in self.differentiable:
                 break
         return None
-
-    def only_made_once(self, at: int) -> bool:
-        """Whether no gradient flows through what comes from a position on."""
-        return all(position not in self.differentiable for position in range(at, len(self.operators) - 1))
 
 
 @frozen(eq=False, kw_only=True)

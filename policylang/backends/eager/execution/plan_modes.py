@@ -15,12 +15,18 @@ import torch
 from torch import Tensor
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, Noted, without_unread
+from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
 from policylang.backends.eager.observation.block_mode import BlockMode
 from policylang.backends.eager.observation.origins import HeldResult, memory_of, tensors_in, without_history
-from policylang.backends.eager.observation.stream import VIEW, draws, is_no_step, is_same_view, written_by
-from policylang.backends.eager.random_states import GeneratorState
+from policylang.backends.eager.observation.stream import (
+    VIEW,
+    GeneratorState,
+    draws,
+    is_no_step,
+    is_same_view,
+    written_by,
+)
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.eager import keeps_graph, storage_address, storage_is_freed, version
@@ -63,10 +69,10 @@ class ForwardMode(BlockMode):
         """To be called when the block has returned."""
         call = self._call
         if call.drifted_at is None and self._at != len(self._operators) - 1:
-            if call.instructions.only_made_once(self._at):
-                call.left_out = True
-            else:
+            if call.instructions.after_what_is_made_once(self._at, None) is None:
                 self._drift(None)
+            else:
+                call.left_out = True
         call.count_writes()
 
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -152,17 +158,16 @@ class RecomputeMode(BlockMode):
 
     def _check(self, at: int, func: Any, tensors: Sequence[Tensor]) -> None:
         """Raises ``PolicyGraphError`` where an operator would read other parameters, buffers or constants."""
-        noted: list[Noted] = self._call.noted[at]
-        for number, then in zip(self._call.instructions.from_outside[at], noted, strict=True):
+        call = self._call
+        noted = zip(call.instructions.from_outside[at], call.noted[at], call.noted_memory[at], strict=True)
+        for number, then, (address, written) in noted:
             now = tensors[number]
-            same = now is then.tensor or _same_value(now, then.tensor)
-            same = same and storage_address(then.tensor) == then.address
-            if same and version(then.tensor) == then.version:
+            same = (now is then or _same_value(now, then)) and storage_address(then) == address
+            if same and version(then) == written:
                 continue
             problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
-            shape = list(then.tensor.shape)
-            found = problem.diagnostic(name=self._call.name, operator=func, number=at + 1, shape=shape)
-            if not same or then.tensor.requires_grad:
+            found = problem.diagnostic(name=call.name, operator=func, number=at + 1, shape=list(then.shape))
+            if not same or then.requires_grad:
                 raise PolicyGraphError([found])
             problems.warn(found)
 

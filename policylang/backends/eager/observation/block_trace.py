@@ -79,17 +79,10 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         for node in own
         if facts.index.get(node.name, row) < row
     }
-    rows_of_calls = [_row(facts, [node.name for node in own]) for own in graph.nodes]
-    unchanged = frozenset(_outside_of(observation.spans, rows_of_calls))
+    in_stream = {call for span in observation.spans for call in range(*span)}
+    others = [own for call, own in enumerate(graph.nodes) if call not in in_stream]
+    unchanged = frozenset(row for own in others if (row := _row(facts, [node.name for node in own])) >= 0)
     return BlockTrace(facts, stream, rows, read, reach_row, unchanged, inner)
-
-
-def _outside_of(spans: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[int]:
-    """Of the operations' rows, those of operations in none of some spans, which ascend."""
-    at = 0
-    for first, end in (*spans, (len(rows), len(rows))):
-        yield from (row for row in rows[at:first] if row >= 0)
-        at = end
 
 
 def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:

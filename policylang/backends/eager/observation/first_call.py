@@ -31,6 +31,7 @@ from policylang.backends.eager.observation.origins import (
     without_history,
 )
 from policylang.backends.eager.observation.stream import (
+    GeneratorState,
     OperatorStream,
     draws,
     is_ignored,
@@ -39,7 +40,6 @@ from policylang.backends.eager.observation.stream import (
     written_by,
 )
 from policylang.backends.eager.observation.surroundings import Before
-from policylang.backends.eager.random_states import GeneratorState
 from policylang.torch_compat.eager import DispatchMode, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.reading import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart

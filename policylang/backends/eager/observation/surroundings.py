@@ -83,8 +83,8 @@ class _Held:
 class Surroundings:
     """Of one call."""
 
-    tensors: list[tuple[dict[str, Any], tuple[Any, ...]]]
-    """The tables of parameters and buffers, and what they held."""
+    tensors: list[_Held]
+    """The tables of parameters and buffers."""
     held: list[_Held]
 
     @contextmanager
@@ -101,14 +101,12 @@ class Surroundings:
     def _swapped(self) -> Iterator[_Held]:
         """The parameters and buffers that others stand in for by now. FSDP's own doing is left to FSDP: it puts in
         parameters of another kind, and lets go of the memory of those that it takes away."""
-        for table, before in self.tensors:
-            now = tuple(table.values())
-            if len(now) != len(before) or all(one is other for one, other in zip(now, before, strict=True)):
-                continue
-            pairs = zip(table, before, now, strict=True)
-            other = {name: old for name, old, new in pairs if old is not new and _may_stand_in(old, new)}
+        for table in self.tensors:
+            now, before = table.container, table.content
+            pairs = [(name, old, now.get(name)) for name, old in before.items()] if len(now) == len(before) else []
+            other = frozenset(name for name, old, new in pairs if old is not new and _may_stand_in(old, new))
             if other:
-                yield _Held(table, other, frozenset(other))
+                yield evolve(table, keys=other)
 
 
 def _may_stand_in(old: Any, new: Any) -> bool:
@@ -137,7 +135,7 @@ class Before:
 
     given: Any
     tables: list[_Held]
-    tensors: list[tuple[dict[str, Any], tuple[Any, ...]]]
+    tensors: list[_Held]
     arguments: list[_Held]
 
     @classmethod
@@ -147,8 +145,7 @@ class Before:
 
     def alive(self) -> list[Tensor]:
         """The tensors that are there whatever the call keeps: those of the modules and of its arguments."""
-        own = [value for table in self.tables for value in table.content.values()]
-        own += [value for _, values in self.tensors for value in values]
+        own = [value for table in (*self.tables, *self.tensors) for value in table.content.values()]
         return [*(value for value in own if isinstance(value, Tensor)), *tensors_in(self.given)]
 
     def volatile(self) -> Volatile:
@@ -167,9 +164,8 @@ def _tables(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
     return [table for module in modules for table in (module.__dict__, module._buffers)]
 
 
-def _tensors(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
-    tables = [table for module in modules for table in (module._parameters, module._buffers) if table]
-    return [(table, tuple(table.values())) for table in tables]
+def _tensors(modules: Sequence[nn.Module]) -> list[_Held]:
+    return [_Held.of(table) for module in modules for table in (module._parameters, module._buffers) if table]
 
 
 def _containers(given: Any) -> Iterator[Any]:
