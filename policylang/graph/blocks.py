@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 from attrs import frozen
@@ -22,7 +24,7 @@ class ModuleMatcher(Protocol):
 
 
 @frozen(eq=False)
-class Blocks:
+class BlockTable:
     """Blocks are numbered from 0 in the order in which the graph reaches them."""
 
     block_of: Sequence[int]
@@ -33,7 +35,7 @@ class Blocks:
     """The number of the block that the whole graph is, where a model's blocks are graphs of their own."""
 
 
-def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> Blocks:
+def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     """The blocks of a graph.
 
     With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has
@@ -46,35 +48,34 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> Blocks:
         return _by_region(facts)
     prefix = _largest_list(facts)
     if prefix is None:
-        return Blocks(array("i", [OUTSIDE]) * len(facts), ())
+        return BlockTable(array("i", [OUTSIDE]) * len(facts), ())
     depth = len(prefix)
     return _by_module(facts, lambda path: _numbered_child(path, prefix, depth))
 
 
-def is_one_block(blocks: Blocks, facts: Facts) -> bool:
+def is_one_block(blocks: BlockTable, facts: Facts) -> bool:
     """Whether a graph is one block and nothing beside it, as that of a block compiled on its own."""
     return len(blocks.names) == 1 and all(blocks.block_of[facts.owners[row]] == 0 for row in facts.forward)
 
 
-def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> Blocks:
+def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTable:
     numbers: dict[str, int] = {}
-    known: dict[str, int] = {"": OUTSIDE}
     block_of = array("i", [OUTSIDE]) * len(facts)
     modules, owners = facts.modules, facts.owners
+
+    @cache
+    def number_of(path: str) -> int:
+        name = block_name(path) if path else None
+        return OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
+
     # Forward rows first: a block is numbered by its first forward node, whatever stands around it.
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
-            path = modules[row] or modules[owners[row]]
-            number = known.get(path)
-            if number is None:
-                name = block_name(path)
-                number = OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
-                known[path] = number
-            block_of[row] = number
-    return Blocks(block_of, tuple(numbers))
+            block_of[row] = number_of(modules[row] or modules[owners[row]])
+    return BlockTable(block_of, tuple(numbers))
 
 
-def _by_region(facts: Facts) -> Blocks:
+def _by_region(facts: Facts) -> BlockTable:
     numbers: dict[int, int] = {}
     block_of = array("i", [OUTSIDE]) * len(facts)
     regions, owners = facts.ac_regions, facts.owners
@@ -84,7 +85,7 @@ def _by_region(facts: Facts) -> Blocks:
             region = regions[owners[row]]
         if region is not None:
             block_of[row] = numbers.setdefault(region, len(numbers))
-    return Blocks(block_of, tuple(f"region {region}" for region in numbers))
+    return BlockTable(block_of, tuple(f"region {region}" for region in numbers))
 
 
 def _numbered_child(path: str, prefix: tuple[str, ...], depth: int) -> str | None:
@@ -102,11 +103,7 @@ def _largest_list(facts: Facts) -> tuple[str, ...] | None:
     """
     nodes: dict[tuple[str, ...], int] = {}
     children: dict[tuple[str, ...], set[str]] = {}
-    counts: dict[str, int] = {}
-    for row in facts.forward:
-        path = facts.modules[row]
-        counts[path] = counts.get(path, 0) + 1
-    for path, count in counts.items():
+    for path, count in Counter(facts.modules[row] for row in facts.forward).items():
         parts = path.split(".")
         for position, part in enumerate(parts):
             if part.isdigit():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
+from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
 from policylang.operators.names import FOLLOWERS
 
 INPUTS = {
@@ -16,11 +16,11 @@ INPUTS = {
     "seed": InputKind.OTHER,
 }
 """The words for what a graph is given."""
-NO_FLAG = Flag(0)
 _COLUMNS = (
     *("names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes"),
     *("strides", "dtypes", "devices", "flops", "inputs", "owners", "input_kinds", "input_names", "arguments"),
-    *("group_names", "annotations"),
+    "group_names",
+    *LATER_COLUMNS,
 )
 
 
@@ -41,7 +41,7 @@ class GraphBuilder:
         *,
         module: str = "",
         backward: bool = False,
-        flags: Flag = NO_FLAG,
+        flags: int = 0,
         owner: int | None = None,
         bytes: int = 0,
         numel: int = 0,
@@ -53,10 +53,10 @@ class GraphBuilder:
         tag: str | None = None,
         input_name: str = "",
         group: str = "",
-        annotations: tuple[str, ...] = (),
+        **later: Any,
     ) -> int:
         """Add a node, and return its row. ``target`` is an operator in full, a word of :data:`INPUTS`, ``get_attr`` or
-        ``output``; ``group`` ends in the number of its ranks, ``dp:4``."""
+        ``output``; ``group`` ends in the number of its ranks, ``dp:4``; ``later`` are values of later columns."""
         row = len(self.rows)
         op, phase, input_kind = "call_function", Phase.BACKWARD if backward else Phase.FORWARD, InputKind.NOT_AN_INPUT
         if target in INPUTS:
@@ -79,7 +79,7 @@ class GraphBuilder:
                 "modules": module,
                 "ac_regions": region,
                 "user_tags": tag,
-                "flags": int(flags),
+                "flags": flags,
                 "bytes": bytes,
                 "numel": numel,
                 "shapes": shape,
@@ -93,7 +93,8 @@ class GraphBuilder:
                 "input_names": input_name,
                 "arguments": (),
                 "group_names": group,
-                "annotations": annotations,
+                **LATER_COLUMNS,
+                **later,
             }
         )
         self.index[name] = row
@@ -111,7 +112,7 @@ class GraphBuilder:
                 continue
             readers = [self.rows[user] for user in users[row]]
             if any(reader["phases"] == Phase.BACKWARD for reader in readers):
-                node["flags"] |= int(Flag.FEEDS_BACKWARD)
-                self.rows[node["owners"]]["flags"] |= int(Flag.FEEDS_BACKWARD)
+                node["flags"] |= Flag.FEEDS_BACKWARD
+                self.rows[node["owners"]]["flags"] |= Flag.FEEDS_BACKWARD
             if any(reader["ops"] == "output" for reader in readers):
-                node["flags"] |= int(Flag.FORWARD_OUTPUT)
+                node["flags"] |= Flag.FORWARD_OUTPUT

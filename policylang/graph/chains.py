@@ -1,4 +1,4 @@
-"""Straight lines of data flow: what ``chain after``, ``S chain after T``, ``per chain``, ``from parameter`` … mean.
+"""Chains, straight lines of data flow: what ``chain after``, ``S chain after T``, ``per chain`` and others denote.
 
 From a node the line goes on to its only forward user, while that user reads no other node; backwards, to the only node
 it reads. Symbolic sizes are not counted among what a node reads: ``view(x, [s0, 8])`` with a dynamic ``s0`` is still
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from policylang.graph.facts import Facts, Flag, InputKind, Phase
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, forward_users
+from policylang.graph.rowsets import mask_of, members
 from policylang.operators.names import CAT, GETITEM, is_all_gather
 from policylang.operators.table import SPLITS
 
 _NOWHERE = -1
-_SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
 
 
 class Chains:
@@ -53,11 +53,7 @@ class Chains:
             while first[row] != row and not seen[row]:
                 seen[row] = 1
                 row = following[row]
-        return _members(seen)
-
-    def from_parameter(self, row: int) -> bool:
-        """Whether the only ancestors of a node are one graph input that is a parameter, through single-input nodes."""
-        return bool(self.from_parameter_mask[row])
+        return members(seen, range(len(seen)))
 
     @cached_property
     def origins(self) -> array[int]:
@@ -76,7 +72,7 @@ class Chains:
 
     @cached_property
     def from_parameter_mask(self) -> bytearray:
-        """:meth:`from_parameter` for every row, one byte each."""
+        """The rows whose only ancestors are one parameter, through single-input nodes, one byte each."""
         return self.made_of(InputKind.PARAMETER)
 
     def made_of(self, kind: InputKind) -> bytearray:
@@ -114,15 +110,9 @@ class Chains:
         users, mask = facts.users, facts.forward_mask
         following = array("i", [_NOWHERE]) * len(facts)
         for row in facts.forward:
-            only = _NOWHERE
-            for user in users[row]:
-                if mask[user]:
-                    if only != _NOWHERE:
-                        only = _NOWHERE
-                        break
-                    only = user
-            if only != _NOWHERE and self._only_input(only) == row:
-                following[row] = only
+            readers = users[row] if len(users[row]) == 1 else forward_users(facts, row)
+            if len(readers) == 1 and mask[readers[0]] and self._only_input(readers[0]) == row:
+                following[row] = readers[0]
         for line in self._fan_outs:
             for here, there in pairwise(line):
                 following[here] = there
@@ -150,8 +140,8 @@ class Chains:
         found = []
         for target in sorted(SPLITS):
             for split in facts.by_target.get(target, ()):
-                pieces = self._forward_users(split)
-                joins = {user for piece in pieces for user in self._forward_users(piece)}
+                pieces = forward_users(facts, split)
+                joins = {user for piece in pieces for user in forward_users(facts, piece)}
                 if len(joins) != 1 or any(facts.targets[piece] != GETITEM for piece in pieces):
                     continue
                 (join,) = joins
@@ -166,18 +156,14 @@ class Chains:
 
     def _inputs(self, row: int) -> list[int]:
         flags = self.facts.flags
-        return [other for other in self.facts.inputs[row] if not flags[other] & _SYMBOLIC]
+        return [other for other in self.facts.inputs[row] if not flags[other] & Flag.SYMBOLIC]
 
     def _only_input(self, row: int) -> int:
         inputs = self.facts.inputs[row]
         if len(inputs) == 1:  # the usual case, without a list
-            return _NOWHERE if self.facts.flags[inputs[0]] & _SYMBOLIC else inputs[0]
+            return _NOWHERE if self.facts.flags[inputs[0]] & Flag.SYMBOLIC else inputs[0]
         found = self._inputs(row)
         return found[0] if len(found) == 1 else _NOWHERE
-
-    def _forward_users(self, row: int) -> list[int]:
-        mask = self.facts.forward_mask
-        return [user for user in self.facts.users[row] if mask[user]]
 
     def _first_marker(self, markers: Iterable[int]) -> array[int]:
         """Row to the first marker on the line from it, itself included; -1 where there is none.
@@ -186,9 +172,7 @@ class Chains:
         """
         following = self.next
         first = array("i", [_NOWHERE]) * len(self.facts)
-        marked = bytearray(len(self.facts))
-        for row in markers:
-            marked[row] = 1
+        marked = mask_of(markers, len(self.facts))
         for row in reversed(self.facts.forward):
             if marked[row]:
                 first[row] = row
@@ -203,8 +187,4 @@ class Chains:
             while row != _NOWHERE and not seen[row]:
                 seen[row] = 1
                 row = step[row]
-        return _members(seen)
-
-
-def _members(mask: bytearray) -> list[int]:
-    return [row for row, inside in enumerate(mask) if inside]
+        return members(seen, range(len(seen)))

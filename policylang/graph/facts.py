@@ -7,13 +7,14 @@ graph of a million nodes has to fit beside the graph itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from enum import Enum, IntEnum, IntFlag
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
+from policylang.graph.rowsets import mask_of
 from policylang.operators.names import Category
 
 
@@ -45,17 +46,9 @@ class InputKind(IntEnum):
     """Seeds and offsets, effect tokens, opaque objects."""
 
 
-class Flag(IntFlag):
+class Flag(Category):
     """What holds of a node, as bits of ``Facts.flags``: the categories of its operator, and more."""
 
-    VIEW = Category.VIEW
-    RANDOM = Category.RANDOM
-    WRITES = Category.WRITES
-    MULTI_OUTPUT = Category.MULTI_OUTPUT
-    EFFECTFUL = Category.EFFECTFUL
-    COLLECTIVE = Category.COLLECTIVE
-    COMPUTE = Category.COMPUTE
-    SEED = Category.SEED
     SYMBOLIC = 32
     """Its value is a symbolic size, bool or float, not a tensor."""
     READS_MUTATED = 64
@@ -77,9 +70,10 @@ class Flag(IntFlag):
     """Of a forward value or an input of a joint graph: the backward returns it, as a gradient or as part of one."""
 
 
-# Plain integers: the enumeration's own operators cost ten times as much.
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
-_GRADIENT = int(Flag.GRADIENT)
+FLAGS: dict[str, int] = {
+    name.lower(): bit for kind in (Category, Flag) for name, bit in vars(kind).items() if name.isupper()
+}
+"""The bits by their names, as the text form of a graph writes them."""
 
 
 @frozen
@@ -120,6 +114,14 @@ class LostMarker:
     """Of its node in the earlier graph, or ``value 7 of 36``."""
     reason: str
     """A phrase for people."""
+
+
+def later_column(blank: Any) -> Any:
+    """A column that came after the first snapshots: empty where a file lacks it, which answers no question.
+
+    ``blank``: what a row has of which nothing is said.
+    """
+    return field(default=(), metadata={"blank": blank})
 
 
 @frozen(eq=False, slots=False)
@@ -174,9 +176,9 @@ class Facts:
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: str = ""
     lost_records: tuple[LostMarker, ...] = ()
-    annotations: Sequence[tuple[str, ...]] = ()
+    annotations: Sequence[tuple[str, ...]] = later_column(())
     """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
-    own are left out. Empty where nobody knows: snapshots that were written before there was this column."""
+    own are left out."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -195,10 +197,7 @@ class Facts:
     @cached_property
     def forward_mask(self) -> bytearray:
         """One byte a row, 1 for the rows of :attr:`forward`: membership without hashing."""
-        mask = bytearray(len(self))
-        for row in self.forward:
-            mask[row] = 1
-        return mask
+        return mask_of(self.forward, len(self))
 
     @cached_property
     def by_target(self) -> dict[str, list[int]]:
@@ -218,16 +217,22 @@ class Facts:
                 result.setdefault(owner, []).append(row)
         return result
 
-    def has(self, row: int, flag: Flag) -> bool:
+    def has(self, row: int, flag: int) -> bool:
         return bool(self.flags[row] & flag)
+
+
+LATER_COLUMNS: Mapping[str, Any] = {
+    each.name: each.metadata["blank"] for each in fields(Facts) if "blank" in each.metadata
+}
+"""Column to what a row has of which nothing is said."""
 
 
 def is_gradient(facts: Facts, row: int) -> bool:
     """Whether the backward returns what the graph returns of the forward: an output of the forward only where that is
     said of it as well, and an input, such as the device mesh of a gradient that is a DTensor, too."""
     if facts.phases[row] == Phase.INPUT:
-        return bool(facts.flags[row] & _GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
-    is_both = facts.flags[row] & (_GRADIENT | _FORWARD_OUTPUT) != _FORWARD_OUTPUT
+        return bool(facts.flags[row] & Flag.GRADIENT) and facts.input_kinds[row] != InputKind.TANGENT
+    is_both = facts.flags[row] & (Flag.GRADIENT | Flag.FORWARD_OUTPUT) != Flag.FORWARD_OUTPUT
     return facts.phases[row] == Phase.FORWARD and is_both
 
 
@@ -239,6 +244,12 @@ def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], o
                 if phases[read] != Phase.BACKWARD:
                     yield read
                     yield owners[read]
+
+
+def forward_users(facts: Facts, row: int) -> list[int]:
+    """The forward calls that read a row; a backward node or the graph's output is not one."""
+    mask = facts.forward_mask
+    return [user for user in facts.users[row] if mask[user]]
 
 
 def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

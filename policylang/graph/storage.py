@@ -10,9 +10,6 @@ from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import GETITEM, VIEWS_UNSAID
 
 _known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
-_REPEATABLE = int(Flag.REPEATABLE)
-_VIEW = int(Flag.VIEW)
-_WRITES = int(Flag.WRITES)
 
 
 def storage_roots(facts: Facts) -> Sequence[int]:
@@ -36,8 +33,8 @@ def _storage_roots(facts: Facts) -> Sequence[int]:
             source = inputs[row][0] if inputs[row] else owners[row]
             if returns_memory_of_input(facts, source):
                 roots[row] = roots[source]
-        elif owners[row] != row and flags[row] & _REPEATABLE:
-            if (flags[row] & _WRITES or returns_memory_of_input(facts, row)) and inputs[row]:
+        elif owners[row] != row and flags[row] & Flag.REPEATABLE:
+            if (flags[row] & Flag.WRITES or returns_memory_of_input(facts, row)) and inputs[row]:
                 roots[row] = roots[inputs[row][0]]
         elif owners[row] != row:
             roots[row] = roots[owners[row]]
@@ -48,4 +45,4 @@ def _storage_roots(facts: Facts) -> Sequence[int]:
 
 def returns_memory_of_input(facts: Facts, row: int) -> bool:
     """Whether what an operator returns, one tensor or several, are views of its first argument."""
-    return bool(facts.flags[row] & _VIEW) or facts.targets[row] in VIEWS_UNSAID
+    return bool(facts.flags[row] & Flag.VIEW) or facts.targets[row] in VIEWS_UNSAID

@@ -53,6 +53,11 @@ class Span:
         return self.source.text[self.start : self.end]
 
     @property
+    def one_line(self) -> str:
+        """The text with each run of spaces and line breaks as one space."""
+        return " ".join(self.text.split())
+
+    @property
     def line(self) -> int:
         return self.source.line_column(self.start)[0]
 

@@ -387,7 +387,7 @@ class Rule:
     @property
     def text(self) -> str:
         """The sentence as it stands in the file, on one line."""
-        return " ".join(self.span.text.split())
+        return self.span.one_line
 
 
 @frozen

@@ -54,6 +54,14 @@ def predicates(predicate: Predicate) -> Iterator[syntax.Test]:
             yield current
 
 
+def tests_of(statement: Statement, policy: Policy) -> Iterator[syntax.Test]:
+    """The tests in the ``where`` clauses of a statement's selector, and of every ``let`` that it comes to."""
+    selector = selector_of(statement)
+    for part in with_lets(selector, policy) if selector is not None else ():
+        if isinstance(part, syntax.Where):
+            yield from predicates(part.predicate)
+
+
 def depth(selector: Selector) -> int:
     """How many parts are nested in one another at the deepest place, predicates included."""
     deepest = 0

@@ -1,4 +1,4 @@
-"""What is known of an operator, whatever the call: looked up once for each."""
+"""Properties of an operator that hold of every call: its categories and special arguments, from its schema."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def describe(target: Any) -> OperatorInfo:
         return _describe_overload(target)
     if isinstance(target, HigherOrderOperator):
         return _describe_higher_order(target)
-    flags = Category.EFFECTFUL if target in side_effect_functions() else Category(0)
-    return OperatorInfo(_function_name(target), int(flags))
+    flags = Category.EFFECTFUL if target in side_effect_functions() else 0
+    return OperatorInfo(_function_name(target), flags)
 
 
 def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[Any]:
@@ -148,40 +148,35 @@ def _describe_overload(target: OpOverload) -> OperatorInfo:
             group.append(place)
     if namespace == "c10d" and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))  # their schemas do not say so
-    flags = Category(0)
-    if schema.is_mutable or written:
-        flags |= Category.WRITES
-    elif schema.returns and all(value.alias_info is not None for value in schema.returns):
-        flags |= Category.VIEW
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        flags |= Category.RANDOM
-    if name.startswith(_SEEDS):
-        flags |= Category.SEED
-    if len(schema.returns) > 1 or any(str(value.type).startswith("List[") for value in schema.returns):
-        flags |= Category.MULTI_OUTPUT
-    if group and name not in WAITS:
-        flags |= Category.COLLECTIVE
-    if name.rpartition(".")[0] in compute_operators():
-        flags |= Category.COMPUTE
+    writes, returns = schema.is_mutable or bool(written), schema.returns
     spared = target in side_effect_functions() and not namespace.endswith("c10d_functional")
-    if namespace == "c10d" or name.startswith(_ASSERTIONS) or spared:
-        flags |= Category.EFFECTFUL
-    return OperatorInfo(name, int(flags), tuple(aliased), tuple(written), tuple(chance), tuple(group))
+    holds = {
+        Category.WRITES: writes,
+        Category.VIEW: not writes and bool(returns) and all(value.alias_info is not None for value in returns),
+        Category.RANDOM: torch.Tag.nondeterministic_seeded in target.tags,
+        Category.SEED: name.startswith(_SEEDS),
+        Category.MULTI_OUTPUT: len(returns) > 1 or any(str(value.type).startswith("List[") for value in returns),
+        Category.COLLECTIVE: bool(group) and name not in WAITS,
+        Category.COMPUTE: name.rpartition(".")[0] in compute_operators(),
+        Category.EFFECTFUL: namespace == "c10d" or name.startswith(_ASSERTIONS) or spared,
+    }
+    return OperatorInfo(name, _bits(holds), tuple(aliased), tuple(written), tuple(chance), tuple(group))
 
 
 def _describe_higher_order(target: HigherOrderOperator) -> OperatorInfo:
     name = target.name()
-    flags = Category(0)
-    if name in _EFFECTFUL_HIGHER_ORDER:
-        flags |= Category.EFFECTFUL
-    if name in _WRITING_HIGHER_ORDER:
-        flags |= Category.WRITES
-    if name in _RANDOM_HIGHER_ORDER:
-        flags |= Category.RANDOM
-    if name in compute_operators():
-        flags |= Category.COMPUTE
-    written = ALL_KEYWORDS if Category.WRITES in flags else ()
-    return OperatorInfo(f"higher_order.{name}", int(flags), written=written)
+    holds = {
+        Category.EFFECTFUL: name in _EFFECTFUL_HIGHER_ORDER,
+        Category.WRITES: name in _WRITING_HIGHER_ORDER,
+        Category.RANDOM: name in _RANDOM_HIGHER_ORDER,
+        Category.COMPUTE: name in compute_operators(),
+    }
+    written = ALL_KEYWORDS if holds[Category.WRITES] else ()
+    return OperatorInfo(f"higher_order.{name}", _bits(holds), written=written)
+
+
+def _bits(holds: Mapping[int, bool]) -> int:
+    return sum(bit for bit, is_so in holds.items() if is_so)
 
 
 def _function_name(target: Any) -> str:

@@ -1,4 +1,4 @@
-"""The ways in which operators move elements, one class each, and what each does to every view of a value.
+"""Element moves, one class each (view, permute, split, gather, …), and their effect on layouts, strides and values.
 
 ===============  =======================================================================================================
 ``layout``       the digits of where each element comes from (:mod:`policylang.operators.layouts`)
@@ -203,7 +203,7 @@ class Unsqueeze(View):
 @frozen
 class Permute(Move):
     dims: tuple[int, ...]
-    """Which dimension comes to stand at each place."""
+    """Which dimension each place has afterwards."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
         return layouts.permuted(value, self.dims)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntFlag
-
 GETITEM = "builtin.getitem"
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
@@ -23,14 +21,27 @@ VIEWS_UNSAID = frozenset(
 SAVES_RANDOM_STATE = "run_and_save_rng_state"
 RUNS_WITH_RANDOM_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 """Higher-order operators that run a random operator, by their own names."""
-PRODUCTS = frozenset(
-    f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot")
-)  # fmt: skip
+MATRIX_PRODUCTS = {"aten.mm.default": 2, "aten.bmm.default": 2, "aten.addmm.default": 3, "aten.baddbmm.default": 3}
+"""Products of the last two of so many tensors."""
+PRODUCTS = frozenset({*MATRIX_PRODUCTS, "aten.mv.default", "aten.addmv.default", "aten.dot.default"})
 """Products that read any strides and return fresh memory."""
+CHOICES = frozenset(
+    f"aten.{name}" for name in ("topk", "argmax", "argmin", "argsort", "sort", "multinomial", "kthvalue", "max", "min")
+)
+"""Discrete choices, without their overloads."""
+ORDERINGS = frozenset(("aten.sort", "aten.argsort"))
+"""Choices that are none where what they order is whole numbers that are known: the tokens of an expert, by expert."""
+STEERED = (
+    *("aten.index", "aten.gather", "aten.scatter", "aten.embedding", "aten.take", "aten.masked_", "aten.where"),
+    *("aten.bincount", "aten.histc", "aten.nonzero", "aten._local_scalar_dense", "aten._grouped_mm"),
+    "aten._embedding_bag",
+)
+"""Beginnings of the names of operators that go by whole numbers or truth values computed elsewhere."""
 
 
-class Category(IntFlag):
-    """What holds of every call of an operator: the bits that ``Flag`` starts with."""
+class Category:
+    """What holds of every call of an operator, as bits: plain integers, since those of an enumeration cost ten times as
+    much."""
 
     VIEW = 1
     """Every tensor it returns aliases an input."""

@@ -30,7 +30,7 @@ from policylang.operators.names import GATHER, GETITEM, SCATTER, WAIT, Category
 from policylang.operators.strides import Lengths
 
 _ROW_MAJOR = "contiguous_format"
-NO_CATEGORY, A_VIEW, VIEWS = Category(0), Category.VIEW, Category.VIEW | Category.MULTI_OUTPUT
+A_VIEW, VIEWS = Category.VIEW, Category.VIEW | Category.MULTI_OUTPUT
 
 
 @frozen
@@ -40,7 +40,7 @@ class Mover:
     kind: type[Move]
     read: Callable[..., Move]
     """From the shape of the result and the arguments after the first."""
-    categories: Category = NO_CATEGORY
+    categories: int = 0
     """As its schema says it."""
     defaults: tuple[Any, ...] = ()
     """Of the arguments after the first, those without a default None; plain, as in ``Facts.arguments``."""

@@ -1,4 +1,4 @@
-"""The place of a graph that is one block of a model, and what a policy cannot say of it there."""
+"""A graph that is one block of a model, as an eager checkpoint traces it, and the rules it cannot follow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import field, frozen
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import BlockTable
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import (
@@ -25,11 +25,11 @@ PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
 
 @frozen(eq=False)
 class Place:
-    """What a recorded graph is of a model, and how far a second run of it comes."""
+    """Which part of a model a traced block is, and how far a second run of it comes."""
 
     reach: int
-    """The first row that a second run does not come to."""
-    blocks: Blocks | None = None
+    """The first row that a second run does not reach."""
+    blocks: BlockTable | None = None
     """Where the graph is one block: that one, among the others. None for a whole model."""
     numbered: bool = True
     """Whether it is known which block it is."""
@@ -43,20 +43,14 @@ def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic
     """An error for every rule that one block cannot follow as the whole model would, and a warning for every
     expectation about the whole."""
     for rule in policy.rules:
-        reason = _beyond(rule, policy, place is None or place.numbered)
-        if reason is not None:
-            yield diagnose(
-                PATH_CANNOT,
-                f"`{rule.text}` {reason[0]}",
-                span=rule.span,
-                help=reason[1],
-            )
+        if (reason := _beyond(rule, policy, place is None or place.numbered)) is not None:
+            yield diagnose(PATH_CANNOT, f"`{rule.text}` {reason[0]}", rule.span, help=reason[1])
     for expectation in policy.expectations:
-        text = " ".join(expectation.span.text.split())
         if is_about_whole(expectation):
             yield diagnose(
                 WHOLE_GRAPH,
-                f"`{text}` is about a whole graph, and is not checked: an eager checkpoint sees one block at a time",
+                f"`{expectation.span.one_line}` is about a whole graph, and is not checked: "
+                "an eager checkpoint sees one block at a time",
                 span=expectation.span,
                 help="say it `per block`, or check it with `policylang plan` on a snapshot of the model",
             )

@@ -48,7 +48,7 @@ FLAT = Capabilities(
 it, and the report says how many those are."""
 
 HALF = Capabilities(name="a half of a partition", rewrites=True, undecided_auto=True)
-"""Given a policy's rewrites alone: what it saves was settled when it was cut."""
+"""Given a policy's rewrites alone: what it saves was decided when it was cut."""
 
 HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided_auto=True)
 """A joint graph that is tagged for min-cut. No rewrites: where Inductor takes a graph from its caches nobody is called,

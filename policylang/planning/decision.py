@@ -1,16 +1,17 @@
-"""What becomes of one forward value, and what decided it."""
+"""The decision on one forward value (save, recompute, offload, or left to the partitioner), and what decided it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Literal
 
 from attrs import frozen
 
-from policylang.language.syntax import Action
+from policylang.language.syntax import Action, Policy, Rule
 
 Fate = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
-"""What becomes of forward values that no rule decides."""
+"""The fate of forward values that no rule decides."""
 
 
 class Why(Enum):
@@ -35,7 +36,7 @@ class Why(Enum):
 
 @frozen
 class Decision:
-    """What becomes of one forward value.
+    """The fate of one forward value.
 
     ``action`` is None where PyTorch's partitioner is to decide. ``rule`` indexes ``Policy.rules`` and is None unless
     a rule matched the node last (it stays set where ``why`` is UNSAFE). ``reason`` is a phrase for people.
@@ -47,8 +48,29 @@ class Decision:
     reason: str = ""
 
 
+def by_rule(
+    rows: Iterable[int], decisions: Sequence[Decision | None], policy: Policy
+) -> list[tuple[Rule | None, list[int]]]:
+    """Rows by the rule that decided them, in the order of the policy; last those that no rule did, by None."""
+    found: dict[int | None, list[int]] = {}
+    for row in rows:
+        decision = decisions[row]
+        found.setdefault(None if decision is None else decision.rule, []).append(row)
+    indices = sorted(found, key=lambda index: len(policy.rules) if index is None else index)
+    return [(None if index is None else policy.rules[index], found[index]) for index in indices]
+
+
+def is_open(decision: Decision | None) -> bool:
+    """Whether a value is left to PyTorch's partitioner."""
+    return decision is not None and decision.action is None
+
+
 def recomputes(decision: Decision | None) -> bool:
     return decision is not None and decision.action is not None and decision.action.recomputes
+
+
+def saves(decision: Decision | None) -> bool:
+    return decision is not None and decision.action is not None and decision.action.saves
 
 
 def offloads(decision: Decision | None) -> bool:

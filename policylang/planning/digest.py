@@ -1,4 +1,4 @@
-"""One number for a plan: equal plans have equal digests in every process and on every rank."""
+"""A hash of a plan: equal plans have equal digests in every process and on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One type for every change of a graph's structure, whichever statement asks for it, and one for what was refused.
+"""Graph edits as data: nodes that come and go and who reads what instead, and candidates that were refused.
 
 Everything refers to nodes by their names, which an FX graph keeps unique, so that one statement's edits can be
 planned on what the statement before it leaves. Nodes that do not exist yet have their names here: whoever carries a

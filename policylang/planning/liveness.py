@@ -1,4 +1,4 @@
-"""What a plan comes to: the values that will be saved and recomputed when the graph is split after it.
+"""Liveness: which values a plan saves, recomputes or offloads for the backward, and their bytes and FLOPs.
 
 A backward walk from what the backward reads: a value decided *save* is saved and ends the walk, a value decided
 *recompute* is recomputed and needs its own inputs. Nothing else is kept, nothing else runs twice. The partitioner
@@ -8,8 +8,9 @@ takes its saved values from here, the expectations their figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from attrs import field, frozen
+from attrs import fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
@@ -18,10 +19,6 @@ from policylang.planning.plan import Plan
 
 POSSIBLY = 1
 CERTAINLY = 2
-
-# Plain integers: the enumeration's own operators cost ten times as much.
-_SYMBOLIC = int(Flag.SYMBOLIC)
-_VIEW = int(Flag.VIEW)
 
 
 @frozen(eq=False)
@@ -42,14 +39,14 @@ class Needs:
     """Decided values that the backward needs only if one of ``undecided`` is recomputed; in none of the above."""
 
     @property
-    def settled(self) -> bool:
+    def final(self) -> bool:
         """Whether nothing is left to PyTorch's partitioner."""
         return not self.undecided
 
 
 @frozen(eq=False)
 class CostedNeeds(Needs):
-    """The needs of the backward with their cost. Bytes and FLOPs are of the settled part."""
+    """The needs of the backward with their cost. Bytes and FLOPs are of the decided part."""
 
     saved_bytes: int = 0
     """Of the distinct memory that ``saved`` keeps alive: two views of one value count once, as what they view. What is
@@ -60,14 +57,16 @@ class CostedNeeds(Needs):
     recomputed_flops: int = 0
     recomputed_flops_by_block: tuple[int, ...] = ()
     forward_flops: int = 0
-    forward_flops_by_block: tuple[int, ...] = field(default=())
+    forward_flops_by_block: tuple[int, ...] = ()
     offloaded_bytes: int = 0
     """That leave the device between their last forward and their first backward use."""
 
 
-def saved_and_recomputed(plan: Plan) -> CostedNeeds:
-    """What a save-all partition that follows the plan saves and recomputes, and what that costs."""
-    return with_cost(backward_needs(plan.facts, plan.decisions), plan.facts, plan.block_of, len(plan.block_names))
+def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> CostedNeeds:
+    """What a save-all partition that follows the plan, or other decisions on its graph, saves and recomputes, and what
+    that costs."""
+    needs = backward_needs(plan.facts, plan.decisions if decisions is None else decisions)
+    return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
 
 
 def backward_needs(
@@ -75,17 +74,11 @@ def backward_needs(
 ) -> Needs:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
 
-    ``on_recompute`` is called with each row about to be recomputed, before that is settled; it may put another
+    ``on_recompute`` is called with each row about to be recomputed, before that is final; it may put another
     decision in its place, for this row or for earlier ones.
     """
     need = _read_by_backward(facts)
-    saved: list[int] = []
-    inputs: list[int] = []
-    symbolic: list[int] = []
-    offloaded: list[int] = []
-    recomputed: list[int] = []
-    undecided: list[int] = []
-    contingent: list[int] = []
+    found: dict[str, list[int]] = {column.name: [] for column in fields(Needs)}
     for row in range(len(facts) - 1, -1, -1):
         level = need[row]
         if not level:
@@ -100,21 +93,20 @@ def backward_needs(
                 if need[source] < reach:
                     need[source] = reach
         if decision is not None and action is None:
-            undecided.append(row)
-        elif facts.flags[row] & _SYMBOLIC:
-            symbolic.append(row)
+            found["undecided"].append(row)
+        elif facts.flags[row] & Flag.SYMBOLIC:
+            found["symbolic"].append(row)
         elif decision is None or action is None:
-            inputs.append(row)
+            found["inputs"].append(row)
         elif level == POSSIBLY:
-            contingent.append(row)
+            found["contingent"].append(row)
         elif action.recomputes:
-            recomputed.append(row)
+            found["recomputed"].append(row)
         elif action.offloads:
-            offloaded.append(row)
+            found["offloaded"].append(row)
         else:
-            saved.append(row)
-    columns = (saved, inputs, symbolic, offloaded, recomputed, undecided, contingent)
-    return Needs(*(tuple(reversed(column)) for column in columns))
+            found["saved"].append(row)
+    return Needs(**{name: tuple(reversed(rows)) for name, rows in found.items()})
 
 
 def _read_by_backward(facts: Facts) -> bytearray:
@@ -136,51 +128,39 @@ def _read_by_backward(facts: Facts) -> bytearray:
 
 
 def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> CostedNeeds:
-    """Add up bytes and FLOPs, in all and by block."""
-    saved, saved_by_block = _saved_bytes(needs.saved, facts, block_of, blocks)
-    again = needs.recomputed
+    """Add up bytes and FLOPs, in all and by block. A saved view keeps the whole memory it looks into; one of a
+    parameter or input costs nothing more."""
+
+    def total(rows: Sequence[int], amounts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        totals = [0] * blocks
+        for row, amount in zip(rows, amounts, strict=True) if blocks else ():
+            if block_of[row] >= 0:
+                totals[block_of[row]] += amount
+        return sum(amounts), tuple(totals)
+
+    roots, again, flops = storage_roots(facts), needs.recomputed, facts.flops
+    kept = [root for root in dict.fromkeys(roots[row] for row in needs.saved) if facts.ops[root] == "call_function"]
+    saved_bytes, saved_bytes_by_block = total(kept, [facts.bytes[root] for root in kept])
+    recomputed_bytes, recomputed_bytes_by_block = total(again, [own_bytes(facts, row) for row in again])
+    recomputed_flops, recomputed_flops_by_block = total(again, [flops[row] for row in again])
+    forward_flops, forward_flops_by_block = total(facts.forward, [flops[row] for row in facts.forward])
+    columns: dict[str, Any] = {column.name: getattr(needs, column.name) for column in fields(Needs)}
     return CostedNeeds(
-        saved=needs.saved,
-        inputs=needs.inputs,
-        symbolic=needs.symbolic,
-        offloaded=needs.offloaded,
-        recomputed=again,
-        undecided=needs.undecided,
-        contingent=needs.contingent,
-        saved_bytes=saved,
-        saved_bytes_by_block=saved_by_block,
-        recomputed_bytes=sum(own_bytes(facts, row) for row in again),
-        recomputed_bytes_by_block=_by_block(again, [own_bytes(facts, row) for row in again], block_of, blocks),
-        recomputed_flops=sum(facts.flops[row] for row in again),
-        recomputed_flops_by_block=_by_block(again, [facts.flops[row] for row in again], block_of, blocks),
-        forward_flops=sum(facts.flops[row] for row in facts.forward),
-        forward_flops_by_block=_by_block(facts.forward, [facts.flops[row] for row in facts.forward], block_of, blocks),
+        **columns,
+        saved_bytes=saved_bytes,
+        saved_bytes_by_block=saved_bytes_by_block,
+        recomputed_bytes=recomputed_bytes,
+        recomputed_bytes_by_block=recomputed_bytes_by_block,
+        recomputed_flops=recomputed_flops,
+        recomputed_flops_by_block=recomputed_flops_by_block,
+        forward_flops=forward_flops,
+        forward_flops_by_block=forward_flops_by_block,
         offloaded_bytes=sum(facts.bytes[row] for row in needs.offloaded),
     )
 
 
-def _saved_bytes(
-    saved: Sequence[int], facts: Facts, block_of: Sequence[int], blocks: int
-) -> tuple[int, tuple[int, ...]]:
-    """A saved view keeps the whole memory it looks into; one of a parameter or input costs nothing more."""
-    roots = storage_roots(facts)
-    distinct: dict[int, None] = dict.fromkeys(roots[row] for row in saved)
-    kept = [root for root in distinct if facts.ops[root] == "call_function"]
-    sizes = [facts.bytes[root] for root in kept]
-    return sum(sizes), _by_block(kept, sizes, block_of, blocks)
-
-
 def own_bytes(facts: Facts, row: int) -> int:
     """What computing a value again allocates: nothing for a view or for a piece of an operator counted already."""
-    if facts.flags[row] & _VIEW or facts.owners[row] != row:
+    if facts.flags[row] & Flag.VIEW or facts.owners[row] != row:
         return 0
     return facts.bytes[row]
-
-
-def _by_block(rows: Sequence[int], amounts: Sequence[int], block_of: Sequence[int], blocks: int) -> tuple[int, ...]:
-    totals = [0] * blocks
-    for row, amount in zip(rows, amounts, strict=True):
-        block = block_of[row] if blocks else -1
-        if block >= 0:
-            totals[block] += amount
-    return tuple(totals)

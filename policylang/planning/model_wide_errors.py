@@ -47,9 +47,15 @@ def complaints(policy: Policy, diagnostics: Iterable[Diagnostic]) -> tuple[Compl
     spans = _statements(policy)
     found: list[Complaint] = []
     for diagnostic in diagnostics:
-        number = _number_of(diagnostic.span, spans) if diagnostic.code in DEFERRED_CODES else None
-        if number is not None and diagnostic.severity is Severity.ERROR:
-            found.append(_complaint(number, spans[number], diagnostic))
+        span = diagnostic.span
+        if span is None or diagnostic.code not in DEFERRED_CODES or diagnostic.severity is not Severity.ERROR:
+            continue
+        for number, statement in enumerate(spans):
+            if statement.source == span.source and statement.start <= span.start and span.end <= statement.end:
+                start, end = span.start - statement.start, span.end - statement.start
+                texts = (diagnostic.code, diagnostic.message, diagnostic.help, diagnostic.details)
+                found.append(Complaint(number, *texts, start, end))
+                break
     return tuple(found)
 
 
@@ -86,43 +92,15 @@ def _statements(policy: Policy) -> list[Span]:
     return [*(each.span for each in acting), *blocks]
 
 
-def _number_of(span: Span | None, statements: Sequence[Span]) -> int | None:
-    if span is None:
-        return None
-    for number, statement in enumerate(statements):
-        if statement.source == span.source and statement.start <= span.start and span.end <= statement.end:
-            return number
-    return None
-
-
-def _complaint(number: int, statement: Span, diagnostic: Diagnostic) -> Complaint:
-    assert diagnostic.span is not None
-    return Complaint(
-        statement=number,
-        code=diagnostic.code,
-        message=diagnostic.message,
-        help=diagnostic.help,
-        details=diagnostic.details,
-        start=diagnostic.span.start - statement.start,
-        end=diagnostic.span.end - statement.start,
-    )
-
-
 def _diagnostic(statements: Sequence[Span], found: Sequence[tuple[str, Complaint]], root: str) -> Diagnostic:
     _, first = found[0]
     statement = statements[first.statement]
     span = Span(statement.source, statement.start + first.start, min(statement.start + first.end, statement.end))
-    if len(found) == 1:
-        details = first.details
-        message = first.message
-    else:
-        details = tuple(line for label, complaint in found for line in (f"{label}:", *_indented(complaint.details)))
+    details, message, help = first.details, first.message, first.help
+    if len(found) > 1:
+        indented = ((label, [f"  {line}" for line in complaint.details]) for label, complaint in found)
+        details = tuple(line for label, lines in indented for line in (f"{label}:", *lines))
         message = first.message.replace("this graph", f"any of the {len(found)} graphs of this model")
-    help = first.help
     if first.code == refusals.NO_SUCH_BLOCKS and not root:
         help = f'{help}; a block that is compiled on its own needs its path: `root="layers.0"`'
     return Diagnostic(first.code, message, span, help, details=details)
-
-
-def _indented(lines: Iterable[str]) -> Iterable[str]:
-    return (f"  {line}" for line in lines)

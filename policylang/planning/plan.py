@@ -1,4 +1,4 @@
-"""The plan: what becomes of every forward value, which line said so, and in which order the step then runs."""
+"""The plan: the decision on every forward value, the line that made it, graph edits, and the schedule that follows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from policylang.planning.schedule.builder import build_schedule, build_sequentia
 
 @frozen
 class RuleOutcome:
-    """What one rule came to on one graph. Rows are owners, in graph order."""
+    """The matches and decisions of one rule on one graph. Rows are owners, in graph order."""
 
     rule: Rule
     matched: tuple[int, ...]
@@ -53,7 +53,7 @@ class Plan:
     """Decisions are shared objects: there are few distinct ones."""
     rules: tuple[RuleOutcome, ...]
     edits: Edits
-    """What becomes of the graph's structure; rules are planned on what it leaves."""
+    """The changes of the graph's structure; rules are planned on what they leave."""
     expectations: tuple[ExpectationOutcome, ...]
     diagnostics: tuple[Diagnostic, ...]
     """Errors and warnings. A caller that acts on the plan raises the errors first."""
@@ -74,6 +74,11 @@ class Plan:
         if self.rerun is not None:
             return build_sequential_schedule(self.facts, self.rerun)
         return schedule_of(self.facts, self.decisions)
+
+    def rule_of(self, row: int) -> Rule | None:
+        """The rule that decided a row, if one did."""
+        decision = self.decisions[row]
+        return None if decision is None or decision.rule is None else self.policy.rules[decision.rule]
 
 
 def schedule_of(facts: Facts, decisions: Sequence[Decision | None]) -> Schedule:

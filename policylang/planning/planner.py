@@ -1,9 +1,7 @@
-"""Policy × facts → plan: the rules in order, what always holds, and what is wrong between the two."""
+"""Plans a policy on the facts of a graph: edits, decisions, safety, offloading, expectations, diagnostics."""
 
 from __future__ import annotations
 
-from policylang.graph.blocks import Blocks
-from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
@@ -11,12 +9,12 @@ from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
 from policylang.planning.block_graph import Place, beyond_one_block
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision, Fate, Why, offloads
+from policylang.planning.decision import Decision, Fate, Why, by_rule, offloads
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
 from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
-from policylang.planning.decisions.lost_markers import records_lost, records_outranked
-from policylang.planning.decisions.offloading import Stays, offload_diagnostics, settle_offloads
+from policylang.planning.decisions.lost_markers import markers_lost, markers_outranked
+from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
@@ -26,9 +24,9 @@ from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edi
 from policylang.planning.expectations.check import check_expectations
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Plan, RuleOutcome
-from policylang.planning.selection.selectors import Selections, blocks_for
+from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
-from policylang.planning.sequential_recompute import replayed_needs, with_returned
+from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
 
 
 def plan(
@@ -39,39 +37,30 @@ def plan(
     *,
     ranks: Ranks | None = None,
 ) -> Plan:
-    """Decide what becomes of every forward value of a graph.
+    """Decide the fate of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
-    ``place`` says of a graph that is replayed as it was recorded what part of a model it is. ``ranks`` are those that
+    ``place`` says of a graph that runs again as a whole what part of a model it is. ``ranks`` are those that
     share the graph, where they can be asked what they would rewrite.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
-    blocks = place.blocks if place is not None and place.blocks is not None else blocks_for(policy, facts)
-    chains = Chains(facts)
-    selections = Selections(facts, policy.lets, blocks, chains)
+    selections = selections_for(policy, facts, None if place is None else place.blocks)
+    blocks = selections.blocks
     tagged = user_decisions(facts)
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged)
-    decisions = first_decisions(
-        policy,
-        facts,
-        verdict,
-        tagged,
-        fate,
-        leave_saves=capabilities.keeps_undecided,
-        leave_recomputes=capabilities.recomputes_undecided,
-    )
+    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
-    stays: tuple[Stays, ...] = ()
+    stays: tuple[int, ...] = ()
     if place is not None:
-        needs = replayed_needs(facts, decisions, place.reach, place.unchanged, place.inner)
+        needs = needs_when_rerun(facts, decisions, place.reach, place.unchanged, place.inner)
     elif capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
-        stays = settle_offloads(policy, facts, decisions, needs)
+        stays = resolve_offloads(policy, facts, decisions, needs)
         needs = safety.enforce()
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
@@ -85,19 +74,20 @@ def plan(
         edits=edits,
         expectations=expectations,
         diagnostics=(
-            *(beyond_one_block(policy, place) if alone else _blocks_diagnostics(policy, facts, blocks)),
+            *(beyond_one_block(policy, place) if alone else ()),
+            *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
             *unanswerable(policy, facts),
             *_rule_diagnostics(policy, rules, selections),
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
-            *gathers_left(policy, facts, chains, rules),
-            *records_lost(policy, facts),
-            *records_outranked(policy, facts, rules, decisions, needs),
+            *gathers_left(policy, facts, selections.chains, rules),
+            *markers_lost(policy, facts),
+            *markers_outranked(policy, facts, rules, decisions, needs),
             *flipping_thresholds(policy, facts, capabilities, selections, tagged, fate),
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
-            *refusals.routing_kept(routing, decisions, policy, facts),
+            *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
             *failures,
         ),
         undecided=fate,
@@ -113,12 +103,6 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     if fate == "auto" and capabilities.keeps_undecided:
         return "as traced"
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
-
-
-def _blocks_diagnostics(policy: Policy, facts: Facts, blocks: Blocks) -> list[Diagnostic]:
-    if policy.blocks is None or blocks.names:
-        return []
-    return [refusals.no_such_blocks(policy.blocks, facts)]
 
 
 def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> list[Diagnostic]:
@@ -145,14 +129,13 @@ def _capability_diagnostics(
 ) -> list[Diagnostic]:
     """Whatever the policy asks for that the path cannot do: refused, never ignored."""
     found: list[Diagnostic] = []
-    settles = capabilities.keeps_undecided or capabilities.recomputes_undecided
+    decides = capabilities.keeps_undecided or capabilities.recomputes_undecided
     for rule in policy.rules:
-        if rule.action.offloads and not capabilities.offloads:
-            found.append(refusals.cannot_offload(rule, capabilities))
-        if rule.action is Action.LEAVE and not (capabilities.undecided_auto or settles):
-            found.append(refusals.cannot_leave(rule, capabilities))
+        leaves = rule.action is Action.LEAVE and not (capabilities.undecided_auto or decides)
+        if leaves or (rule.action.offloads and not capabilities.offloads):
+            found.append(refusals.cannot_decide(rule, capabilities))
     undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
-    asked = policy.undecided is not None and policy.undecided.fate == "auto" and not settles
+    asked = policy.undecided is not None and policy.undecided.fate == "auto" and not decides
     if (asked or undecided) and not capabilities.undecided_auto:
         found.append(refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities))
     return found

@@ -1,12 +1,15 @@
-"""Diagnostics of planning: the one place where their sentences are written."""
+"""The diagnostics of planning: their codes and sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind, LostMarker
+from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, Related, Severity
-from policylang.language.figures import figure
+from policylang.language.figures import counted, figure, first_lines
 from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
@@ -23,7 +26,7 @@ from policylang.language.syntax import (
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decision import Decision
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.empty_matches import nearest_paths, part_counts
+from policylang.planning.selection.empty_matches import nearest_paths_hint, part_counts
 from policylang.planning.selection.selectors import Selections
 
 MATCHES_NOTHING = "APL301"
@@ -35,12 +38,12 @@ PATH_CANNOT = "APL306"
 KEPT_BY_USER = "APL307"
 ROUTING_KEPT = "APL308"
 NO_EFFECT = "APL309"
-RECORDS_LOST = "APL310"
+MARKERS_LOST = "APL310"
 NOTHING_TO_REWRITE = "APL311"
 REWRITES_REFUSED = "APL312"
 STAYS_ON_DEVICE = "APL313"
 OFFLOADS_NOTHING = "APL316"
-RECORDS_OUTRANKED = "APL317"
+MARKERS_OUTRANKED = "APL317"
 GATHERS_LEFT = "APL318"
 FLIPPING_THRESHOLD = "APL386"
 
@@ -49,27 +52,21 @@ _OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
 def matches_nothing(rule: Rule, selections: Selections) -> Diagnostic:
-    return Diagnostic(
+    return diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
         span=rule.selector.span,
-        help=f"if that is as it should be, write `optional {_without_prefix(rule)}`",
+        help=f"if that is as it should be, write `optional {rule.text}`",
         details=part_counts(rule.selector, selections),
     )
 
 
-def _without_prefix(rule: Rule) -> str:
-    text = rule.text
-    return text.removeprefix("optional ") if rule.optional else text
-
-
 def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
-    near = nearest_paths(blocks.glob, facts)
-    return Diagnostic(
+    return diagnose(
         NO_SUCH_BLOCKS,
         f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
         span=blocks.span,
-        help=f"nearest module paths: {', '.join(near)}" if near else "no node of the graph has a module path",
+        help=nearest_paths_hint(blocks.glob, facts),
     )
 
 
@@ -79,24 +76,22 @@ def overridden(policy: Policy, outcome: RuleOutcome) -> Diagnostic:
     taken = sum(outcome.overridden_by.values())
     which = _all_nodes(taken) if taken == len(outcome.matched) else f"{taken} of the {len(outcome.matched)} nodes"
     kept = f", and the model's own checkpoint has tagged {outcome.kept_by_user}" if outcome.kept_by_user else ""
-    return Diagnostic(
+    return diagnose(
         OVERRIDDEN,
         f"`{outcome.rule.text}` decides nothing: other rules take over {which} it matches{kept}",
         span=outcome.rule.span,
         help="remove it, or move it below the rules that take its nodes over",
         related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
-        severity=Severity.WARNING,
     )
 
 
 def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
-    return Diagnostic(
+    return diagnose(
         KEPT_BY_USER,
         f"`{outcome.rule.text}` decides nothing: the model's own checkpoint has tagged "
         f"{_all_nodes(outcome.kept_by_user)} it matches",
         span=outcome.rule.span,
         help=f"write `override {outcome.rule.text}` to change them",
-        severity=Severity.WARNING,
     )
 
 
@@ -109,25 +104,28 @@ def no_effect(outcome: RuleOutcome, facts: Facts, keeper: tuple[int, int] | None
         value, saved = (facts.names[row] for row in keeper)
         instead = f": `{saved}`, which reads `{value}`, is saved in its place"
         help = f"let the values behind it be recomputed as well: `chain after` reaches from `{value}` to `{saved}`"
-    return Diagnostic(
+    return diagnose(
         NO_EFFECT,
         f"`{outcome.rule.text}` decides {_values(count)} and changes nothing: the backward reads none of them{instead}",
         span=outcome.rule.span,
         help=help,
-        severity=Severity.WARNING,
     )
 
 
 def unsafe(text: str, span: Span, rows: Sequence[int], reasons: Sequence[str], facts: Facts, help: str) -> Diagnostic:
     """``rows`` and ``reasons`` in graph order."""
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
-    return Diagnostic(
+    return diagnose(
         UNSAFE,
         f"`{text}` cannot recompute `{facts.names[rows[0]]}`{more}: {reasons[0]}",
         span=span,
         help=help,
-        details=_listed([f"{_where(facts, row)}: {reason}" for row, reason in zip(rows, reasons, strict=True)]),
+        details=_reasons(rows, reasons, facts),
     )
+
+
+def _reasons(rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> tuple[str, ...]:
+    return _listed(f"{_where(facts, row)}: {reason}" for row, reason in zip(rows, reasons, strict=True))
 
 
 def _where(facts: Facts, row: int) -> str:
@@ -135,63 +133,45 @@ def _where(facts: Facts, row: int) -> str:
     return f"{facts.names[row]} ({facts.targets[row]}){place}"
 
 
-def routing_kept(
-    owners: Sequence[int], decisions: Sequence[Decision | None], policy: Policy, facts: Facts
-) -> list[Diagnostic]:
-    """One note a rule, and one on what no rule decides: discrete choices that are saved instead of recomputed."""
-    by_rule: dict[int | None, list[int]] = {}
-    for owner in owners:
-        decision = decisions[owner]
-        by_rule.setdefault(None if decision is None else decision.rule, []).append(owner)
-    return [
-        _routing_kept(_asked_for(policy, index), None if index is None else policy.rules[index], rows, facts)
-        for index, rows in by_rule.items()
-    ]
-
-
-def _asked_for(policy: Policy, index: int | None) -> str:
-    if index is not None:
-        return f"`{policy.rules[index].text}`"
-    undecided = policy.undecided
-    recomputes = undecided is not None and undecided.fate == "recompute"
-    return "`undecided -> recompute`" if recomputes else "the checkpoint"
-
-
-def _routing_kept(asked: str, rule: Rule | None, rows: Sequence[int], facts: Facts) -> Diagnostic:
+def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: Facts) -> Diagnostic:
+    """``rows``: discrete choices that a rule, or what no rule decides, would have recomputed; in graph order."""
+    recomputes = policy.undecided is not None and policy.undecided.fate == "recompute"
+    asked = "`undecided -> recompute`" if recomputes else "the checkpoint"
+    if rule is not None:
+        asked = f"`{rule.text}`"
     operator = facts.targets[rows[0]].split(".")[1]
-    return Diagnostic(
+    return diagnose(
         ROUTING_KEPT,
         f"{asked} leaves {_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
         "a second run could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
-        details=_listed([_where(facts, row) for row in rows]),
-        severity=Severity.NOTE,
+        details=_listed(_where(facts, row) for row in rows),
     )
 
 
-def records_lost(span: Span, lost: Sequence[LostMarker]) -> Diagnostic:
-    which = f"`{lost[0].name}` is" if len(lost) == 1 else f"`{lost[0].name}` and {len(lost) - 1} more are"
-    return Diagnostic(
-        RECORDS_LOST,
+def markers_lost(span: Span, lost: Sequence[LostMarker]) -> Diagnostic:
+    which = f"`{lost[0].name}` is" if len(lost) == 1 else f"`{lost[0].name}` and {len(lost) - 1:,} more are"
+    return diagnose(
+        MARKERS_LOST,
         f"`{span.text}` cannot tell all that the earlier partition saved: {which} lost in this graph",
         span=span,
         help="trace the first partition with the decompositions of the second compilation, or compile the second time "
         'with `inner="aot_eager"`',
-        details=_listed([f"{record.name}: {record.reason}" for record in lost]),
+        details=_listed(f"{marker.name}: {marker.reason}" for marker in lost),
     )
 
 
-def records_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -> Diagnostic:
+def markers_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -> Diagnostic:
     """``lost``: the owners of what was saved and would be recomputed, in graph order."""
     rule = outcome.rule
-    return Diagnostic(
-        RECORDS_OUTRANKED,
+    return diagnose(
+        MARKERS_OUTRANKED,
         f"`{rule.text}` does not repeat the earlier partition: tags of the model's own checkpoint, which that "
         f"partition has followed or overridden, would have {_values(len(lost))} of it recomputed",
         span=rule.span,
         help=f"write `override {rule.text}`",
-        details=_listed([facts.names[row] for row in lost]),
+        details=_listed(facts.names[row] for row in lost),
     )
 
 
@@ -204,98 +184,75 @@ def gathers_left(contract: RuleOutcome, left: Sequence[int], origins: Sequence[i
         f"`{facts.input_names[origins[row]] or facts.names[origins[row]]}`, {figure(facts.bytes[row], 'bytes')}"
         for row in left
     ]
-    return Diagnostic(
+    gathers = "an all-gather of another input" if len(left) == 1 else f"{len(left):,} all-gathers of other inputs"
+    return diagnose(
         GATHERS_LEFT,
-        f"`{contract.rule.text}` is about parameters, and leaves {_gathers(len(left))}",
+        f"`{contract.rule.text}` is about parameters, and leaves {gathers}",
         span=contract.rule.span,
         help="to decide about them too, say so of "
         + " and of ".join(f"`chain through (all_gather where from {word})`" for word in words),
         details=_listed(lines),
-        severity=Severity.NOTE,
     )
-
-
-def _gathers(count: int) -> str:
-    return "an all-gather of another input" if count == 1 else f"{count} all-gathers of other inputs"
 
 
 def stays_on_device(
-    rule: Rule | None, stays: Sequence[tuple[int, str]], facts: Facts, *, moves_none: bool
+    rule: Rule | None, rows: Sequence[int], decisions: Sequence[Decision | None], facts: Facts, *, moves_none: bool
 ) -> Diagnostic:
-    """``stays``: rows with the reasons, in graph order."""
+    """``rows``: in graph order; the reasons are those of their decisions."""
     text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
-    row, reason = stays[0]
-    first = f"`{facts.names[row]}`" if len(stays) == 1 else f"`{facts.names[row]}` first"
+    reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
+    first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
     which = "offloads nothing: it leaves" if moves_none else "leaves"
-    return Diagnostic(
+    found = diagnose(
         OFFLOADS_NOTHING if moves_none else STAYS_ON_DEVICE,
-        f"{text} {which} {_values(len(stays))} on the device, {first}: {reason}",
+        f"{text} {which} {_values(len(rows))} on the device, {first}: {reasons[0]}",
         span=None if rule is None else rule.span,
-        details=_listed([f"{_where(facts, row)}: {reason}" for row, reason in stays]),
-        severity=Severity.WARNING if moves_none and rule is not None and not rule.optional else Severity.NOTE,
+        details=_reasons(rows, reasons, facts),
     )
+    return evolve(found, severity=Severity.NOTE) if rule is None or rule.optional else found
 
 
-def cannot_offload(rule: Rule, capabilities: Capabilities) -> Diagnostic:
-    return Diagnostic(
-        PATH_CANNOT,
-        f"`{rule.text}` asks for offloading, which {capabilities.name} cannot do",
-        span=rule.span,
-        help="save or recompute these values instead",
-    )
+def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
+    """Of a rule that offloads or leaves values on a path that does not."""
+    why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
+    if rule.action.offloads:
+        why = f"asks for offloading, which {capabilities.name} cannot do"
+    help = "save or recompute these values instead"
+    return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help)
 
 
 def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
-    text = " ".join(statement.span.text.split())
-    return Diagnostic(
-        PATH_CANNOT,
-        f"`{text}` asks for a rewrite of collectives, which {capabilities.name} cannot do",
-        span=statement.span,
-    )
-
-
-def cannot_leave(rule: Rule, capabilities: Capabilities) -> Diagnostic:
-    return Diagnostic(
-        PATH_CANNOT,
-        f"`{rule.text}` leaves values to PyTorch's partitioner, and {capabilities.name} has none",
-        span=rule.span,
-        help="save or recompute these values instead",
-    )
+    asks = f"asks for a rewrite of collectives, which {capabilities.name} cannot do"
+    return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
 
 
 def cannot_be_auto(
     undecided: Undecided | None, rows: Sequence[int], facts: Facts, capabilities: Capabilities
 ) -> Diagnostic:
     """``rows``: the values that would be left undecided, in graph order."""
-    names = _listed([_where(facts, row) for row in rows])
-    if undecided is not None:
-        message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-    else:
-        message = (
-            f"no rule decides {_values(len(rows))} that the backward reads, and {capabilities.name} "
-            "has no partitioner to leave them to"
-        )
-    return Diagnostic(
+    message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
+    if undecided is None:
+        open_values = f"{_values(len(rows))} that the backward reads"
+        message = f"no rule decides {open_values}, and {capabilities.name} has no partitioner to leave them to"
+    return diagnose(
         PATH_CANNOT,
         message,
         span=None if undecided is None else undecided.span,
         help="write `undecided -> save` or `undecided -> recompute`",
-        details=names,
+        details=_listed(_where(facts, row) for row in rows),
     )
 
 
-def _listed(lines: list[str]) -> tuple[str, ...]:
-    if len(lines) <= _MOST_NAMES:
-        return tuple(lines)
-    return (*lines[: _MOST_NAMES - 1], f"… and {len(lines) - _MOST_NAMES + 1} more")
+def _listed(lines: Iterable[str]) -> tuple[str, ...]:
+    return first_lines(tuple(lines), _MOST_NAMES)
 
 
 def _all_nodes(count: int) -> str:
-    return "the only node" if count == 1 else f"all {count} nodes"
+    return "the only node" if count == 1 else f"all {count:,} nodes"
 
 
 def _values(count: int) -> str:
-    return "1 forward value" if count == 1 else f"{count} forward values"
+    return counted(count, "forward value")
 
 
 def flipping_threshold(
@@ -304,7 +261,7 @@ def flipping_threshold(
     """``test``: the size that may flip. ``runs``: owners in graph order, each with a collective that runs with it."""
     row, collective = runs[0]
     more = f" and {_values(len(runs) - 1)} more" if len(runs) > 1 else ""
-    return Diagnostic(
+    return diagnose(
         FLIPPING_THRESHOLD,
         f"`{rule.text}` decides about `{facts.names[row]}`{more} by a size that changes with the batch: a rank that "
         f"compiles for another batch alone may run `{facts.names[collective]}` in its backward where the others do "
@@ -312,19 +269,18 @@ def flipping_threshold(
         span=rule.span if test is None or test.span is NOWHERE else test.span,
         help="decide by name or module in place of size, have every rank compile for the same sizes, or put the "
         "threshold where no batch reaches it",
-        details=_listed([f"{_where(facts, row)}: runs {facts.names[gather]} again" for row, gather in runs]),
-        severity=Severity.WARNING,
+        details=_listed(f"{_where(facts, row)}: runs {facts.names[gather]} again" for row, gather in runs),
     )
 
 
 def expects_of_nothing(text: str, selector: Selector, details: tuple[str, ...]) -> Diagnostic:
-    return Diagnostic(
+    return diagnose(
         MATCHES_NOTHING,
-        f"`{text}` is about nothing: `{' '.join(selector.span.text.split())}` matches nothing in this graph",
+        f"`{text}` is about nothing: `{selector.span.one_line}` matches nothing in this graph",
         span=selector.span,
         details=details,
     )
 
 
 def expectation_failed(expectation: Expectation, text: str, found: str, details: tuple[str, ...]) -> Diagnostic:
-    return Diagnostic(EXPECTATION_FAILED, f"`{text}` does not hold: {found}", span=expectation.span, details=details)
+    return diagnose(EXPECTATION_FAILED, f"`{text}` does not hold: {found}", span=expectation.span, details=details)

@@ -1,4 +1,4 @@
-"""What a plan comes to where a block is run again as it was recorded, operator by operator, until the backward has all.
+"""The saved and recomputed values of a block that a checkpoint runs again as a whole, operator by operator, in eager.
 
 Nothing is left out on the way: what is not saved runs, whether or not the backward asks for its value, up to the last
 operator that leaves something for the backward. What a rule saves is therefore kept wherever a second run would reach
@@ -14,25 +14,20 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.decision import Decision
+from policylang.planning.decision import Decision, is_open, recomputes
 from policylang.planning.liveness import Needs
 
-_VIEW = int(Flag.VIEW)
-_MULTI_OUTPUT = int(Flag.MULTI_OUTPUT)
-_WRITES = int(Flag.WRITES)
-_REPEATABLE = int(Flag.REPEATABLE)
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
 _NOTHING: Mapping[int, int] = {}
 
 
-def replayed_needs(
+def needs_when_rerun(
     facts: Facts,
     decisions: Sequence[Decision | None],
     reach: int,
     unchanged: Collection[int] = (),
     inner: Mapping[int, int] = _NOTHING,
 ) -> Needs:
-    """``reach``: the first row that a second run does not come to; ``unchanged``: those that give their argument as it
+    """``reach``: the first row that a second run does not reach; ``unchanged``: those that give their argument as it
     is, and have nothing of their own to keep; ``inner``: those that run inside an operator, and that operator's row.
 
     What runs inside an operator runs again with it, and is not held by itself: where the operator is saved, it is in
@@ -45,18 +40,15 @@ def replayed_needs(
     for row in facts.forward:
         if row >= reach:
             break
-        recomputes = _recomputes(decisions[inner.get(row, row)])
-        if row in inner and not recomputes:
+        decision = decisions[inner.get(row, row)]
+        again = decision is None or is_open(decision) or recomputes(decision)
+        if row in inner and not again:
             continue
-        if recomputes or (row in unchanged and roots[row] not in saved):
+        if again or (row in unchanged and roots[row] not in saved):
             recomputed.append(row)
-        elif facts.ops[roots[row]] == "call_function" and not _is_tuple(facts, row) and not _writes_outside(facts, row):
+        elif facts.ops[roots[row]] == "call_function" and _may_be_kept(facts, row):
             saved[row] = None
     return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
-
-
-def _recomputes(decision: Decision | None) -> bool:
-    return decision is None or decision.action is None or decision.action.recomputes
 
 
 def kept_rows(facts: Facts, needs: Needs) -> frozenset[int]:
@@ -67,21 +59,17 @@ def kept_rows(facts: Facts, needs: Needs) -> frozenset[int]:
     roots = storage_roots(facts)
     saved = frozenset(needs.saved)
     return frozenset(
-        row for row in needs.saved if roots[row] == row or roots[row] not in saved or not facts.flags[row] & _VIEW
+        row for row in needs.saved if roots[row] == row or roots[row] not in saved or not facts.flags[row] & Flag.VIEW
     )
 
 
 def with_returned(needs: Needs, facts: Facts) -> Needs:
     """With what the block returns, which the next one's checkpoint holds as its input."""
-    returned = tuple(row for row in facts.forward if facts.flags[row] & _FORWARD_OUTPUT)
-    return evolve(needs, inputs=needs.inputs, saved=(*needs.saved, *returned))
+    returned = tuple(row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
+    return evolve(needs, saved=(*needs.saved, *returned))
 
 
-def _writes_outside(facts: Facts, row: int) -> bool:
-    """Whether what it gives is memory from outside the block, which it wrote to."""
-    return facts.flags[row] & (_WRITES | _REPEATABLE) == _WRITES
-
-
-def _is_tuple(facts: Facts, row: int) -> bool:
-    """Whether it is the operator whose pieces are rows of their own."""
-    return bool(facts.flags[row] & _MULTI_OUTPUT) and facts.targets[row] != GETITEM
+def _may_be_kept(facts: Facts, row: int) -> bool:
+    """Not an operator whose pieces are rows of their own, nor one that returns outer memory that it wrote to."""
+    is_tuple = facts.flags[row] & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
+    return not is_tuple and facts.flags[row] & (Flag.WRITES | Flag.REPEATABLE) != Flag.WRITES

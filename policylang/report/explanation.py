@@ -10,10 +10,11 @@ from policylang.audit.summary.assemble import word
 from policylang.language.figures import figure, listed
 from policylang.planning.decision import Decision
 from policylang.planning.expectations.fates import Fates
-from policylang.planning.inspection.explain import RuleOnNode, rules_on, selections_of
+from policylang.planning.inspection.explain import RuleOnNode, rules_on
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.selectors import selections_for
 from policylang.report.text import table
 
 _MOST_NAMES = 8
@@ -135,7 +136,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
             RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
             for other, count in outcome.overridden_by.items()
         ),
-        parts=part_counts(outcome.rule.selector, selections_of(plan)),
+        parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts)),
         names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
     )
 

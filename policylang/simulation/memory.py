@@ -20,8 +20,6 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 
-# Plain integers: the enumeration's own operators cost ten times as much.
-_RANDOM = int(Flag.RANDOM)
 _FIRST_RUN, _SECOND_RUN = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
 _WAIT_TO_HOST, _COPY_FROM_HOST = int(StepKind.WAIT_TO_HOST), int(StepKind.COPY_FROM_HOST)
 _ALLOCATES = (_FIRST_RUN, _SECOND_RUN, _COPY_FROM_HOST)
@@ -59,11 +57,12 @@ class _Simulation:
         self.schedule = schedule
         self.length = len(facts)
         self.roots = storage_roots(facts)
+        self.tangents = [row for row, kind in enumerate(facts.input_kinds) if kind == InputKind.TANGENT]
         self._find_pieces()
 
     def run(self) -> Timeline:
         sizes, freed = self._allocations()
-        tangents = sum(self.facts.bytes[row] for row in self._tangents())
+        tangents = sum(self.facts.bytes[row] for row in self.tangents)
         alive = resident = self._resident()
         lives, rows, again, backward = array("q"), array("i"), bytearray(), bytearray()
         for step, (kind, row, region) in enumerate(self.schedule):
@@ -80,12 +79,9 @@ class _Simulation:
         return Timeline(rows, lives, bytes(again), bytes(backward), resident)
 
     def _resident(self) -> int:
-        facts, tangents = self.facts, frozenset(self._tangents())
-        inputs = (row for row, op in enumerate(facts.ops) if op in ("placeholder", "get_attr") and row not in tangents)
-        return sum(facts.bytes[row] for row in inputs)
-
-    def _tangents(self) -> list[int]:
-        return [row for row, kind in enumerate(self.facts.input_kinds) if kind == InputKind.TANGENT]
+        facts = self.facts
+        inputs = (row for row, op in enumerate(facts.ops) if op in ("placeholder", "get_attr"))
+        return sum(facts.bytes[row] for row in inputs if facts.input_kinds[row] != InputKind.TANGENT)
 
     def _find_pieces(self) -> None:
         """The ``getitem`` rows with memory of their own, and the operators that allocate it as part of a tuple."""
@@ -124,20 +120,20 @@ class _Simulation:
                     give_back(piece + shift, facts.bytes[piece], last[row + shift])
                     rest -= facts.bytes[piece]
             give_back(row + shift, rest)
-        for first, second in self._replays():
+        for first, second in self._random_reruns():
             state = self._state_bytes(self.schedule.rows[first])
             sizes[first] = sizes.get(first, 0) + state
             freed[second] = freed.get(second, 0) + state
-        for row in self._tangents():
+        for row in self.tangents:
             give_back(row, facts.bytes[row])
         return sizes, freed
 
-    def _replays(self) -> list[tuple[int, int]]:
+    def _random_reruns(self) -> list[tuple[int, int]]:
         """The first and the last step of each random operator that runs again; in between its state is kept."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for step, (kind, row, _) in enumerate(self.schedule):
-            if self.facts.flags[row] & _RANDOM and self.facts.owners[row] == row and kind <= _SECOND_RUN:
+            if self.facts.flags[row] & Flag.RANDOM and self.facts.owners[row] == row and kind <= _SECOND_RUN:
                 first.setdefault(row, step)
                 last[row] = step
         return [(step, last[row]) for row, step in first.items() if last[row] > step]

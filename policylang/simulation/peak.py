@@ -1,4 +1,4 @@
-"""The memory that a step is expected to need at its worst: the highest points of its timeline."""
+"""Peak memory of a training step: the highest points of its simulated timeline."""
 
 from __future__ import annotations
 

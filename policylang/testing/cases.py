@@ -18,11 +18,10 @@ from policylang.language.resolution.loader import load_source
 from policylang.language.source import Source
 from policylang.language.syntax import Include, Let, Rule, Statement
 from policylang.planning.capabilities import capabilities_for
-from policylang.planning.inspection.explain import selections_of
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.testing.claims import OF_DIAGNOSTICS, OF_POLICY, Claim, read_claims
 from policylang.testing.fences import Fence, lifted, lowered_diagnostic
 
@@ -72,7 +71,7 @@ class _Case:
     @cached_property
     def selections(self) -> Selections:
         assert self.plan is not None
-        return selections_of(self.plan)
+        return selections_for(self.plan.policy, self.plan.facts)
 
     def compare(self, found: Sequence[Diagnostic]) -> Iterable[Diagnostic]:
         """All that is not as it is claimed. Of a policy or graph that cannot be read, only why not."""

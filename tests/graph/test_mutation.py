@@ -18,7 +18,7 @@ from tests.support.models import counter
 aten = torch.ops.aten
 
 
-def marked(facts: Facts, flag: Flag) -> set[str]:
+def marked(facts: Facts, flag: int) -> set[str]:
     return {facts.names[row] for row in range(len(facts)) if facts.has(row, flag)}
 
 

@@ -62,10 +62,10 @@ def test_gathers_of_parameters() -> None:
     chains = Chains(facts)
     forward = facts.by_target[GATHER]
     assert len(forward) == 356
-    of_parameters = [row for row in forward if chains.from_parameter(row)]
+    of_parameters = [row for row in forward if chains.from_parameter_mask[row]]
     assert len(of_parameters) == 290
     assert Counter(facts.group_names[row] for row in of_parameters) == {"1": 190, "0": 100}
-    others = [row for row in forward if not chains.from_parameter(row)]
+    others = [row for row in forward if not chains.from_parameter_mask[row]]
     assert Counter(facts.group_names[row] for row in others) == {"9": 65, "1": 1}
     (frequencies,) = [row for row in others if facts.group_names[row] == "1"]
     assert facts.input_kinds[facts.inputs[frequencies][0]] != InputKind.PARAMETER

@@ -32,8 +32,11 @@ def test_with_and_without_a_table_the_parser_is_the_same(monkeypatch: pytest.Mon
     text = "policy p\nsave mm in layers.*; recompute every 2nd mm per blok\nexpect saved <= 1 GiB\nsave (mm or"
     with_table = parse_file(Source("p.apl", text))
     monkeypatch.setattr(parser, "parser_of", lambda grammar: parser_of(grammar, Path("nowhere")))
-    parser._machine.cache_clear()
+    caches = (parser._lark, parser._lexer)
+    for cache in caches:
+        cache.cache_clear()
     try:
         assert parse_file(Source("p.apl", text)) == with_table
     finally:
-        parser._machine.cache_clear()
+        for cache in caches:
+            cache.cache_clear()

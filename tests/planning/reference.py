@@ -348,7 +348,7 @@ class Reference:
         return bool(value) and (name_matches(match.pattern, value) or name_matches(match.pattern, kind)) == wanted
 
     def is_so(self, row: int, name: str) -> bool:
-        flags = Flag(self.facts.flags[row])
+        flags = self.facts.flags[row]
         match name:
             case "from parameter" | "from buffer" | "from input":
                 return self.made_of(row, INPUTS[name.split()[1]])
@@ -363,7 +363,7 @@ class Reference:
                 return bool(touches) and not flags & Flag.REPEATABLE
             case "is view":
                 piece = self.facts.targets[row] == "builtin.getitem"
-                return bool(Flag(self.facts.flags[self.facts.inputs[row][0]] if piece else flags) & Flag.VIEW)
+                return bool((self.facts.flags[self.facts.inputs[row][0]] if piece else flags) & Flag.VIEW)
             case "is random":
                 return bool(flags & Flag.RANDOM)
             case "is multi_output":
@@ -446,7 +446,7 @@ class Reference:
     def memory(self, row: int) -> int:
         """The row that allocated what a row lives in."""
         facts = self.facts
-        flags, owner = Flag(facts.flags[row]), facts.owners[row]
+        flags, owner = facts.flags[row], facts.owners[row]
         if facts.targets[row] == "builtin.getitem" and owner != row:
             return self.memory(owner) if facts.flags[owner] & Flag.VIEW else row
         if owner != row and not flags & Flag.REPEATABLE:
@@ -571,9 +571,9 @@ class Reference:
         return why == "user" or (rule is not None and self.policy.rules[rule].optional)
 
     def is_unsafe(self, row: int, replays_random: bool) -> bool:
-        flags = Flag(0)
+        flags = 0
         for member in self.group(self.facts.owners[row]):
-            flags |= Flag(self.facts.flags[member])
+            flags |= self.facts.flags[member]
         writes = flags & Flag.WRITES and not flags & Flag.REPEATABLE
         draws = flags & Flag.RANDOM and not replays_random
         return bool(writes or flags & (Flag.EFFECTFUL | Flag.READS_MUTATED) or draws)

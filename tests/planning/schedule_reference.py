@@ -48,7 +48,7 @@ def halves(facts: Facts, again: Collection[int]) -> tuple[set[int], set[int]]:
     forward: set[int] = set()
     backward: set[int] = set()
     for row in range(len(facts)):
-        flags = Flag(facts.flags[row])
+        flags = facts.flags[row]
         writes = flags & Flag.WRITES and not flags & Flag.REPEATABLE
         if flags & (Flag.RANDOM | Flag.EFFECTFUL) or writes:
             (backward if facts.phases[row] == Phase.BACKWARD else forward).add(row)
@@ -70,8 +70,8 @@ def halves(facts: Facts, again: Collection[int]) -> tuple[set[int], set[int]]:
     return forward, backward
 
 
-def flags_of(facts: Facts, row: int) -> Flag:
-    return Flag(facts.flags[row])
+def flags_of(facts: Facts, row: int) -> int:
+    return facts.flags[row]
 
 
 def late(facts: Facts, rows: list[int]) -> list[int]:

@@ -17,11 +17,11 @@ from tests.support.trees import span
 SPAN = span("any")
 MODULES = ("", "head", "layers.0", "layers.0.attn", "layers.1.attn", "layers.1.mlp.up", "layers.2.attn")
 PLAIN = (
-    ("aten.mm.default", Flag(0)),
+    ("aten.mm.default", 0),
     ("aten.mm.default", Flag.COMPUTE),
-    ("aten.add.Tensor", Flag(0)),
+    ("aten.add.Tensor", 0),
     ("aten.add.Scalar", Flag.RECORDED_SAVED),
-    ("prims.convert_element_type.default", Flag(0)),
+    ("prims.convert_element_type.default", 0),
     ("aten.view.default", Flag.VIEW),
     ("aten.bernoulli.p", Flag.RANDOM),
     ("aten.mean.dim", Flag.READS_MUTATED),
@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn) -> Facts:
     for _ in range(draw(st.integers(1, 14))):
         part = draw(st.sampled_from([_plain, _plain, _plain, _backward, _fan_out, _multi_output, _collective, _choice]))
         part(draw, builder)
-    whole = {row["owner"] for at, row in enumerate(builder.rows) if row["owner"] != at}
+    whole = {row["owners"] for at, row in enumerate(builder.rows) if row["owners"] != at}
     returned = [row for row in draw(_some_rows(builder, 0, 2)) if row not in whole]  # no graph returns a tuple
     builder.add("output", "output", tuple(returned))
     return builder.facts(GraphKind.JOINT)
@@ -56,17 +56,17 @@ def _some_rows(builder: GraphBuilder, low: int, high: int) -> st.SearchStrategy[
     """Rows to read: mostly recent ones, so that chains grow."""
     last = len(builder.rows) - 1
     recent = st.integers(max(0, last - 2), last)
-    row = st.one_of(recent, recent, st.integers(0, last)).filter(lambda row: builder.rows[row]["op"] != "output")
+    row = st.one_of(recent, recent, st.integers(0, last)).filter(lambda row: builder.rows[row]["ops"] != "output")
     return st.lists(row, min_size=low, max_size=high, unique=True)
 
 
 def _forward_rows(builder: GraphBuilder, low: int, high: int) -> st.SearchStrategy[list[int]]:
     """Rows that a forward node may read."""
-    rows = [row for row, node in enumerate(builder.rows) if node["phase"] != 2 and node["input_kind"] != 4]
+    rows = [row for row, node in enumerate(builder.rows) if node["phases"] != 2 and node["input_kinds"] != 4]
     return st.lists(st.sampled_from([*rows, *rows[-2:], *rows[-2:]]), min_size=low, max_size=high, unique=True)
 
 
-def _add(draw: st.DrawFn, builder: GraphBuilder, target: str, inputs: list[int], flags: Flag, **more) -> int:
+def _add(draw: st.DrawFn, builder: GraphBuilder, target: str, inputs: list[int], flags: int, **more) -> int:
     tagged = draw(st.sampled_from([True, False, False, False, False]))
     return builder.add(
         f"n_{len(builder.rows)}",
@@ -98,38 +98,38 @@ def _backward(draw: st.DrawFn, builder: GraphBuilder) -> None:
 
 def _multi_output(draw: st.DrawFn, builder: GraphBuilder) -> None:
     target = draw(st.sampled_from(["aten.native_layer_norm.default", "higher_order.flex_attention"]))
-    flags = Flag.MULTI_OUTPUT | draw(st.sampled_from([Flag(0), Flag(0), Flag.RANDOM]))
+    flags = Flag.MULTI_OUTPUT | draw(st.sampled_from([0, 0, Flag.RANDOM]))
     owner = _add(draw, builder, target, draw(_forward_rows(builder, 1, 2)), flags)
     for _ in range(draw(st.integers(0, 3))):
-        _add(draw, builder, "builtin.getitem", [owner], draw(st.sampled_from([Flag(0), Flag(0), Flag.SYMBOLIC])))
+        _add(draw, builder, "builtin.getitem", [owner], draw(st.sampled_from([0, 0, Flag.SYMBOLIC])))
 
 
 def _choice(draw: st.DrawFn, builder: GraphBuilder) -> None:
     """What steers: of floats or of whole numbers, told in one result or in pieces, read by what goes by it or not."""
     read = draw(_forward_rows(builder, 1, 1))
     if draw(st.booleans()):
-        read = [_add(draw, builder, draw(st.sampled_from(["aten.argsort.default", "aten.max.default"])), read, Flag(0))]
+        read = [_add(draw, builder, draw(st.sampled_from(["aten.argsort.default", "aten.max.default"])), read, 0)]
     target = draw(st.sampled_from(["aten.topk.default", "aten.sort.stable", "aten.argmax.default"]))
     if target == "aten.argmax.default":
-        chosen = _add(draw, builder, target, read, Flag(0), dtype="int64")
+        chosen = _add(draw, builder, target, read, 0, dtype="int64")
     else:
         owner = _add(draw, builder, target, read, Flag.MULTI_OUTPUT)
-        builder.rows[owner]["dtype"] = ""
-        _add(draw, builder, "builtin.getitem", [owner], Flag(0), dtype="float32")
-        chosen = _add(draw, builder, "builtin.getitem", [owner], Flag(0), dtype="int64")
+        builder.rows[owner]["dtypes"] = ""
+        _add(draw, builder, "builtin.getitem", [owner], 0, dtype="float32")
+        chosen = _add(draw, builder, "builtin.getitem", [owner], 0, dtype="int64")
     if draw(st.booleans()):
-        _add(draw, builder, draw(st.sampled_from(STEERING)), [chosen, *draw(_forward_rows(builder, 1, 1))], Flag(0))
+        _add(draw, builder, draw(st.sampled_from(STEERING)), [chosen, *draw(_forward_rows(builder, 1, 1))], 0)
 
 
 def _fan_out(draw: st.DrawFn, builder: GraphBuilder) -> None:
     """``split → getitem* → cat``, at times with a piece missing or a reader too many."""
     split = _add(draw, builder, "aten.split.Tensor", draw(_forward_rows(builder, 1, 1)), Flag.MULTI_OUTPUT | Flag.VIEW)
     count = draw(st.integers(1, 3))
-    pieces = [_add(draw, builder, "builtin.getitem", [split], Flag(0)) for _ in range(count)]
+    pieces = [_add(draw, builder, "builtin.getitem", [split], 0) for _ in range(count)]
     if draw(st.sampled_from([True, False, False])):
         _plain(draw, builder)
     read = pieces[draw(st.sampled_from([0, 0, 0, 1])) :] or pieces
-    _add(draw, builder, "aten.cat.default", read, Flag(0))
+    _add(draw, builder, "aten.cat.default", read, 0)
 
 
 def _collective(draw: st.DrawFn, builder: GraphBuilder) -> None:
@@ -137,7 +137,7 @@ def _collective(draw: st.DrawFn, builder: GraphBuilder) -> None:
     group = draw(st.sampled_from(["dp:4", "tp:8"]))
     row = _add(draw, builder, gather, draw(_forward_rows(builder, 1, 1)), Flag.COLLECTIVE, group=group)
     if draw(st.booleans()):
-        _add(draw, builder, "_c10d_functional.wait_tensor.default", [row], Flag(0))
+        _add(draw, builder, "_c10d_functional.wait_tensor.default", [row], 0)
 
 
 # --- policies ------------------------------------------------------------------------------------------------------

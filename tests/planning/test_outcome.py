@@ -32,7 +32,7 @@ def test_a_recomputed_value_needs_its_inputs_and_a_saved_one_ends_the_walk():
     assert names(facts, outcome.saved) == ["mm"]
     assert names(facts, outcome.recomputed) == ["view", "sin"]
     assert names(facts, outcome.inputs) == ["w"]
-    assert outcome.settled
+    assert outcome.final
 
 
 def test_recomputation_goes_back_to_the_graph_inputs():
@@ -125,7 +125,7 @@ def test_what_the_partitioner_is_left_with_is_marked_and_so_is_what_hangs_on_it(
     assert names(facts, outcome.undecided) == ["view", "sin"]
     assert names(facts, outcome.contingent) == ["mm"]
     assert outcome.saved == ()
-    assert not outcome.settled
+    assert not outcome.final
 
 
 def test_a_forward_value_that_is_itself_a_gradient_is_needed():

@@ -41,7 +41,7 @@ def test_the_three_sentences_on_a_llama():
     assert len(first_add.matched) == 2
     assert everything.overridden_by[3] == 2
     outcome = saved_and_recomputed(made)
-    assert outcome.settled
+    assert outcome.final
     assert not set(names(facts, every_second.decided)) & set(names(facts, outcome.saved))
     # bytes of the distinct values that stay: nothing of them is a view of another
     assert outcome.saved_bytes <= sum(facts.bytes[row] for row in outcome.saved)

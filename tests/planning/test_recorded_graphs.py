@@ -113,7 +113,7 @@ def _next(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
 
 def test_saved_bytes_to_the_byte() -> None:
     outcome = saved_and_recomputed(planned())
-    assert outcome.settled
+    assert outcome.final
     assert SAVED_PER_BLOCK == 147_062_808
     assert outcome.saved_bytes_by_block == (SAVED_PER_BLOCK,) * LAYERS
     assert outcome.saved_bytes == LAYERS * SAVED_PER_BLOCK

@@ -103,7 +103,7 @@ def test_gathered_weights_cross_no_cut():
     chains = Chains(facts)
     crossing = Cuts(facts, chains).crossing(GIB / 2)
     gathers = rows_of(facts, "_c10d_functional.all_gather_into_tensor.default")
-    of_parameters = [row for row in gathers if chains.from_parameter(row)]
+    of_parameters = [row for row in gathers if chains.from_parameter_mask[row]]
     assert len(of_parameters) == 290
     assert not any(crossing[row] for row in of_parameters)
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from policylang.graph import builder
-from policylang.graph.builder import NO_FLAG
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.files.text import read_graph
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_text
 
-__all__ = ["NO_FLAG", "GraphBuilder", "facts_of"]
+__all__ = ["GraphBuilder", "facts_of"]
 
 
 def facts_of(text: str, kind: GraphKind | None = None) -> Facts:

@@ -27,7 +27,7 @@ from policylang.backends.eager.observation.surroundings import Before, Surroundi
 from policylang.backends.eager.path import EagerPath, HeldTensors
 from policylang.backends.path import raise_differences
 from policylang.errors import PolicyGraphError
-from policylang.graph.blocks import Blocks, blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
@@ -155,7 +155,7 @@ class CheckpointRegion:
     def _place(self, trace: BlockTrace, module: nn.Module) -> Place:
         place, facts = Place(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
         if self.number is not None:
-            blocks = Blocks(array("i", [self.number]) * len(facts), self.names, alone=self.number)
+            blocks = BlockTable(array("i", [self.number]) * len(facts), self.names, alone=self.number)
             return evolve(place, blocks=blocks)
         if self.policy.blocks is not None:
             glob = PathGlob(self.policy.blocks.glob)
@@ -163,7 +163,7 @@ class CheckpointRegion:
             if not is_block and blocks_of(facts, glob).names:
                 return place
         name = self.root or type(module).__name__
-        return evolve(place, blocks=Blocks(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
+        return evolve(place, blocks=BlockTable(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
 
     def _named(self, module: nn.Module) -> str:
         return problems.block(module, self.root)

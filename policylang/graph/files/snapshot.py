@@ -1,4 +1,4 @@
-"""Snapshots: facts in a file, a few bytes a node, with no weights and no code in it.
+"""Writes and reads snapshots: the facts of a graph in a file, a few bytes a node, without weights and code.
 
 The format is described in ``docs/snapshots.md``. Every field of :class:`~policylang.graph.facts.Facts` is stored under
 its name, and a file with other fields is refused rather than read by halves.
@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, GraphKind, users_of
+from policylang.graph.facts import LATER_COLUMNS, Facts, GraphKind, users_of
 from policylang.graph.files import columns
 from policylang.graph.files.columns import EDGES, SLACK, read_plain, write_plain
 from policylang.graph.files.plain import DamagedError, Reader, write_number, write_text, write_value
@@ -39,8 +39,6 @@ _WRITE_AGAIN = "write the snapshot again"
 _HEAD = struct.Struct("<8sHQI")
 _DERIVED = ("users",)
 """Columns that follow from the others and are made again on loading."""
-_LATER: dict[str, Sequence[Any]] = {"annotations": ()}
-"""Columns that came after the first snapshots, and what stands for them in a file without."""
 _SPECIAL: dict[str, tuple[Callable[..., None], Callable[..., Sequence[Any]]]] = {
     "names": (columns.write_names, columns.read_names),
     "inputs": (columns.write_reads, columns.read_reads),
@@ -111,7 +109,7 @@ def parse(data: bytes, name: str = "<snapshot>") -> Facts:
 
 
 def _is_unknown(facts: Facts, name: str) -> bool:
-    return name in _LATER and len(getattr(facts, name)) != len(facts)
+    return name in LATER_COLUMNS and len(getattr(facts, name)) != len(facts)
 
 
 def is_column(name: str) -> bool:
@@ -157,8 +155,8 @@ def _check_known(name: str, file: str) -> None:
 
 
 def _check_complete(found: dict[str, Any], file: str) -> None:
-    for later, nothing in _LATER.items():
-        found.setdefault(later, nothing)
+    for later in LATER_COLUMNS:
+        found.setdefault(later, ())
     wanted = {each.name for each in attrs.fields(Facts)}.difference(_DERIVED)
     more, less = sorted(set(found) - wanted), sorted(wanted - set(found))
     if more:

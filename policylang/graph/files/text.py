@@ -1,4 +1,4 @@
-"""Small graphs written as text, for policy tests. The form is described in ``docs/policy-tests.md``.
+"""Parses small graphs that are written as text, for policy tests. The form is described in ``docs/policy-tests.md``.
 
 One node a line; what stands above a line ``---`` is forward, below it backward. What a line does not say does not hold
 of its node: nothing is looked up but whether there is such an operator.
@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from policylang.graph.builder import INPUTS, NO_FLAG, GraphBuilder
-from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.graph.builder import INPUTS, GraphBuilder
+from policylang.graph.facts import FLAGS, Facts, GraphKind
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.dtypes import ALIASES, DTYPES
@@ -25,7 +25,6 @@ from policylang.language.units import UNITS
 
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
 
-FLAGS = {flag.name.lower(): flag for flag in Flag if flag.name is not None}
 TAGS = ("MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")
 _LINE = re.compile(r"(?:%(?P<name>\w+)\s*=\s*)?(?P<target>[\w.]+)(?:\((?P<reads>[^()]*)\))?(?P<rest>(?:\s.*)?)")
 _READ = re.compile(r"\s*(?:%(\w+)|-?\d[\w.]*)\s*")
@@ -44,7 +43,7 @@ def read_graph(
 
     Without ``kind`` it is a joint graph if it has a backward, else the forward half of one. Linear in the text.
     """
-    reader = _Reader(source, operators or OperatorTable.bundled())
+    reader = _GraphParser(source, operators or OperatorTable.bundled())
     reader.read()
     if reader.problems:
         return None, tuple(reader.problems)
@@ -60,7 +59,7 @@ class _SourceText:
 
 
 @define(eq=False)
-class _Reader:
+class _GraphParser:
     source: Source
     operators: OperatorTable
     builder: GraphBuilder = field(factory=GraphBuilder)
@@ -141,10 +140,10 @@ class _Reader:
 class _Words:
     """What stands behind the call on a line: arguments of :meth:`GraphBuilder.add`, by name."""
 
-    reader: _Reader
+    reader: _GraphParser
     said: dict[str, Any] = field(factory=dict)
     notes: set[str] = field(factory=set)
-    flags: Flag = NO_FLAG
+    flags: int = 0
 
     def arguments(self, backward: bool) -> dict[str, Any]:
         """With what follows from the words: a tensor of a shape has as many elements, and as many bytes."""

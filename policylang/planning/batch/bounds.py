@@ -1,4 +1,4 @@
-"""What a selector surely denotes, and what it may denote, where sizes follow the batch.
+"""Bounds of a selector where sizes follow the batch: the nodes it surely denotes, and those it may denote.
 
 A test of a size that changes with the batch is neither true nor false of a node: its outcome *hangs*. Everything else
 is known. Sets grow and shrink with what they are made of, but for choices by position and lines cut at a marker: of
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from attrs import frozen
 
 from policylang.graph.facts import Facts
+from policylang.graph.rowsets import difference, intersection
 from policylang.language.syntax import (
     COMPARISONS,
     And,
@@ -30,9 +31,8 @@ from policylang.language.syntax import (
 )
 from policylang.language.walk import predicates
 from policylang.planning.batch.sizes import REACH, BatchSizes, Range
-from policylang.planning.selection.predicates import compile_predicate
-from policylang.planning.selection.rowsets import difference, intersection
-from policylang.planning.selection.selectors import Selections, children
+from policylang.planning.selection.predicates import compile_predicate, dimension_at
+from policylang.planning.selection.selectors import Selections, children, parts_first
 
 SizeTest = Compare | CrossesCut
 Answer = Callable[[int], bool | None]
@@ -72,17 +72,16 @@ class Bounds:
 
     def of(self, selector: Selector) -> Bound:
         """The bounds of a resolved selector."""
-        for node in self._inside(selector):
-            if id(node) not in self._known:
-                parts = [self._known[id(part)] for part in children(node, self._selections.lets)]
-                self._known[id(node)] = self._bound(node, parts)
+        lets = self._selections.lets
+        for node in parts_first(selector, lets, self._known):
+            self._known[id(node)] = self._bound(node, [self._known[id(part)] for part in children(node, lets)])
         return self._known[id(selector)]
 
     def hanging_test(self, selector: Selector, row: int) -> SizeTest | None:
         """The first test in a selector that hangs, of this row if there is one."""
         tests = [
             (test, self._known[id(node.selector)].possible)
-            for node in self._inside(selector)
+            for node in parts_first(selector, self._selections.lets)
             if isinstance(node, Where)
             for test in size_tests(node.predicate)
         ]
@@ -90,22 +89,6 @@ class Bounds:
         if by_row:
             return by_row[0]
         return next((test for test, rows in tests if any(self._answer(test)(each) is None for each in rows)), None)
-
-    def _inside(self, selector: Selector) -> list[Selector]:
-        """The selector and all that it is made of, parts first, each once. With a stack of its own: the ``let`` lines
-        of a policy may refer to each other to any depth."""
-        order: list[Selector] = []
-        seen: set[int] = set()
-        stack: list[tuple[Selector, bool]] = [(selector, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                order.append(node)
-            elif id(node) not in seen:
-                seen.add(id(node))
-                stack.append((node, True))
-                stack.extend((part, False) for part in reversed(children(node, self._selections.lets)))
-        return order
 
     def _bound(self, node: Selector, parts: list[Bound]) -> Bound:
         asks = isinstance(node, Where) and any(size_tests(node.predicate))
@@ -157,9 +140,9 @@ class Bounds:
             inner = self._answer(predicate.predicate)
             return lambda row: None if (found := inner(row)) is None else not found
         if isinstance(predicate, And | Or):
-            settles = isinstance(predicate, Or)
+            decisive = isinstance(predicate, Or)
             parts = [self._answer(part) for part in predicate.parts]
-            return lambda row: _joined(parts, row, settles)
+            return lambda row: _joined(parts, row, decisive)
         if isinstance(predicate, CrossesCut):
             return self._crosses(predicate)
         assert isinstance(predicate, Compare)
@@ -177,16 +160,12 @@ class Bounds:
         index = test.index or 0
 
         def of(row: int) -> Range | None:
-            if test.quantity == "bytes":
-                return sizes.of_value(row, facts.bytes)
-            if test.quantity == "numel":
-                return sizes.of_value(row, facts.numel)
+            if test.quantity in ("bytes", "numel"):
+                return sizes.of_value(row, getattr(facts, test.quantity))
             if test.quantity == "flops":
                 return sizes.of_call(row, facts.flops)
-            shape = facts.shapes[row]
-            if shape is None or not -len(shape) <= index < len(shape):
-                return None
-            return sizes.of_dimension(row, index % len(shape), shape[index])
+            place = dimension_at(facts, row, index)
+            return None if place is None else sizes.of_dimension(row, place, (facts.shapes[row] or ())[place])
 
         return lambda row: False if (found := of(row)) is None else _compared(test, found)
 
@@ -195,12 +174,12 @@ def _exact(rows: list[int]) -> Bound:
     return Bound(rows, rows)
 
 
-def _joined(parts: list[Answer], row: int, settles: bool) -> bool | None:
-    """``or`` is settled by what is true, ``and`` by what is not."""
+def _joined(parts: list[Answer], row: int, decisive: bool) -> bool | None:
+    """One true part decides an ``or``, one false part an ``and``."""
     answers = [part(row) for part in parts]
-    if settles in answers:
-        return settles
-    return None if None in answers else not settles
+    if decisive in answers:
+        return decisive
+    return None if None in answers else not decisive
 
 
 def _compared(test: Compare, found: Range) -> bool | None:

@@ -1,4 +1,4 @@
-"""Which sizes of a graph follow the batch, and how far: what a rank that compiles another batch would find there.
+"""Range analysis of sizes: which dimensions of a graph's values follow the batch, and within which bounds.
 
 A graph that is compiled for fixed sizes does not say where they come from. They are followed through it, dimension by
 dimension: those of the user's inputs may change, those of parameters, buffers and constants may not. Products of
@@ -16,19 +16,17 @@ from collections.abc import Sequence
 from math import prod
 
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
-from policylang.operators.names import GETITEM
+from policylang.operators.moves import View
+from policylang.operators.names import GETITEM, MATRIX_PRODUCTS
+from policylang.operators.table import movers_of
 
 REACH = 1024
 """So many times as much as here a value is taken to grow at most: what lies beyond, no batch reaches."""
 
 _ANY = -1
-_SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
-_RESHAPES = frozenset(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze"))
-_PRODUCTS = {"aten.mm": 2, "aten.bmm": 2, "aten.addmm": 3, "aten.baddbmm": 3}
-"""Products of the last two of so many tensors."""
-
+_RESHAPES = movers_of(View)
 Range = tuple[int, int]
-"""The least and the most that a size may come to; equal where it does not change."""
+"""The least and the most that a size may be; equal where it does not change."""
 
 
 class BatchSizes:
@@ -76,7 +74,7 @@ def _changing(facts: Facts) -> Sequence[int]:
     """By row, a bit a dimension that may change; :data:`_ANY` of what has no one shape."""
     changing = [0] * len(facts)
     for row in range(len(facts)):
-        if facts.flags[row] & _SYMBOLIC or facts.input_kinds[row] == InputKind.USER:
+        if facts.flags[row] & Flag.SYMBOLIC or facts.input_kinds[row] == InputKind.USER:
             changing[row] = _all(facts.shapes[row])
         elif facts.ops[row] == "call_function" and facts.phases[row] == Phase.FORWARD:
             reads = _reads(facts, row)
@@ -97,14 +95,14 @@ def _reads(facts: Facts, row: int) -> tuple[int, ...]:
 
 def _of_call(facts: Facts, row: int, reads: tuple[int, ...], changing: Sequence[int]) -> int:
     shape = facts.shapes[row]
-    tensors = [read for read in reads if not facts.flags[read] & _SYMBOLIC]
+    tensors = [read for read in reads if not facts.flags[read] & Flag.SYMBOLIC]
     if shape is None or any(facts.shapes[read] is None and changing[read] for read in tensors):
         return _all(shape)
     sources = [(known, changing[read]) for read in tensors if (known := facts.shapes[read]) is not None]
-    name = facts.targets[row].rpartition(".")[0]
+    name = facts.targets[row]
     if name in _RESHAPES and len(sources) == 1 and prod(sources[0][0]) == prod(shape) > 0:
         return _reshaped(*sources[0], shape)
-    if name in _PRODUCTS and len(sources) == _PRODUCTS[name]:
+    if len(sources) == MATRIX_PRODUCTS.get(name):
         return _multiplied(sources[-2], sources[-1], len(shape))
     sized = len(tensors) < len(reads)  # by a symbol, which may be the new size of any dimension
     return sum(1 << place for place in range(len(shape)) if not _is_fixed(shape, place, sources, sized))

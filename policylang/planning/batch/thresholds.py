@@ -1,4 +1,4 @@
-"""Thresholds that the batch can flip, where ranks would then run other collectives than each other.
+"""Warns of size thresholds that another batch can flip, so that ranks would run different collectives.
 
 Under ``torch.compile`` a rank that meets a batch of another size compiles the same code again, alone: the others may
 never see that size, so the plan cannot be compared. What a policy decides by names, modules or positions comes out the
@@ -16,40 +16,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from attrs import frozen
-
 from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.graph.rowsets import mask_of
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy, Selector, Where
+from policylang.language.syntax import Action, Policy, Where
 from policylang.language.walk import walk
 from policylang.planning import refusals
 from policylang.planning.batch.bounds import Bounds, size_tests
 from policylang.planning.batch.sizes import BatchSizes
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision, Fate, Why
-from policylang.planning.decisions.decide import NO_RULE, Verdict, first_decisions, owners_of
+from policylang.planning.decision import Decision, Fate, Why, is_open
+from policylang.planning.decisions.decide import NO_RULE, UNDECIDED, Verdict, first_decisions, owners_of
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.liveness import backward_needs
-from policylang.planning.selection.rowsets import mask_of
 from policylang.planning.selection.selectors import Selections
 
-_COLLECTIVE = int(Flag.COLLECTIVE)  # a plain integer: the enumeration's own operators cost ten times as much
-_COSTLY = int(Flag.COLLECTIVE | Flag.COMPUTE)
+_COSTLY = Flag.COLLECTIVE | Flag.COMPUTE
 _KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)
 _AGAIN = Decision(Action.RECOMPUTE, None, Why.UNDECIDED)
-
-
-@frozen(eq=False)
-class _Flips:
-    """Who decides each value, by row of its owner as in :class:`Verdict`, in the two outermost cases."""
-
-    keeping: array[int]
-    """Where each size is such that the value is kept, if it can be."""
-    repeating: array[int]
-    """Where each size is such that it is recomputed, if it can be."""
-    by_rule: dict[int, list[int]]
-    """Rule to the owners that it may or may not decide, in graph order, if that matters."""
 
 
 def flipping_thresholds(
@@ -71,16 +56,18 @@ def flipping_thresholds(
     if not any(collectives):
         return []
     bounds = Bounds(selections, BatchSizes(facts))
-    flips = _flips(policy, facts, bounds, user_decisions, undecided)
-    if not flips.by_rule:
+    winners, by_rule = _flips(policy, facts, bounds, user_decisions, undecided)
+    if not by_rule:
         return []
-    cases = [
-        _decided(policy, facts, capabilities, Verdict((), winner), user_decisions, undecided)
-        for winner in (flips.keeping, flips.repeating)
-    ]
+    cases = []
+    for winner in winners:  # as the planner decides, but for what is moved to the host: that runs no collective
+        decisions = first_decisions(policy, facts, Verdict((), winner), user_decisions, undecided, capabilities)
+        keep_routing(policy, facts, decisions)
+        Safety(policy, facts, capabilities, decisions).enforce()
+        cases.append(decisions)
     runs = _first_again(facts, collectives, *cases)
     found = []
-    for index, owners in sorted(flips.by_rule.items()):
+    for index, owners in sorted(by_rule.items()):
         hurt = [owner for owner in owners if runs[owner] >= 0]
         if hurt:
             rule = policy.rules[index]
@@ -91,27 +78,24 @@ def flipping_thresholds(
 
 def _asks_for_sizes(policy: Policy) -> bool:
     """Whether a rule, or a name that a rule may stand for, does."""
-    selectors: list[Selector] = [
-        *(rule.selector for rule in policy.rules),
-        *(let.selector for let in policy.lets.values()),
-    ]
-    return any(
-        isinstance(part, Where) and any(size_tests(part.predicate)) for selector in selectors for part in walk(selector)
-    )
+    selectors = [*(rule.selector for rule in policy.rules), *(let.selector for let in policy.lets.values())]
+    clauses = (part for selector in selectors for part in walk(selector) if isinstance(part, Where))
+    return any(any(size_tests(clause.predicate)) for clause in clauses)
 
 
 def _collectives(facts: Facts) -> bytearray:
     """The forward collectives over several ranks."""
     several = {name for name, group in facts.groups.items() if group.size > 1}
-    return mask_of(
-        (row for row in facts.forward if facts.flags[row] & _COLLECTIVE and facts.group_names[row] in several),
-        len(facts),
-    )
+    collectives = (row for row in facts.forward if facts.flags[row] & Flag.COLLECTIVE)
+    return mask_of((row for row in collectives if facts.group_names[row] in several), len(facts))
 
 
 def _flips(
     policy: Policy, facts: Facts, bounds: Bounds, user_decisions: dict[int, Decision], undecided: Fate
-) -> _Flips:
+) -> tuple[tuple[array[int], array[int]], dict[int, list[int]]]:
+    """Who decides each value, by row of its owner as in :class:`Verdict`, where each size is such that the value is
+    kept and where it is such that it is recomputed, if it can be; and by rule the owners that it may or may not decide,
+    in graph order, if that matters."""
     keeping = array("i", [NO_RULE]) * len(facts)
     repeating = array("i", [NO_RULE]) * len(facts)
     open_rules: dict[int, list[int]] = {}  # owner to the rules that may decide it
@@ -121,7 +105,7 @@ def _flips(
         if winner != NO_RULE:
             return ranks[winner]
         tagged = user_decisions.get(row)
-        return _RANK_OF_FATE[undecided] if tagged is None else _rank(tagged.action)
+        return _rank(UNDECIDED[undecided][0] if tagged is None else tagged.action)
 
     for index, rule in enumerate(policy.rules):
         bound = bounds.of(rule.selector)
@@ -143,10 +127,7 @@ def _flips(
         if rank(keeping[row], row) != rank(repeating[row], row):
             for index in open_rules[row]:
                 by_rule.setdefault(index, []).append(row)
-    return _Flips(keeping, repeating, by_rule)
-
-
-_RANK_OF_FATE: dict[Fate, int] = {"save": 0, "as traced": 0, "auto": 1, "recompute": 2, "as checkpointed": 2}
+    return (keeping, repeating), by_rule
 
 
 def _rank(action: Action | None) -> int:
@@ -154,21 +135,6 @@ def _rank(action: Action | None) -> int:
     if action is None or action is Action.LEAVE:
         return 1
     return 2 if action.recomputes else 0
-
-
-def _decided(
-    policy: Policy,
-    facts: Facts,
-    capabilities: Capabilities,
-    verdict: Verdict,
-    user_decisions: dict[int, Decision],
-    undecided: Fate,
-) -> list[Decision | None]:
-    """As :func:`policylang.planning.planner.plan` decides, but for what is moved to the host: it runs no collective."""
-    decisions = first_decisions(policy, facts, verdict, user_decisions, undecided)
-    keep_routing(policy, facts, decisions)
-    Safety(policy, facts, capabilities, decisions).enforce()
-    return decisions
 
 
 def _first_again(
@@ -188,7 +154,7 @@ def _first_again(
         for row in again:
             if found[row] < 0:
                 found[row] = reached[row]
-        if not any(map(_is_open, keeping)) and not any(map(_is_open, repeating)):
+        if not any(map(is_open, keeping)) and not any(map(is_open, repeating)):
             break
     return found
 
@@ -198,7 +164,7 @@ def _run_again(facts: Facts, decisions: list[Decision | None], costs_decide: boo
     needs = backward_needs(
         facts,
         [
-            (_KEPT if not costs_decide or _is_costly(facts, row) else _AGAIN) if _is_open(decision) else decision
+            (_KEPT if not costs_decide or _is_costly(facts, row) else _AGAIN) if is_open(decision) else decision
             for row, decision in enumerate(decisions)
         ],
     )
@@ -207,7 +173,3 @@ def _run_again(facts: Facts, decisions: list[Decision | None], costs_decide: boo
 
 def _is_costly(facts: Facts, row: int) -> bool:
     return bool((facts.flags[row] | facts.flags[facts.owners[row]]) & _COSTLY)
-
-
-def _is_open(decision: Decision | None) -> bool:
-    return decision is not None and decision.action is None

@@ -1,4 +1,4 @@
-"""Whether a policy tells the blocks of a model apart: blocks that share one compiled graph cannot be."""
+"""Refuses rules that treat one block of a model otherwise than another, where blocks share one compiled graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...
     """
     names = tuple(names) if len(names) > 1 else tuple(_neighbours(names))
     reasons = [(rule, _reason(rule, policy, names)) for rule in policy.rules]
-    return tuple(_refusal(rule, reason) for rule, reason in reasons if reason is not None)
+    shared = "and blocks that are compiled on their own share their compiled graphs"
+    help = "compile the whole model with this policy, or give each kind of block a policy and a backend of its own"
+    return tuple(
+        diagnose(PATH_CANNOT, f"`{rule.text}` {reason}, {shared}", rule.span, help=help)
+        for rule, reason in reasons
+        if reason is not None
+    )
 
 
 def _reason(rule: Rule, policy: Policy, names: Sequence[str]) -> str | None:
@@ -52,12 +58,3 @@ def _neighbours(names: Sequence[str]) -> Iterator[str]:
         last = max((at for at, part in enumerate(parts) if part.isdigit()), default=None)
         if last is not None:
             yield ".".join((*parts[:last], str(int(parts[last]) + 1), *parts[last + 1 :]))
-
-
-def _refusal(rule: Rule, reason: str) -> Diagnostic:
-    return diagnose(
-        PATH_CANNOT,
-        f"`{rule.text}` {reason}, and blocks that are compiled on their own share their compiled graphs",
-        span=rule.span,
-        help="compile the whole model with this policy, or give each kind of block a policy and a backend of its own",
-    )

@@ -1,4 +1,4 @@
-"""Rules that contradict each other on one graph: what must be done, and what a later line says of the same nodes.
+"""Warns of contradicting rules: one says ``must_…``, and a later one asks for the opposite on some of its nodes.
 
 The last rule that matches a node decides, and most rules are exceptions to earlier ones; that is how a policy is
 written. One case is probably not meant: a rule says ``must_…``, and a later rule that does not say ``must_…`` asks for
@@ -24,11 +24,8 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
     for outcome in plan.rules:
         if not outcome.decided or not _says_must(outcome.rule):
             continue
-        takers = [
-            (plan.policy.rules[index], count)
-            for index, count in outcome.overridden_by.items()
-            if _contradicts(plan.policy.rules[index], outcome.rule)
-        ]
+        later = ((plan.policy.rules[index], count) for index, count in outcome.overridden_by.items())
+        takers = [(rule, count) for rule, count in later if _contradicts(rule, outcome.rule)]
         if takers:
             found.append(_softened(outcome.rule, len(outcome.matched), takers))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Rules that decide values and change nothing: the backward reads none of them.
+"""Dead rules: they decide values that the backward does not read, and change nothing.
 
 A tag nobody consumes is the quietest way for a policy to fail. The usual case: a product is to be recomputed, a view of
 it is saved by another line, and the saved view keeps all of its memory.
@@ -7,11 +7,13 @@ it is saved by another line, and the saved view keeps all of its memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
-from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.facts import Facts, GraphKind, forward_users
+from policylang.graph.rowsets import mask_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning import refusals
-from policylang.planning.decision import Decision
+from policylang.planning.decision import Decision, saves
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import RuleOutcome
 
@@ -22,10 +24,8 @@ def without_effect(
     """A warning for each rule that decides values of which the backward needs none. ``optional`` rules may do so."""
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return []
-    needed = bytearray(len(facts))
-    for rows in (needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent):
-        for row in rows:
-            needed[facts.owners[row]] = 1
+    rows = chain(needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent)
+    needed = mask_of((facts.owners[row] for row in rows), len(facts))
     return [
         refusals.no_effect(outcome, facts, _keeper(outcome.decided, facts, decisions))
         for outcome in rules
@@ -37,8 +37,7 @@ def _keeper(owners: Sequence[int], facts: Facts, decisions: Sequence[Decision | 
     """The first of the values that a saved value reads, and that saved value: it is what the backward reads instead."""
     for owner in owners:
         for user in _readers(owner, facts):
-            decision = decisions[user]
-            if decision is not None and decision.action is not None and decision.action.saves:
+            if saves(decisions[user]):
                 return owner, user
     return None
 
@@ -47,4 +46,4 @@ def _readers(owner: int, facts: Facts) -> Iterator[int]:
     """The forward rows that read an owner or one of its followers."""
     group = (owner, *facts.followers.get(owner, ()))
     for row in group:
-        yield from (user for user in facts.users[row] if facts.forward_mask[user] and user not in group)
+        yield from (user for user in forward_users(facts, row) if user not in group)

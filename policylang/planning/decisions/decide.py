@@ -1,4 +1,4 @@
-"""Rules in order, the last that matches decides: who wins each forward value.
+"""Applies the rules in order: of each forward value, the last rule that matches decides.
 
 A decision lives on an owner (``Facts.owners``): a ``getitem`` and the operator it reads, a ``wait_tensor`` and its
 collective are one decision, whichever of them a rule denotes.
@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag
+from policylang.graph.rowsets import mask_of, members
 from policylang.language.syntax import Action, Policy, Rule
-from policylang.planning.decision import Decision, Why
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.decision import Decision, Fate, Why
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.rowsets import mask_of, members
 from policylang.planning.selection.selectors import Selections
 
 NO_RULE = -1
-# Plain integers: the enumeration's own operators cost ten times as much.
-_SYMBOLIC = int(Flag.SYMBOLIC)
-_SEED = int(Flag.SEED)
 
 
 @frozen(eq=False)
@@ -51,7 +49,7 @@ def judge(policy: Policy, facts: Facts, selections: Selections, user_decisions: 
         denoted = owners_of(facts, selections.rows(rule.selector))
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & (_SYMBOLIC | _SEED) or (not rule.override and row in user_decisions):
+            if flags[row] & (Flag.SYMBOLIC | Flag.SEED) or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -62,23 +60,22 @@ def first_decisions(
     facts: Facts,
     verdict: Verdict,
     user_decisions: dict[int, Decision],
-    undecided: str,
-    *,
-    leave_saves: bool = False,
-    leave_recomputes: bool = False,
+    undecided: Fate,
+    capabilities: Capabilities,
 ) -> list[Decision | None]:
-    """What becomes of every forward row if all is safe; None for the rows no rule ranges over."""
-    by_rule = [_by_rule(rule, index, leave_saves, leave_recomputes) for index, rule in enumerate(policy.rules)]
+    """The decision on every forward row if all is safe; None for the rows no rule ranges over."""
+    by_rule = [_by_rule(rule, index, capabilities) for index, rule in enumerate(policy.rules)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
-    rest = _undecided(undecided)
+    action, reason = UNDECIDED[undecided]
+    rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     decisions: list[Decision | None] = [None] * len(facts)
     owners, flags, winner = facts.owners, facts.flags, verdict.winner
     for row in facts.forward:
         owner = owners[row]
-        if (flags[row] | flags[owner]) & _SYMBOLIC:
+        if (flags[row] | flags[owner]) & Flag.SYMBOLIC:
             decisions[row] = symbolic
-        elif flags[owner] & _SEED:
+        elif flags[owner] & Flag.SEED:
             decisions[row] = seed
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]
@@ -87,34 +84,30 @@ def first_decisions(
     return decisions
 
 
-def _by_rule(rule: Rule, index: int, leave_saves: bool, leave_recomputes: bool) -> Decision:
+UNDECIDED: dict[Fate, tuple[Action | None, str]] = {
+    "save": (Action.SAVE, ""),
+    "recompute": (Action.RECOMPUTE, ""),
+    "auto": (None, "; the partitioner decides"),
+    "as traced": (Action.SAVE, "; it stays as it was traced"),
+    "as checkpointed": (Action.RECOMPUTE, "; the checkpoint recomputes it"),
+}
+"""The action on what no rule decides, and how the reason ends."""
+
+
+def _by_rule(rule: Rule, index: int, capabilities: Capabilities) -> Decision:
     if rule.action is not Action.LEAVE:
         return Decision(rule.action, index, Why.RULE)
-    if leave_saves:
+    if capabilities.keeps_undecided:
         return Decision(Action.SAVE, index, Why.RULE, "left as it was traced")
-    if leave_recomputes:
+    if capabilities.recomputes_undecided:
         return Decision(Action.RECOMPUTE, index, Why.RULE, "left to the checkpoint")
     return Decision(None, index, Why.RULE)
 
 
-def _undecided(fate: str) -> Decision:
-    if fate == "save":
-        return Decision(Action.SAVE, None, Why.UNDECIDED, "no rule matches it")
-    if fate == "recompute":
-        return Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "no rule matches it")
-    if fate == "as traced":
-        return Decision(Action.SAVE, None, Why.UNDECIDED, "no rule matches it; it stays as it was traced")
-    if fate == "as checkpointed":
-        return Decision(Action.RECOMPUTE, None, Why.UNDECIDED, "no rule matches it; the checkpoint recomputes it")
-    return Decision(None, None, Why.UNDECIDED, "no rule matches it; the partitioner decides")
-
-
 def rule_outcomes(policy: Policy, verdict: Verdict, user_decisions: dict[int, Decision]) -> tuple[RuleOutcome, ...]:
     """For each rule what it matched, what it decided, and which rules took over the rest."""
-    return tuple(
-        _rule_outcome(index, rule, rows, verdict.winner, user_decisions)
-        for index, (rule, rows) in enumerate(zip(policy.rules, verdict.matched, strict=True))
-    )
+    matches = enumerate(zip(policy.rules, verdict.matched, strict=True))
+    return tuple(_rule_outcome(index, *match, verdict.winner, user_decisions) for index, match in matches)
 
 
 def _rule_outcome(

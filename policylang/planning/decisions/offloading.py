@@ -1,4 +1,4 @@
-"""What `offload` moves to the host: memory, not names, as far as that frees any and the budget of the rule lasts.
+"""Resolves `offload`: which memory is moved to the host, as far as that frees any and the budget of the rule lasts.
 
 A value lives in the memory of the node that allocated it, its *holder*. The holder is moved, once, whichever of its
 views the policy names, and what the backward reads of them is rebuilt there from the copy that came back: a view costs
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.graph.storage import returns_memory_of_input, storage_roots
@@ -21,23 +21,14 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
-from policylang.planning.decision import Decision, Why, offloads, recomputes
+from policylang.planning.decision import Decision, Why, by_rule, is_open, offloads, recomputes, saves
 from policylang.planning.liveness import Needs
 
 FULL = "the budget is full"
-_UNREBUILDABLE = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED)
+_UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
-@frozen
-class Stays:
-    """A value that a rule offloads and that stays on the device."""
-
-    row: int
-    rule: int | None
-    reason: str
-
-
-def settle_offloads(policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs) -> tuple[Stays, ...]:
+def resolve_offloads(policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs) -> tuple[int, ...]:
     """Decide what of the offloaded values the backward needs is moved; ``decisions`` are changed accordingly.
 
     Afterwards a value decided ``offload`` that the backward needs is a holder. Its views are decided ``recompute``,
@@ -54,10 +45,10 @@ def settle_offloads(policy: Policy, facts: Facts, decisions: list[Decision | Non
     asked = [row for row in needed if offloads(decisions[row])]
     if not asked:
         return ()
-    return _Settling(policy, facts, decisions, needs, asked).settle()
+    return _Offloads(policy, facts, decisions, needs, asked).resolve()
 
 
-class _Settling:
+class _Offloads:
     def __init__(
         self, policy: Policy, facts: Facts, decisions: list[Decision | None], needs: Needs, asked: Sequence[int]
     ) -> None:
@@ -74,19 +65,21 @@ class _Settling:
             if root in self.members:
                 self.members[root].append(row)
 
-    def settle(self) -> tuple[Stays, ...]:
+    def resolve(self) -> tuple[int, ...]:
         together: dict[int, list[int]] = {}
         for row in self.asked:
             together.setdefault(self.roots[row], []).append(row)
-        stays: list[Stays] = []
+        stays: list[int] = []
         for rows in sorted(together.values(), key=lambda rows: _holder(self.facts, rows[0])):
             holder = _holder(self.facts, rows[0])
             reason = self._why_not(holder, rows) or self._over_budget(holder, rows[0])
             if reason is None:
                 self._move(holder, rows)
             else:
-                stays.extend(self._leave(row, reason) for row in rows)
-        return tuple(sorted(stays, key=lambda each: each.row))
+                stays += rows
+                for row in rows:
+                    self._leave(row, reason)
+        return tuple(sorted(stays))
 
     def _move(self, holder: int, rows: Sequence[int]) -> None:
         facts, decisions = self.facts, self.decisions
@@ -95,21 +88,23 @@ class _Settling:
         if decision.rule is not None:
             self.room[decision.rule] -= facts.bytes[holder]
         if not offloads(decisions[holder]):
-            reason = f"it holds the memory of {facts.names[rows[0]]}"
-            decisions[holder] = evolve(decision, reason=reason)
-        left = [row for row in self.members[self.roots[holder]] if row in self.needed and _is_open(decisions[row])]
-        for row in (*rows, *left):
+            decisions[holder] = evolve(decision, reason=f"it holds the memory of {facts.names[rows[0]]}")
+        for row in self._to_rebuild(holder, rows):
             while row != holder:
                 if not recomputes(decisions[row]):
                     reason = f"a view of {facts.names[holder]}, which is offloaded"
                     decisions[row] = Decision(Action.RECOMPUTE, decision.rule, Why.REBUILT, reason)
                 row = facts.inputs[row][0]
 
-    def _leave(self, row: int, reason: str) -> Stays:
+    def _to_rebuild(self, holder: int, rows: Sequence[int]) -> list[int]:
+        """What the backward may need of a holder's memory: what is offloaded, and what is left to the partitioner."""
+        members = self.members[self.roots[holder]]
+        return [*rows, *(row for row in members if row in self.needed and is_open(self.decisions[row]))]
+
+    def _leave(self, row: int, reason: str) -> None:
         decision = self.decisions[row]
         assert decision is not None
         self.decisions[row] = evolve(decision, action=Action.SAVE, why=Why.STAYS, reason=reason)
-        return Stays(row, decision.rule, reason)
 
     def _over_budget(self, holder: int, row: int) -> str | None:
         decision = self.decisions[row]
@@ -130,8 +125,8 @@ class _Settling:
             return "it is on the host already"
         if holder > self.backward and facts.kind is GraphKind.FLAT:
             return "it is made after the backward has begun"
-        strides, shape = facts.strides[holder], facts.shapes[holder]
-        if strides is not None and shape is not None and _overlaps(shape, strides):
+        sizes = zip(facts.shapes[holder] or (), facts.strides[holder] or (), strict=False)
+        if any(stride == 0 and size > 1 for size, stride in sizes):
             return "its elements share memory"
         return self._other_reader(holder) or self._unlike(holder, rows)
 
@@ -139,8 +134,7 @@ class _Settling:
         """Who else keeps the memory, or changes it under the copy."""
         facts, names = self.facts, self.facts.names
         for member in self.members[self.roots[holder]]:
-            decision = self.decisions[member]
-            if member in self.needed and decision is not None and decision.action is not None and decision.action.saves:
+            if member in self.needed and saves(self.decisions[member]):
                 return f"{names[member]}, which is saved, holds the same memory"
             if facts.flags[member] & Flag.FORWARD_OUTPUT:
                 return f"the forward returns {names[member]}, and the caller holds it"
@@ -158,8 +152,7 @@ class _Settling:
     def _unlike(self, holder: int, rows: Sequence[int]) -> str | None:
         """Of the values that live in the memory and that the backward may need: one that is no view of the holder."""
         facts = self.facts
-        left = [row for row in self.members[self.roots[holder]] if row in self.needed and _is_open(self.decisions[row])]
-        for row in (*rows, *left):
+        for row in self._to_rebuild(holder, rows):
             if _holder(facts, row) != holder:
                 return f"{facts.names[row]} holds the same memory, and is no view of {facts.names[holder]}"
             while row != holder:
@@ -171,41 +164,25 @@ class _Settling:
 
 def _holder(facts: Facts, row: int) -> int:
     """The value that a view, or a view of a view, looks into; the value itself where it is none."""
-    while (source := _viewed(facts, row)) is not None:
-        row = source
+    while _is_view(facts, row):
+        row = facts.inputs[row][0]
     return row
 
 
-def _viewed(facts: Facts, row: int) -> int | None:
+def _is_view(facts: Facts, row: int) -> bool:
     owner = facts.owners[row]
     if facts.flags[row] & Flag.WRITES or not facts.inputs[row]:
-        return None
-    if owner == row:
-        is_view = returns_memory_of_input(facts, row)
-    else:
-        is_view = facts.targets[row] == GETITEM and returns_memory_of_input(facts, owner)
-    return facts.inputs[row][0] if is_view else None
-
-
-def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
-
-
-def _is_open(decision: Decision | None) -> bool:
-    return decision is not None and decision.action is None
+        return False
+    return (owner == row or facts.targets[row] == GETITEM) and returns_memory_of_input(facts, owner)
 
 
 def offload_diagnostics(
-    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: Needs, stays: Sequence[Stays]
+    policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: Needs, stays: Sequence[int]
 ) -> list[Diagnostic]:
     """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
-    moving = {decision.rule for row in needs.offloaded if (decision := decisions[row]) is not None}
-    by_rule: dict[int | None, list[Stays]] = {}
-    for each in stays:
-        by_rule.setdefault(each.rule, []).append(each)
-    found = []
-    for index in sorted(by_rule, key=lambda index: -1 if index is None else index):
-        rule = None if index is None else policy.rules[index]
-        lines = [(each.row, each.reason) for each in by_rule[index]]
-        found.append(refusals.stays_on_device(rule, lines, facts, moves_none=index not in moving))
-    return found
+    moving = by_rule(needs.offloaded, decisions, policy)
+    moved = [rule for rule, _ in moving]
+    return [
+        refusals.stays_on_device(rule, rows, decisions, facts, moves_none=all(rule is not each for each in moved))
+        for rule, rows in by_rule(stays, decisions, policy)
+    ]

@@ -1,4 +1,4 @@
-"""Discrete choices that steer a computation: which tokens go to which expert, which rows are gathered.
+"""Keeps discrete choices that steer a computation saved: which tokens go to which expert, which rows are gathered.
 
 The smallest difference between the first run and a second one, in a kernel that sums in another order, can flip such a
 choice, and then forward and backward go through different experts (pytorch#186572, torchtitan#1117). So the choice is
@@ -15,31 +15,9 @@ from attrs import evolve
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Action, Operator, Policy, Rule
 from policylang.language.walk import walk
-from policylang.planning.decision import Decision, Why
+from policylang.operators.names import CHOICES, ORDERINGS, STEERED
+from policylang.planning.decision import Decision, Why, recomputes
 from policylang.planning.selection.selectors import operator_matcher
-
-_CHOOSES = frozenset(
-    f"aten.{name}" for name in ("topk", "argmax", "argmin", "argsort", "sort", "multinomial", "kthvalue", "max", "min")
-)
-_ORDERS = frozenset(("aten.sort", "aten.argsort"))
-"""Choices that are none where what they order is whole numbers that are known: the tokens of an expert, by expert."""
-
-_STEERED = (
-    "aten.index",
-    "aten.gather",
-    "aten.scatter",
-    "aten.embedding",
-    "aten.take",
-    "aten.masked_",
-    "aten.where",
-    "aten.bincount",
-    "aten.histc",
-    "aten.nonzero",
-    "aten._local_scalar_dense",
-    "aten._grouped_mm",
-    "aten._embedding_bag",
-)
-"""Beginnings of the names of operators that go by whole numbers or truth values computed elsewhere."""
 
 _WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
 REASON = "a discrete choice that steers what follows: a second run could choose otherwise"
@@ -47,11 +25,11 @@ REASON = "a discrete choice that steers what follows: a second run could choose 
 
 def routing_owners(facts: Facts) -> list[int]:
     """The owners of discrete choices that steer something in the forward, in graph order. Two sweeps."""
-    choosing = [row for row in facts.forward if _operator(facts, row) in _CHOOSES]
+    choosing = [row for row in facts.forward if _operator(facts, row) in CHOICES]
     if not choosing:
         return []
     exact = _exact(facts, choosing)
-    open_ = [row for row in choosing if _operator(facts, row) not in _ORDERS or not _all(exact, facts.inputs[row])]
+    open_ = [row for row in choosing if _operator(facts, row) not in ORDERINGS or not _all(exact, facts.inputs[row])]
     carries = bytearray(len(facts))
     inputs, dtypes, targets = facts.inputs, facts.dtypes, facts.targets
     for row in choosing:
@@ -61,7 +39,7 @@ def routing_owners(facts: Facts) -> list[int]:
             carries[row] = 1
     steers = bytearray(len(facts))
     for row in reversed(facts.forward):
-        if steers[row] or targets[row].startswith(_STEERED):
+        if steers[row] or targets[row].startswith(STEERED):
             for read in inputs[row]:
                 if carries[read]:
                     steers[read] = 1
@@ -99,7 +77,7 @@ def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None])
     kept = []
     for owner in routing_owners(facts):
         decision = decisions[owner]
-        if decision is None or decision.action is None or not decision.action.recomputes or decision.why is Why.USER:
+        if decision is None or not recomputes(decision) or decision.why is Why.USER:
             continue
         members = (owner, *facts.followers.get(owner, ()))
         if decision.rule is not None and _names(policy.rules[decision.rule], facts, members):
@@ -114,7 +92,7 @@ def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None])
 
 def _names(rule: Rule, facts: Facts, rows: Sequence[int]) -> bool:
     """Whether a rule recomputes one of these operators by its name, without a wildcard and in its own text."""
-    chosen = {facts.targets[row] for row in rows if _operator(facts, row) in _CHOOSES}
+    chosen = {facts.targets[row] for row in rows if _operator(facts, row) in CHOICES}
     return rule.action.recomputes and any(
         isinstance(part, Operator) and "*" not in part.name and any(map(operator_matcher(part), chosen))
         for part in walk(rule.selector)

@@ -1,4 +1,4 @@
-"""Values that cannot be recomputed correctly: rule 3 of "What always holds" in the language reference."""
+"""Safety of recomputation: values with effects, writes or random draws that a second run would get wrong."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy
+from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision, Why
+from policylang.planning.decision import Decision, Why, by_rule
 from policylang.planning.liveness import Needs, backward_needs
 
-# A plain integer: the enumeration's own operators cost ten times as much.
-_SUSPECT = int(Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT)
+_SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT
 
 
 def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | None:
@@ -83,24 +82,14 @@ class Safety:
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """One error a rule, in the order of the rules, with all its values in graph order."""
-        by_rule: dict[int | None, list[int]] = {}
-        for owner in sorted(self._refused):
-            decision = self._decisions[owner]
-            assert decision is not None
-            by_rule.setdefault(decision.rule, []).append(owner)
-        found = [
-            self._diagnostic(rule, by_rule[rule]) for rule in sorted(index for index in by_rule if index is not None)
-        ]
-        return (*found, *([self._diagnostic(None, by_rule[None])] if None in by_rule else []))
+        refused = by_rule(sorted(self._refused), self._decisions, self._policy)
+        return tuple(self._diagnostic(rule, owners) for rule, owners in refused)
 
-    def _diagnostic(self, index: int | None, owners: list[int]) -> Diagnostic:
+    def _diagnostic(self, rule: Rule | None, owners: list[int]) -> Diagnostic:
         reasons = [self._refused[owner] for owner in owners]
-        if index is not None:
-            rule = self._policy.rules[index]
+        if rule is not None:
             help = f"save these values with a later rule, or write `optional {rule.text}` to have them saved"
             return refusals.unsafe(rule.text, rule.span, owners, reasons, self._facts, help)
-        undecided = self._policy.undecided
-        assert undecided is not None
-        text = " ".join(undecided.span.text.split())
-        help = "save these values with a rule"
-        return refusals.unsafe(text, undecided.span, owners, reasons, self._facts, help)
+        assert self._policy.undecided is not None
+        span = self._policy.undecided.span
+        return refusals.unsafe(span.one_line, span, owners, reasons, self._facts, "save these values with a rule")

@@ -1,4 +1,4 @@
-"""What the user's own ``checkpoint(...)`` has decided, as torch reads its tags."""
+"""Decisions of the user's own ``torch.utils.checkpoint``, from the tags that it leaves on nodes."""
 
 from __future__ import annotations
 

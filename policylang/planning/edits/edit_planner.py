@@ -1,4 +1,4 @@
-"""The interface of a kind of edit, and what every kind plans with: names, new nodes, proofs, and the other ranks' word.
+"""The interface of a kind of graph edit, and what all kinds share: names, new nodes, proofs, agreement among ranks.
 
 A kind is a class: it is given one statement and one graph, and yields edits and refusals. It is registered in
 :mod:`policylang.planning.edits.kinds`; nothing else knows it.
@@ -53,10 +53,10 @@ class NodeNames:
                 return name
 
     def trial(self) -> NodeNames:
-        """Names to try out: unless they are settled, the next trial gets the same."""
+        """Names to try out: unless they are taken, the next trial gets the same."""
         return NodeNames(self._taken, self._counts)
 
-    def settle(self, trial: NodeNames) -> None:
+    def take(self, trial: NodeNames) -> None:
         self._counts = trial._counts
 
 
@@ -77,7 +77,7 @@ class Setting:
 
 
 class NewNodes:
-    """The new nodes of one edit, one after the other. Their names are taken for good only by :meth:`settle`."""
+    """The new nodes of one edit, one after the other. Their names are taken for good only by :meth:`take_names`."""
 
     def __init__(self, setting: Setting) -> None:
         self._facts = setting.facts
@@ -123,8 +123,8 @@ class NewNodes:
     def calls(self, since: int = 0) -> list[ChainCall]:
         return list(map(new_call, self.made[since:]))
 
-    def settle(self) -> None:
-        self._names.settle(self._trial)
+    def take_names(self) -> None:
+        self._names.take(self._trial)
 
 
 class EditPlanner(ABC, Generic[Asked]):
@@ -150,6 +150,9 @@ class EditPlanner(ABC, Generic[Asked]):
 
     def names_of(self, rows: Iterable[int]) -> tuple[str, ...]:
         return tuple([self.facts.names[row] for row in rows])
+
+    def groups_of(self, collectives: Iterable[int]) -> tuple[str, ...]:
+        return tuple([self.facts.group_names[row] for row in collectives])
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
         """The ranks that some groups join. Raises :class:`RefusedError` where they join none, or that is not known."""

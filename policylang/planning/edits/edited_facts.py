@@ -1,4 +1,4 @@
-"""The facts of a graph as they will be once planned edits are carried out: rules are planned on these.
+"""The facts of a graph after its planned edits: rules are planned on these.
 
 Everything is known beforehand, the names of new nodes included, so that a plan on a snapshot is the plan on the live
 graph. The columns are those that :func:`policylang.graph.reading.collect.collect` finds on the graph that comes out.
@@ -14,15 +14,14 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
+from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, Group, InputKind, Ref, read_by_backward, users_of
 from policylang.operators.names import FOLLOWERS
 from policylang.operators.table import MOVERS
 from policylang.planning.graph_edit import Edit, FusedGroup, NewNode, Node
 
-_FEEDS_BACKWARD = int(Flag.FEEDS_BACKWARD)
-_KEPT = int(Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
+_KEPT = Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK
 """What a new node takes over from the one it is like, with that one's metadata."""
-_HANDED_ON = int(Flag.FORWARD_OUTPUT | Flag.GRADIENT)
+_HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT
 """What the replacement of a value takes over from it."""
 
 
@@ -64,6 +63,7 @@ class _EditedFacts:
         phases = bytearray(like(old.phases))
         restrided = {old.index[name]: stride for edit in self.edits for name, stride in edit.restrided}
         strides = column(old.strides, lambda node: node.stride)
+        later: dict[str, Any] = {name: like(known) if (known := getattr(old, name)) else () for name in LATER_COLUMNS}
         return evolve(
             old,
             names=list(self.row_of_name),
@@ -90,9 +90,9 @@ class _EditedFacts:
             input_kinds=column(old.input_kinds, lambda _: int(InputKind.NOT_AN_INPUT)),
             input_names=column(old.input_names, lambda _: ""),
             arguments=[self._arguments(each) for each in self.order],
-            annotations=like(old.annotations) if old.annotations else (),
             group_names=column(old.group_names, self._group_name),
             groups=self.groups,
+            **later,
         )
 
     def _column(self, old: Sequence[Any], new: Callable[[NewNode], Any]) -> list[Any]:
@@ -149,7 +149,7 @@ class _EditedFacts:
     def _flags(self, phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> array[int]:
         old = self.old
         kept = self._column(old.flags, lambda node: old.flags[old.index[node.like]] & _KEPT)
-        flags = array("i", [each & ~_FEEDS_BACKWARD for each in kept])
+        flags = array("i", [each & ~Flag.FEEDS_BACKWARD for each in kept])
         for row, each in enumerate(self.order):
             if isinstance(each, NewNode):
                 flags[row] |= MOVERS[each.target].categories
@@ -158,7 +158,7 @@ class _EditedFacts:
                 if now in self.row_of_name:  # unless a later edit removes it, with all that reads it
                     flags[self.row_of_name[now]] |= old.flags[old.index[was]] & _HANDED_ON
         for row in read_by_backward(phases, inputs, owners):
-            flags[row] |= _FEEDS_BACKWARD
+            flags[row] |= Flag.FEEDS_BACKWARD
         return flags
 
 

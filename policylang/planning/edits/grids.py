@@ -1,4 +1,4 @@
-"""The ranks that a chain of collectives joins, and where each of them stands in its groups.
+"""Grids of ranks: those that a chain of collectives joins, and the position of each in its process groups.
 
 A rank's graph names only its own groups. What the groups of the other ranks are follows from a mesh where one is
 known. Otherwise they may be this rank's own, moved by the distance between the two ranks, as in every mesh whose ranks
@@ -7,12 +7,13 @@ are counted row by row. That is a guess: each of these ranks has to say that it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Group, Mesh
+from policylang.language.figures import joined
 
 
 @frozen
@@ -37,31 +38,17 @@ class Grid:
 
     def ordered(self, order: Sequence[int]) -> tuple[int, ...]:
         """The ranks counted with the collectives in another order, slowest first."""
-        return self._reorder(self.ranks, order)
+        return _slice(self.ranks, self.shape, order, self.here)
 
     def everyone_ordered(self, order: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        return tuple(self._reorder(ranks, order) for ranks in self.everyone)
+        return tuple(_slice(ranks, self.shape, order, self.here) for ranks in self.everyone)
 
     def group(self, collective: int, rank: int) -> tuple[int, ...]:
         """The ranks of the group in which a rank of the grid takes part in a collective."""
-        at = list(self.position(rank))
-        found = []
-        for place in range(self.shape[collective]):
-            at[collective] = place
-            found.append(self.ranks[_ravel(at, self.shape)])
-        return tuple(found)
+        return _slice(self.ranks, self.shape, [collective], self.position(rank))
 
     def position(self, rank: int) -> tuple[int, ...]:
         return _unravel(self.ranks.index(rank), self.shape)
-
-    def _reorder(self, ranks: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-        found = []
-        for places in product(*(range(self.shape[collective]) for collective in order)):
-            at = [0] * len(self.shape)
-            for collective, place in zip(order, places, strict=True):
-                at[collective] = place
-            found.append(ranks[_ravel(at, self.shape)])
-        return tuple(found)
 
 
 def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
@@ -123,9 +110,10 @@ def _mesh_of(groups: Sequence[Group], meshes: Sequence[Mesh], rank: int) -> Mesh
 
 
 def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
+    names = [group.name for group in groups]
     spans = _disjoint([_spans(mesh, group) for group in groups])
     if spans is None:
-        return f"groups {_and([group.name for group in groups])} overlap"
+        return f"groups {_and(names)} overlap"
     dims = tuple(dim for span in spans for dim in span)
     others = [dim for dim in range(len(mesh.shape)) if dim not in dims]
     shape = tuple(group.size for group in groups)
@@ -136,11 +124,11 @@ def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
         at = [0] * len(mesh.shape)
         for dim, place in zip(others, fixed, strict=True):
             at[dim] = place
-        ranks = _slice(mesh, dims, at)
+        ranks = _slice(mesh.ranks, mesh.shape, dims, at)
         if lists is not None:
             ranks = lists.composed(rank if rank in ranks else min(ranks))
             if not lists.agree(Grid(shape, ranks, here, (), ())):
-                return f"ranks of groups {_and([group.name for group in groups])} gather in different orders"
+                return f"ranks of groups {_and(names)} gather in different orders"
         grids.append(ranks)
     mine = next(ranks for ranks in grids if rank in ranks)
     named = tuple(tuple(mesh.dims[dim] for dim in span) if mesh.dims else () for span in spans)
@@ -165,7 +153,7 @@ class _Lists:
         key = collective, rank
         if key not in self.known:
             at = _unravel(self.place[rank], self.mesh.shape)
-            found = _slice(self.mesh, self.spans[collective], list(at))
+            found = _slice(self.mesh.ranks, self.mesh.shape, self.spans[collective], at)
             self.known[key] = tuple(sorted(found)) if self.sorted[collective] else found
         return self.known[key]
 
@@ -207,22 +195,21 @@ def _spans(mesh: Mesh, group: Group) -> list[tuple[int, ...]]:
     varying = tuple(dim for dim in range(len(mesh.shape)) if len({at[dim] for at in positions}) > 1)
     if not varying:
         return [(dim,) for dim, size in enumerate(mesh.shape) if size == 1]
-    found = _slice(mesh, varying, list(positions[0]))
+    found = _slice(mesh.ranks, mesh.shape, varying, positions[0])
     return [varying] if group.ranks in (found, tuple(sorted(found))) else []
 
 
-def _slice(mesh: Mesh, dims: Sequence[int], at: list[int]) -> tuple[int, ...]:
-    """The ranks along some dimensions, the first of them slowest."""
-    found = []
-    at = list(at)
-    for places in product(*(range(mesh.shape[dim]) for dim in dims)):
+def _slice(ranks: Sequence[int], shape: Sequence[int], dims: Sequence[int], start: Sequence[int]) -> tuple[int, ...]:
+    """Of the ranks of a grid, those along some dimensions through a position, the first dimension slowest."""
+    found, at = [], list(start)
+    for places in product(*(range(shape[dim]) for dim in dims)):
         for dim, place in zip(dims, places, strict=True):
             at[dim] = place
-        found.append(mesh.ranks[_ravel(at, mesh.shape)])
+        found.append(ranks[ravel(at, shape)])
     return tuple(found)
 
 
-def _ravel(at: Sequence[int], shape: Sequence[int]) -> int:
+def ravel(at: Sequence[int], shape: Sequence[int]) -> int:
     index = 0
     for place, size in zip(at, shape, strict=True):
         index = index * size + place
@@ -237,6 +224,5 @@ def _unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(at))
 
 
-def _and(names: Sequence[str]) -> str:
-    *first, last = (f"`{name}`" for name in names)
-    return f"{', '.join(first)} and {last}" if first else last
+def _and(names: Iterable[str]) -> str:
+    return joined([f"`{name}`" for name in names])

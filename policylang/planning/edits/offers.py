@@ -1,4 +1,4 @@
-"""What ranks settle before a plan is fixed: a rewrite is made where every rank makes it, and nowhere else.
+"""Offers: ranks settle which edits all of them make before a plan is fixed; an edit that one lacks is made nowhere.
 
 Which part of a value a rank takes is a number in its graph, another one in every rank's. On one rank it may be the
 rank's own part by accident; on the next it is not. If only one of them took its gather out, the other would wait in it

@@ -1,4 +1,4 @@
-"""The ``getitem`` nodes of a split: which of them nobody reads, and what a rank's own is called on all ranks.
+"""The ``getitem`` nodes of a split: those that nobody reads, and one name on all ranks for each rank's own.
 
 ``chunk`` is traced with a ``getitem`` for every part, of which a rank may take one. The others are no readers of the
 tuple, and go with it. The one that is taken is another node on every rank.
@@ -14,8 +14,6 @@ from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import GETITEM
 from policylang.planning.graph_edit import Edit
 
-_VIEW = int(Flag.VIEW)
-
 
 def common_names(facts: Facts) -> list[str]:
     """The names of all nodes as every rank has them.
@@ -25,7 +23,7 @@ def common_names(facts: Facts) -> list[str]:
     """
     names, users, targets = list(facts.names), facts.users, facts.targets
     for row, readers in enumerate(users):
-        if not facts.flags[row] & _VIEW:
+        if not facts.flags[row] & Flag.VIEW:
             continue
         pieces = [user for user in readers if targets[user] == GETITEM]
         if len(readers) - sum(not users[piece] for piece in pieces) <= 1:

@@ -1,4 +1,4 @@
-"""The statements of a policy that change a graph's structure, planned one after the other, before any rule."""
+"""Plans the ``fuse`` and ``collapse`` statements of a policy as graph edits, one after the other, before any rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import counted
 from policylang.language.syntax import Policy, Rewriting
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -118,13 +120,13 @@ def _renamed(value: Any, replaced: dict[str, str]) -> Any:
 
 def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
     text, kind = _text(statement), KINDS[statement.kind]
-    count = sum(f".{kind.counted}_" in target for target in before.targets)
-    return Diagnostic(
+    nodes = counted(sum(f".{kind.counted}_" in target for target in before.targets), "node")
+    return diagnose(
         refusals.NOTHING_TO_REWRITE,
         f"`{text}` finds nothing to rewrite in this graph",
         span=statement.span,
         help=f"if that is as it should be, write `optional {text}`",
-        details=(f"{kind.counted}: {count} node{'s' * (count != 1)}", kind.nothing_found),
+        details=(f"{kind.counted}: {nodes}", kind.nothing_found),
     )
 
 
@@ -134,15 +136,14 @@ def _all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic
     if count > _MOST_NAMES:
         listed.append(f"and {count - _MOST_NAMES} more")
     all_of_them = "its one candidate is" if count == 1 else f"all of its {count} candidates are"
-    return Diagnostic(
+    return diagnose(
         refusals.REWRITES_REFUSED,
         f"`{text}` changes nothing: {all_of_them} refused",
         span=statement.span,
         help=f"where that is as it should be, write `optional {text}`",
         details=tuple(listed),
-        severity=Severity.WARNING,
     )
 
 
 def _text(statement: Rewriting) -> str:
-    return " ".join(statement.span.text.split()).removeprefix("optional ")
+    return statement.span.one_line.removeprefix("optional ")

@@ -1,11 +1,13 @@
-"""Expectations: each is held, failed with the figure found, or deferred to what the partitioner decides."""
+"""Checks a plan's expectations: each is held, failed with the figure found, or deferred until after partitioning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Expectation, ExpectCount, ExpectTotal, Scope
+from policylang.language.figures import first_lines
+from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
 from policylang.planning.decision import Decision
 from policylang.planning.expectations.fates import Fates, check_fate
@@ -19,6 +21,8 @@ from policylang.planning.selection.selectors import Selections
 from policylang.simulation.peak import estimate_peak
 
 _NOTHING = "no node matches"
+_BOUNDS: dict[str, Literal["==", ">=", "<="]] = {"exactly": "==", "at least": ">=", "at most": "<="}
+_MOST_PLACES = 9
 
 
 def check_expectations(
@@ -28,7 +32,7 @@ def check_expectations(
     outcome: CostedNeeds,
     fates: Fates | None = None,
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
-    """What each expectation came to, and an error for each that failed, both in order.
+    """The result of each expectation, and an error for each that failed, both in order.
 
     ``fates`` are those of ``decisions`` unless given.
     """
@@ -37,7 +41,7 @@ def check_expectations(
     failures: list[Diagnostic] = []
     for expectation in expectations:
         finding = _check(expectation, selections, fates, outcome, decisions)
-        text = " ".join(expectation.span.text.split())
+        text = expectation.span.one_line
         outcomes.append(ExpectationOutcome(text, expectation.span.location, finding.status, finding.found))
         if finding.status == "failed":
             failures.append(_failure(expectation, text, finding))
@@ -82,31 +86,23 @@ def _check_count(expectation: ExpectCount, rows: list[int], selections: Selectio
     scope = expectation.scope or Scope.GRAPH
     if scope is Scope.GRAPH:
         return Finding("held" if _counts(expectation, len(rows)) else "failed", str(len(rows)))
-    totals: dict[object, int] = {}  # of modules and chains, those that hold one at least
-    if scope is Scope.BLOCK:
-        totals = dict.fromkeys(numbers(selections.blocks), 0)
-        if not totals:
-            return Finding("failed", "the graph has no blocks")
+    # All blocks; of modules and chains, those that hold one at least.
+    totals: dict[object, int] = dict.fromkeys(numbers(selections.blocks) if scope is Scope.BLOCK else (), 0)
+    if scope is Scope.BLOCK and not totals:
+        return Finding("failed", "the graph has no blocks")
     for key in group_keys(scope, rows, selections.facts, selections.blocks, selections.chains):
         if key is not None:
             totals[key] = totals.get(key, 0) + 1
-    return _worst_count(expectation, scope, totals, selections.blocks.names)
-
-
-def _worst_count(
-    expectation: ExpectCount, scope: Scope, totals: dict[object, int], block_names: Sequence[str]
-) -> Finding:
+    block_names = selections.blocks.names
     wrong = [(key, count) for key, count in totals.items() if not _counts(expectation, count)]
     if not wrong:
         counts = sorted(set(totals.values()))
         each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
         return Finding("held", f"{each} in each {scope.value}")
-    details = [f"{_place(scope, key, block_names)}: {count}" for key, count in wrong[:8]]
-    if len(wrong) > len(details):
-        details.append(f"… and {len(wrong) - len(details)} more")
+    details = [f"{_place(scope, key, block_names)}: {count}" for key, count in wrong]
     key, count = wrong[0]
     place = f"block {key}" if scope is Scope.BLOCK else _place(scope, key, block_names)
-    return Finding("failed", f"{count} in {place}", tuple(details))
+    return Finding("failed", f"{count} in {place}", first_lines(details, _MOST_PLACES))
 
 
 def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:
@@ -118,6 +114,4 @@ def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:
 
 
 def _counts(expectation: ExpectCount, count: int) -> bool:
-    if expectation.bound == "exactly":
-        return count == expectation.n
-    return count >= expectation.n if expectation.bound == "at least" else count <= expectation.n
+    return COMPARISONS[_BOUNDS[expectation.bound]](count, expectation.n)

@@ -1,4 +1,4 @@
-"""``expect saved per block <= 220 MiB`` and the other expectations about a total."""
+"""Expectations about a total: ``expect saved per block <= 220 MiB``, recomputed FLOPs, peak memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import BlockTable
 from policylang.language.figures import beside
 from policylang.language.syntax import COMPARISONS, ExpectTotal
 from policylang.planning.liveness import CostedNeeds
@@ -17,46 +17,45 @@ Status = Literal["held", "failed", "deferred"]
 
 @frozen
 class Finding:
-    """What an expectation came to, and the evidence for it."""
+    """The result of checking an expectation, and the evidence for it."""
 
     status: Status
     found: str
     details: tuple[str, ...] = ()
 
 
-def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: Blocks, peak: Callable[[], int]) -> Finding:
+LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
+
+
+def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: BlockTable, peak: Callable[[], int]) -> Finding:
     """Compare a total with its limit. ``peak`` is asked only for ``expect peak``, since it costs a simulation.
 
     While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
     not to hold one.
     """
     if expectation.figure == "peak":
-        if not outcome.settled:
-            return Finding("deferred", _LEFT)
-        return _judge(expectation, float(peak()), "", outcome.settled, ())
+        return _judge(expectation, float(peak()), outcome) if outcome.final else LEFT_OPEN
+    amount, by_block = _amounts(expectation, outcome)
     if not expectation.per_block:
-        return _judge(expectation, _total(expectation, outcome), "", outcome.settled, ())
-    amounts = _by_block(expectation, outcome)
-    if not amounts:
+        return _judge(expectation, amount, outcome)
+    if not by_block:
         return Finding("failed", "the graph has no blocks")
-    block = _telling(expectation, amounts, numbers(blocks))
-    return _judge(
-        expectation, amounts[block], f" in block {block}", outcome.settled, (f"block {block} is {blocks.names[block]}",)
-    )
+    block = _telling(expectation, by_block, numbers(blocks))
+    details = (f"block {block} is {blocks.names[block]}",)
+    return _judge(expectation, by_block[block], outcome, f" in block {block}", details)
 
 
-_LEFT = "it depends on values that are left to PyTorch's partitioner"
-
-
-def _judge(expectation: ExpectTotal, amount: float, where: str, settled: bool, details: tuple[str, ...]) -> Finding:
+def _judge(
+    expectation: ExpectTotal, amount: float, outcome: CostedNeeds, where: str = "", details: tuple[str, ...] = ()
+) -> Finding:
     limit = expectation.limit.value
     holds = COMPARISONS[expectation.op](amount, limit)
     found = beside(amount, limit, _dimension(expectation)) + where
-    if settled:
+    if outcome.final:
         return Finding("held" if holds else "failed", found, details)
     if not holds and expectation.op in ("<", "<="):
         return Finding("failed", f"at least {found}", details)
-    return Finding("deferred", _LEFT)
+    return LEFT_OPEN
 
 
 def _dimension(expectation: ExpectTotal) -> Literal["bytes", "flops", "fraction"]:
@@ -65,32 +64,23 @@ def _dimension(expectation: ExpectTotal) -> Literal["bytes", "flops", "fraction"
     return "fraction" if expectation.limit.dimension == "fraction" else "flops"
 
 
-def _total(expectation: ExpectTotal, outcome: CostedNeeds) -> float:
+def _amounts(expectation: ExpectTotal, outcome: CostedNeeds) -> tuple[float, Sequence[float]]:
+    """The figure, in all and by block."""
     if expectation.figure == "saved":
-        return outcome.saved_bytes
+        return outcome.saved_bytes, outcome.saved_bytes_by_block
     if expectation.figure == "recomputed":
-        return outcome.recomputed_bytes
+        return outcome.recomputed_bytes, outcome.recomputed_bytes_by_block
     if _dimension(expectation) == "flops":
-        return outcome.recomputed_flops
-    return _share(outcome.recomputed_flops, outcome.forward_flops)
-
-
-def _by_block(expectation: ExpectTotal, outcome: CostedNeeds) -> list[float]:
-    if expectation.figure == "saved":
-        return list(outcome.saved_bytes_by_block)
-    if expectation.figure == "recomputed":
-        return list(outcome.recomputed_bytes_by_block)
-    if _dimension(expectation) == "flops":
-        return list(outcome.recomputed_flops_by_block)
+        return outcome.recomputed_flops, outcome.recomputed_flops_by_block
     pairs = zip(outcome.recomputed_flops_by_block, outcome.forward_flops_by_block, strict=True)
-    return [_share(again, forward) for again, forward in pairs]
+    return _share(outcome.recomputed_flops, outcome.forward_flops), [_share(*pair) for pair in pairs]
 
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def numbers(blocks: Blocks) -> Sequence[int]:
+def numbers(blocks: BlockTable) -> Sequence[int]:
     """Of the blocks that are in the graph."""
     return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
 

@@ -18,8 +18,8 @@ from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
-from policylang.planning.decision import Decision, Why
-from policylang.planning.liveness import CostedNeeds, Needs, backward_needs, own_bytes, with_cost
+from policylang.planning.decision import Decision, Why, is_open
+from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
 from policylang.planning.plan import Plan, schedule_of
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.peak import Peak, peak_of
@@ -106,14 +106,14 @@ class Breakdown:
 def breakdown(plan: Plan) -> Breakdown:
     """A few passes over the graph; needs no torch."""
     counted = as_counted(plan.decisions)
-    outcome = _outcome(plan, counted)
+    outcome = saved_and_recomputed(plan, counted)
     fates = _fates(plan, outcome)
     everything = [None if decision is None else _KEPT for decision in plan.decisions]
     return Breakdown(
         plan=plan,
         groups=_groups(plan, outcome, fates),
         under=_scenario(plan, counted, outcome, fates),
-        without=_scenario(plan, everything, _outcome(plan, everything), ()),
+        without=_scenario(plan, everything, saved_and_recomputed(plan, everything), ()),
         forward_flops=outcome.forward_flops,
         fates=fates,
     )
@@ -121,12 +121,7 @@ def breakdown(plan: Plan) -> Breakdown:
 
 def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
     """Decisions with all saved that is left to PyTorch."""
-    return [_KEPT if decision is not None and decision.action is None else decision for decision in decisions]
-
-
-def _outcome(plan: Plan, decisions: Sequence[Decision | None]) -> CostedNeeds:
-    needs = backward_needs(plan.facts, decisions)
-    return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
+    return [_KEPT if is_open(decision) else decision for decision in decisions]
 
 
 def _scenario(
@@ -153,8 +148,7 @@ def _scenario(
 def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
     fates: list[Fate | None] = [None] * len(plan.facts)
     for row in needs.saved:
-        decision = plan.decisions[row]
-        fates[row] = "left to PyTorch" if decision is not None and decision.action is None else "saved"
+        fates[row] = "left to PyTorch" if is_open(plan.decisions[row]) else "saved"
     for row in needs.recomputed:
         fates[row] = "recomputed"
     for row in needs.offloaded:

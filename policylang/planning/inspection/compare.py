@@ -17,7 +17,7 @@ OUTSIDE = "outside every block"
 
 @frozen
 class Figures:
-    """The cost of a plan. Bytes and FLOPs are of what is settled: lower bounds where PyTorch's min-cut decides."""
+    """The cost of a plan. Bytes and FLOPs are of what is decided: lower bounds where min-cut decides the rest."""
 
     saved_bytes: int
     recomputed_flops: int
@@ -79,18 +79,16 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
     """Nodes are the same where their names are: a plan that rewrites collectives has other nodes than one that does
     not. What decides takes no part: a rule that moved and decides as before is no change."""
     before, after = _decided(old), _decided(new)
-    names = list(dict.fromkeys((*before, *after)))
-    groups: dict[tuple[Decider, Decider], list[str]] = {}
-    blocks: dict[tuple[Decider, Decider], Counter[str]] = {}
+    names = dict.fromkeys((*before, *after))
+    groups: dict[tuple[Decider, Decider], dict[str, str]] = {}  # the names, each with its block
     nowhere = _Decided(Decider("", None, "not in the graph"), OUTSIDE)
     for name in names:
         left, right = before.get(name, nowhere), after.get(name, nowhere)
-        if left.side.action == right.side.action:
-            continue
-        key = left.side, right.side
-        groups.setdefault(key, []).append(name)
-        blocks.setdefault(key, Counter())[(right if name in after else left).block] += 1
-    changes = tuple(Change(*key, tuple(found), tuple(blocks[key].items())) for key, found in groups.items())
+        if left.side.action != right.side.action:
+            groups.setdefault((left.side, right.side), {})[name] = (right if name in after else left).block
+    changes = tuple(
+        Change(*sides, tuple(found), tuple(Counter(found.values()).items())) for sides, found in groups.items()
+    )
     return PlanComparison(figures(old), figures(new), len(names), changes)
 
 
@@ -98,7 +96,7 @@ def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
     peak = estimate_peak(plan.facts, plan.schedule)
-    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.settled)
+    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.final)
 
 
 def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:

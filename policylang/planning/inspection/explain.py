@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Literal
 
 from attrs import frozen
 
-from policylang.graph.chains import Chains
 from policylang.language.syntax import Rule
-from policylang.planning.decision import Why
+from policylang.planning.decision import Decision, Why
 from policylang.planning.plan import Plan
-from policylang.planning.selection.selectors import Selections, blocks_for
+from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.why_not_matched import why_not
 
 Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
@@ -38,20 +36,13 @@ def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
     if decision is None:
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
-    selections = selections_of(plan)
-    return tuple(_standing(plan, index, owner, row, selections) for index in range(len(plan.rules)))
+    selections = selections_for(plan.policy, plan.facts)
+    return tuple(_standing(plan, index, owner, decision, selections) for index in range(len(plan.rules)))
 
 
-def selections_of(plan: Plan) -> Selections:
-    """What the selectors of the plan's policy denote on its graph."""
-    facts = plan.facts
-    return Selections(facts, plan.policy.lets, blocks_for(plan.policy, facts), Chains(facts))
-
-
-def _standing(plan: Plan, index: int, owner: int, row: int, selections: Selections) -> RuleOnNode:
+def _standing(plan: Plan, index: int, owner: int, decision: Decision, selections: Selections) -> RuleOnNode:
     outcome = plan.rules[index]
-    decision = plan.decisions[row]
-    if decision is None or not _holds(outcome.matched, owner):
+    if owner not in outcome.matched:
         return RuleOnNode(outcome.rule, "no match", why=why_not(outcome.rule.selector, owner, selections))
     if decision.rule == index:
         return RuleOnNode(outcome.rule, "decided")
@@ -60,9 +51,3 @@ def _standing(plan: Plan, index: int, owner: int, row: int, selections: Selectio
     if decision.rule is None:
         return RuleOnNode(outcome.rule, "kept by the user")
     return RuleOnNode(outcome.rule, "overridden", plan.rules[decision.rule].rule)
-
-
-def _holds(rows: tuple[int, ...], row: int) -> bool:
-    """Whether a sorted tuple has a row."""
-    position = bisect_left(rows, row)
-    return position < len(rows) and rows[position] == row

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import as_counted
-from policylang.planning.liveness import CostedNeeds, backward_needs, with_cost
+from policylang.planning.liveness import CostedNeeds, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.simulation.peak import estimate_peak
@@ -97,6 +97,5 @@ def _sign(amount: int) -> int:
 
 
 def _outcome_and_peak(plan: Plan) -> tuple[CostedNeeds, int]:
-    needs = backward_needs(plan.facts, as_counted(plan.decisions))
-    outcome = with_cost(needs, plan.facts, (), 0)
+    outcome = saved_and_recomputed(plan, as_counted(plan.decisions))
     return outcome, estimate_peak(plan.facts, plan.schedule).bytes

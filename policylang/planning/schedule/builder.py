@@ -1,4 +1,4 @@
-"""Facts and decisions → the schedule: the nodes in their order, and each recomputation as late as possible.
+"""Builds the schedule of a training step from facts and decisions: each recomputation runs as late as possible.
 
 What a graph runs keeps the order in which it was traced, a partition all of its forward first. In a region of the
 backward, the first step that needs a recomputed value gets, just before itself, everything that runs again for it, in
@@ -23,17 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.rowsets import mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.schedule.host_copy_steps import with_host_copies
 
-# Plain integers: the enumeration's own operators cost ten times as much.
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
-_RANDOM_OR_EFFECT = int(Flag.RANDOM | Flag.EFFECTFUL)
-_WRITES, _REPEATABLE = int(Flag.WRITES), int(Flag.REPEATABLE)
-_VIEW, _MULTI_OUTPUT = int(Flag.VIEW), int(Flag.MULTI_OUTPUT)
-_FORWARD_OUTPUT = int(Flag.FORWARD_OUTPUT)
+_RANDOM_OR_EFFECT = Flag.RANDOM | Flag.EFFECTFUL
 
 Part = tuple[int, list[int]]
 """A region, 0 for the forward, and rows that run one after the other. A forward row in a region runs again."""
@@ -42,11 +39,7 @@ Part = tuple[int, list[int]]
 def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[int] = ()) -> Schedule:
     """The steps of a graph in which ``recomputed`` rows run again for the backward, ``offloaded`` ones wait on the host
     in between, and all else that is read is kept. Either may name more rows than the backward needs."""
-    again, moved = bytearray(len(facts)), bytearray(len(facts))
-    for row in recomputed:
-        again[row] = 1
-    for row in offloaded:
-        moved[row] = 1
+    again, moved = mask_of(recomputed, len(facts)), mask_of(offloaded, len(facts))
     if facts.kind is GraphKind.FLAT:
         second_runs = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), of_second_runs=True)
         return Schedule.of(with_host_copies(facts, second_runs, moved))
@@ -65,7 +58,7 @@ def build_sequential_schedule(facts: Facts, again: Iterable[int]) -> Schedule:
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
     """A row of the forward runs a second time in a region, and so does what the forward has run of the backward."""
-    first, second, phases = StepKind.FIRST_RUN, StepKind.SECOND_RUN, facts.phases
+    first, second, phases = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN), facts.phases
     ahead = {row for region, rows in parts if not region for row in rows if phases[row] == _BACKWARD}
     return [
         (second if region and (phases[row] == _FORWARD or row in ahead) else first, row, region)
@@ -77,10 +70,10 @@ def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
 def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_runs: bool = False) -> list[ScheduleStep]:
     """The steps with each ``getitem`` right behind the run that it reads, where that is in the same region."""
     targets, inputs = facts.targets, facts.inputs
-    lowest = StepKind.SECOND_RUN if of_second_runs else StepKind.FIRST_RUN
-    pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= StepKind.SECOND_RUN]
+    lowest, highest = int(StepKind.SECOND_RUN if of_second_runs else StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
+    pieces = [step for step in steps if targets[step[1]] == GETITEM and lowest <= step[0] <= highest]
     sources = {inputs[row][0] for _, row, _ in pieces if inputs[row]}
-    here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= StepKind.SECOND_RUN}
+    here = {step[1:] for step in steps if step[1] in sources and lowest <= step[0] <= highest}
     behind: dict[tuple[int, int], list[ScheduleStep]] = {}
     for step in pieces:
         source = (inputs[step[1]][0], step[2])
@@ -94,7 +87,7 @@ def _with_pieces_behind(facts: Facts, steps: list[ScheduleStep], *, of_second_ru
         pending = [] if step in moved else [step]
         while pending:
             order.append(pending.pop())
-            if order[-1][0] <= StepKind.SECOND_RUN:
+            if order[-1][0] <= highest:
                 pending.extend(reversed(behind.get(order[-1][1:], ())))
     return order
 
@@ -120,14 +113,14 @@ def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
     flags, phases, inputs = facts.flags, facts.phases, facts.inputs
     for row in range(len(facts) - 1, -1, -1):
         flag, phase = flags[row], phases[row]
-        if flag & _RANDOM_OR_EFFECT or flag & (_WRITES | _REPEATABLE) == _WRITES:
+        if flag & _RANDOM_OR_EFFECT or flag & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES:
             (in_backward if phase == _BACKWARD else in_forward)[row] = 1
         for source in inputs[row]:
             repeated = phases[source] == _BACKWARD or again[source]
             if phase == _OUTPUT:
                 late = phases[source] == _BACKWARD or (again[source] and is_gradient(facts, source))
                 (in_backward if late else in_forward)[source] = 1
-                if late and flags[source] & _FORWARD_OUTPUT:
+                if late and flags[source] & Flag.FORWARD_OUTPUT:
                     in_forward[source] = 1
             if in_forward[row]:
                 in_forward[source] = 1
@@ -141,11 +134,11 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
     phases, inputs = facts.phases, facts.inputs
     late = bytearray(kind == InputKind.TANGENT for kind in facts.input_kinds)  # depends on a gradient
     waiting = bytearray(len(facts))
-    effect = _RANDOM_OR_EFFECT | _WRITES
+    effect = _RANDOM_OR_EFFECT | Flag.WRITES
     for row in rows:
         if any(late[source] for source in inputs[row]):
             late[row] = 1
-        elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a draw that runs again is a replay
+        elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a draw that runs again repeats its numbers
             waiting[row] = 1
     waits = bytes(waiting)
 
@@ -179,7 +172,7 @@ class _Flat:
         self.roots = storage_roots(facts)
         self.units: dict[int, list[int]] = {}  # what is written in place, and all that runs again with it
         for row, flag in enumerate(facts.flags):
-            if flag & _REPEATABLE:
+            if flag & Flag.REPEATABLE:
                 self.units.setdefault(facts.owners[row], []).append(row)
         self.kept = bytearray(len(facts))
         self.held_until: dict[int, int] = {}
@@ -225,10 +218,10 @@ class _Flat:
                     if not again[source]:
                         kept[source] = 1
                 continue
-            in_unit = flags[row] & _REPEATABLE
+            in_unit = flags[row] & Flag.REPEATABLE
             if facts.ops[row] == "call_function" and not kept[row]:
                 whole = in_unit and owners[row] in kept_units
-                has_effect = flags[row] & _RANDOM_OR_EFFECT or self._writes_outside(row)
+                has_effect = flags[row] & _RANDOM_OR_EFFECT or (flags[row] & Flag.WRITES and self._writes_outside(row))
                 kept[row] = not again[row] or bool(whole or has_effect)
             if facts.ops[row] != "output" and not kept[row]:
                 continue
@@ -237,16 +230,16 @@ class _Flat:
             for source in inputs[row]:
                 kept[source] = 1
                 self.held_until.setdefault(self.roots[source], row)
-                if flags[source] & _REPEATABLE:
+                if flags[source] & Flag.REPEATABLE:
                     kept_units.add(owners[source])
 
     def _writes_outside(self, row: int) -> bool:
-        """Whether it writes to memory that outlives it. Running statistics do: an operator that may run again without
-        them returns memory of its own, where one that writes in place returns what it writes to."""
+        """Whether an operator that writes does so to memory that outlives it. Running statistics do: one that may run
+        again without them returns memory of its own, where one that writes in place returns what it writes to."""
         flag = self.facts.flags[row]
-        if not flag & _WRITES or not flag & _REPEATABLE:
-            return bool(flag & _WRITES)
-        return not flag & _VIEW and (self.facts.owners[row] == row or bool(flag & _MULTI_OUTPUT))
+        if not flag & Flag.REPEATABLE:
+            return True
+        return not flag & Flag.VIEW and (self.facts.owners[row] == row or bool(flag & Flag.MULTI_OUTPUT))
 
     def _region_ends(self) -> dict[int, int]:
         """Backward row → the last one of its region."""
@@ -268,7 +261,7 @@ class _Flat:
             row = pending.pop()
             if row in done or (self.kept[row] and self.held_until.get(self.roots[row], -1) > end):
                 continue
-            rows = self.units[facts.owners[row]] if facts.flags[row] & _REPEATABLE else [row]
+            rows = self.units[facts.owners[row]] if facts.flags[row] & Flag.REPEATABLE else [row]
             done.update(rows)
             found.extend(rows)
             pending.extend(source for each in rows for source in facts.inputs[each] if again[source])

@@ -1,4 +1,4 @@
-"""When values are copied to the host and back: the rule by which offloading frees memory without waiting for it.
+"""Schedules offloading: when each copy to the host and back starts and is awaited.
 
 A copy is started right behind the last forward reader of its memory, and awaited before the second copy after it is
 started, at the latest where the forward ends: so long the device holds what is copied. A region of the backward fetches
@@ -32,11 +32,11 @@ class _Copies:
 
     def steps_with_copies(self) -> list[ScheduleStep]:
         first_reads = self._first_reads()
-        backward = next((at for at, (_, _, region) in enumerate(self.steps) if region), len(self.steps))
-        self._copy_to_host({row for reads in first_reads.values() for row in reads}, backward)
         begins: dict[int, int] = {}
         for at, (_, _, region) in enumerate(self.steps):
             begins.setdefault(region, at)
+        backward = min((at for region, at in begins.items() if region), default=len(self.steps))
+        self._copy_to_host({row for reads in first_reads.values() for row in reads}, backward)
         for region, reads in first_reads.items():
             self._copy_from_host(region, reads, begins.get(region, len(self.steps)))
         found: list[ScheduleStep] = []

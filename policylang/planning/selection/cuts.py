@@ -29,7 +29,6 @@ from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 
 _NEVER = -1
-_SYMBOLIC = int(Flag.SYMBOLIC)  # a plain integer: the enumeration's own operators cost ten times as much
 
 
 class Cuts:
@@ -94,7 +93,7 @@ class Cuts:
         place = array("i", [_NEVER]) * len(facts)
         for at, row in enumerate(facts.forward):
             place[row] = at
-            if roots[row] == row and not flags[row] & _SYMBOLIC and not of_parameter[row]:
+            if roots[row] == row and not flags[row] & Flag.SYMBOLIC and not of_parameter[row]:
                 born[row] = at
                 if targets[row] == GETITEM:  # one of several results, which the operator made at its own place
                     whole = inputs[row][0]

@@ -1,4 +1,4 @@
-"""Why a selector matched nothing: what each part of it matched on its own, and what is near it in this graph."""
+"""Explains why a selector matched nothing: how much each part of it matches, and the nearest names in the graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.figures import figure, first_lines, listed
+from policylang.language.figures import counted, figure, first_lines, listed
 from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
 from policylang.language.syntax import (
@@ -28,7 +28,7 @@ from policylang.language.syntax import (
 from policylang.language.walk import predicates
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.predicates import ORIGINS
-from policylang.planning.selection.selectors import Selections, children
+from policylang.planning.selection.selectors import Selections, parts_first
 
 _MOST_PARTS = 12
 _MOST_ANNOTATIONS = 6
@@ -38,9 +38,10 @@ _KIND_WORDS = {InputKind.PARAMETER: "a parameter", InputKind.BUFFER: "a buffer",
 def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
     """One line a part, innermost first: ``mm: 224 nodes``, ``in encoder.*: 0 of them; nearest module paths: …``."""
     lines: list[str] = []
-    for part in _parts(selector, selections):
+    for part in parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections)):
         count = len(selections.rows(part))
-        line = f"{part_label(part)}: {_count(part, count)}"
+        narrows = isinstance(part, InModule | InBlock | Where | Ordinal)
+        line = f"{part_label(part)}: {f'{count:,} of them' if narrows else counted(count, 'node')}"
         if not count:
             line += _hint(part, selections)
         if line not in lines:
@@ -48,30 +49,12 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
     return first_lines(lines, _MOST_PARTS, "more parts")
 
 
-def _parts(selector: Selector, selections: Selections) -> list[Selector]:
-    """The sub-trees in order of evaluation. A name that stands for something is one part; one that stands for nothing
-    here is taken apart in its turn, the groups that every policy knows excepted."""
-    order: list[Selector] = []
-    stack: list[tuple[Selector, bool]] = [(selector, False)]
-    while stack:
-        part, ready = stack.pop()
-        if ready or (isinstance(part, Reference) and _is_one_part(part, selections)):
-            order.append(part)
-            continue
-        stack.append((part, True))
-        stack.extend((child, False) for child in reversed(children(part, selections.lets)))
-    return order
-
-
-def _is_one_part(name: Reference, selections: Selections) -> bool:
-    of_the_prelude = selections.lets[name.name].span.source.name == prelude.NAME
-    return of_the_prelude or bool(selections.rows(name))
-
-
-def _count(part: Selector, count: int) -> str:
-    if isinstance(part, InModule | InBlock | Where | Ordinal):
-        return f"{count} of them"
-    return "1 node" if count == 1 else f"{count} nodes"
+def _is_one_part(part: Selector, selections: Selections) -> bool:
+    """A name that stands for something. One that stands for nothing here is taken apart in its turn, the groups that
+    every policy knows excepted."""
+    if not isinstance(part, Reference):
+        return False
+    return selections.lets[part.name].span.source.name == prelude.NAME or bool(selections.rows(part))
 
 
 def part_label(part: Selector) -> str:
@@ -79,7 +62,7 @@ def part_label(part: Selector) -> str:
     if isinstance(part, InModule):
         return f"{'outside' if part.outside else 'in'} {part.glob}"
     if isinstance(part, Where):
-        return f"where {' '.join(part.predicate.span.text.split())}"
+        return f"where {part.predicate.span.one_line}"
     if isinstance(part, Ordinal):
         start = "" if part.start is None else f" from {nth(part.start)}"
         return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"
@@ -88,7 +71,7 @@ def part_label(part: Selector) -> str:
 
 def _hint(part: Selector, selections: Selections) -> str:
     if isinstance(part, InModule):
-        return nearest_paths_hint(part.glob, selections.facts)
+        return "; " + nearest_paths_hint(part.glob, selections.facts)
     blocks = len(selections.blocks.names)
     if isinstance(part, InBlock) and blocks:
         return f"; the graph has {blocks} blocks"
@@ -101,7 +84,7 @@ def _hint(part: Selector, selections: Selections) -> str:
 
 def _test_hint(test: Predicate, selections: Selections) -> str:
     if isinstance(test, Match) and test.property == "module" and test.op == "==":
-        return nearest_paths_hint(test.pattern, selections.facts)
+        return "; " + nearest_paths_hint(test.pattern, selections.facts)
     if isinstance(test, Is) and test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds:
         return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
     if isinstance(test, Annotated):
@@ -125,15 +108,13 @@ def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
     if not isinstance(test, CrossesCut):
         return ""
     count = len(cuts.positions(test.size.value))
-    found = "no cut" if not count else "1 cut" if count == 1 else f"{count} cuts"
+    found = counted(count, "cut") if count else "no cut"
     return f"; the forward makes {figure(cuts.produced, 'bytes')} and has {found}"
 
 
 def nearest_paths_hint(glob: str, facts: Facts) -> str:
     near = nearest_paths(glob, facts)
-    if not near:
-        return "; no node of the graph has a module path"
-    return f"; nearest module paths: {', '.join(near)}"
+    return f"nearest module paths: {', '.join(near)}" if near else "no node of the graph has a module path"
 
 
 def nearest_paths(glob: str, facts: Facts, count: int = 3) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
-"""Choice by position: ``first 2 S per block``, ``every 2nd S from 1st``; which blocks ``in last 4 blocks`` means."""
+"""Selection by position: ``first 2 S per block``, ``every 2nd S from 1st``; which blocks ``in last 4 blocks`` means."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import BlockTable
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.syntax import BlockSet, Ordinal, Scope
@@ -17,7 +18,7 @@ def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
     return Scope.BLOCK if has_blocks else Scope.GRAPH
 
 
-def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: Blocks, chains: Chains) -> list[Hashable]:
+def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTable, chains: Chains) -> list[Hashable]:
     """What each row is counted under: a block's number, a module's path, the name of a chain's first node.
 
     None for a node outside every block under ``per block``: it is not counted.
@@ -35,43 +36,34 @@ def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: Blocks, 
 
 def choose(ordinal: Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
     """The rows at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
-    totals: dict[Hashable, int] = {}
-    if ordinal.kind == "last":
-        for key in keys:
-            totals[key] = totals.get(key, 0) + 1
-    counts: dict[Hashable, int] = {}
+    totals = Counter(keys if ordinal.kind == "last" else ())
+    counts: Counter[Hashable] = Counter()
     chosen: list[int] = []
     for row, key in zip(rows, keys, strict=True):
-        if key is None:
-            continue
-        position = counts.get(key, 0) + 1
-        counts[key] = position
-        if _at(ordinal, position, totals.get(key, 0)):
-            chosen.append(row)
+        if key is not None:
+            counts[key] += 1
+            if _takes(ordinal, counts[key], totals[key]):
+                chosen.append(row)
     return chosen
-
-
-def _at(ordinal: Ordinal, position: int, total: int) -> bool:
-    n = ordinal.n
-    if ordinal.kind == "first":
-        return position <= n
-    if ordinal.kind == "last":
-        return position > total - n
-    if ordinal.kind == "nth":
-        return position == n
-    start = n if ordinal.start is None else ordinal.start
-    return n > 0 and position >= start and (position - start) % n == 0
 
 
 def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
     """For each of ``count`` blocks, whether the block set holds it."""
     if which.kind == "any":
         return [True] * count
-    if which.kind == "first":
-        return [block < which.n for block in range(count)]
-    if which.kind == "last":
-        return [block >= count - which.n for block in range(count)]
     if which.kind == "range":
         return [which.low <= block <= which.high for block in range(count)]
-    start = which.start or which.n
-    return [which.n > 0 and position >= start and (position - start) % which.n == 0 for position in range(1, count + 1)]
+    return [_takes(which, position, count) for position in range(1, count + 1)]
+
+
+def _takes(which: Ordinal | BlockSet, position: int, total: int) -> bool:
+    """Whether a choice takes a position of ``total``, counted from 1."""
+    n = which.n
+    if which.kind == "first":
+        return position <= n
+    if which.kind == "last":
+        return position > total - n
+    if which.kind == "nth":
+        return position == n
+    start = which.start or n
+    return n > 0 and position >= start and (position - start) % n == 0

@@ -7,10 +7,11 @@ whatever the operator; ``not`` turns it into true.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
-from policylang.graph.blocks import Blocks, is_one_block
+from policylang.graph.blocks import BlockTable, is_one_block
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, InputKind
+from policylang.graph.facts import Facts, Flag, InputKind, forward_users
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.syntax import COMPARISONS, And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate
 from policylang.operators.names import GETITEM
@@ -36,23 +37,18 @@ ORIGINS = {
 """Predicates about the one graph input that a value is made of, and its kind."""
 GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
 # Memory that a flat graph makes, writes and finishes within the forward runs again as a whole: in-place dropout.
-_MUTATED = int(Flag.WRITES | Flag.READS_MUTATED)
-_REPEATABLE = int(Flag.REPEATABLE)
-_VIEW = int(Flag.VIEW)
-_RETURNED = int(Flag.FORWARD_OUTPUT)
+_MUTATED = Flag.WRITES | Flag.READS_MUTATED
 
 
-def compile_predicate(predicate: Predicate, facts: Facts, blocks: Blocks, chains: Chains, cuts: Cuts) -> Test:
+def compile_predicate(predicate: Predicate, facts: Facts, blocks: BlockTable, chains: Chains, cuts: Cuts) -> Test:
     """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest."""
     if isinstance(predicate, Not):
         inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts)
         return lambda row: not inner(row)
-    if isinstance(predicate, And):
+    if isinstance(predicate, And | Or):
         tests = [compile_predicate(part, facts, blocks, chains, cuts) for part in predicate.parts]
-        return lambda row: all(test(row) for test in tests)
-    if isinstance(predicate, Or):
-        tests = [compile_predicate(part, facts, blocks, chains, cuts) for part in predicate.parts]
-        return lambda row: any(test(row) for test in tests)
+        hold = all if isinstance(predicate, And) else any
+        return lambda row: hold(test(row) for test in tests)
     if isinstance(predicate, Compare):
         return _compare(predicate, facts)
     if isinstance(predicate, Match):
@@ -63,12 +59,6 @@ def compile_predicate(predicate: Predicate, facts: Facts, blocks: Blocks, chains
     if isinstance(predicate, Annotated):
         return _annotated(predicate.name, facts)
     return _is(predicate, facts, blocks, chains)
-
-
-def forward_users(facts: Facts, row: int) -> list[int]:
-    """The forward calls that read a row; a backward node or the graph's output is not one."""
-    mask = facts.forward_mask
-    return [user for user in facts.users[row] if mask[user]]
 
 
 def _compare(predicate: Compare, facts: Facts) -> Test:
@@ -83,14 +73,20 @@ def _compare(predicate: Compare, facts: Facts) -> Test:
     return test
 
 
+COLUMNS = {"bytes": "bytes", "numel": "numel", "flops": "flops"}
+"""Quantity to the column that says it."""
+
+
+def column_of(test: Predicate) -> str:
+    """The column that alone answers a test; empty where none does."""
+    return "annotations" if isinstance(test, Annotated) else COLUMNS.get(getattr(test, "quantity", ""), "")
+
+
 def _amount(predicate: Compare, facts: Facts) -> Amount:
     quantity = predicate.quantity
-    if quantity == "bytes":
-        return facts.bytes.__getitem__
-    if quantity == "numel":
-        return facts.numel.__getitem__
-    if quantity == "flops":
-        return facts.flops.__getitem__
+    if quantity in COLUMNS:
+        column: Sequence[int] = getattr(facts, COLUMNS[quantity])
+        return column.__getitem__ if len(column) == len(facts) else lambda row: None
     if quantity == "inputs":
         return lambda row: len(facts.inputs[row])
     if quantity == "users":
@@ -100,13 +96,13 @@ def _amount(predicate: Compare, facts: Facts) -> Amount:
     if quantity == "ndim":
         return lambda row: None if (shape := facts.shapes[row]) is None else len(shape)
     index = predicate.index or 0
-    return lambda row: _extent(facts.shapes[row], index)
+    return lambda row: None if (place := dimension_at(facts, row, index)) is None else (facts.shapes[row] or ())[place]
 
 
-def _extent(shape: tuple[int, ...] | None, index: int) -> int | None:
-    if shape is None or not -len(shape) <= index < len(shape):
-        return None
-    return shape[index]
+def dimension_at(facts: Facts, row: int, index: int) -> int | None:
+    """The dimension that an index, which may count from the end, means of a value; None where it has none there."""
+    rank = len(facts.shapes[row] or ())
+    return index % rank if -rank <= index < rank else None
 
 
 def _group_size(facts: Facts, row: int) -> int | None:
@@ -119,34 +115,19 @@ def _match(predicate: Match, facts: Facts) -> Test:
     """Each distinct value is matched once: a graph has many nodes and few dtypes, devices and modules."""
     wanted = predicate.op == "=="
     matches = _matcher(predicate)
-    column: Sequence[str]
-    if predicate.property == "dtype":
-        column = facts.dtypes
-    elif predicate.property == "device":
-        column = facts.devices
-    elif predicate.property == "module":
-        column = facts.modules
-    else:
-        column = facts.targets
-    present = _PRESENT[predicate.property]
-    known: dict[str, bool] = {}
-
-    def test(row: int) -> bool:
-        value = column[row]
-        answer = known.get(value)
-        if answer is None:
-            answer = known[value] = present(value) and matches(value) == wanted
-        return answer
-
-    return test
+    column_name, present = _TEXTS[predicate.property]
+    column: Sequence[str] = getattr(facts, column_name)
+    answer = cache(lambda value: present(value) and matches(value) == wanted)
+    return lambda row: answer(column[row])
 
 
-_PRESENT: dict[str, Callable[[str], bool]] = {
-    "dtype": bool,
-    "device": bool,
-    "overload": lambda target: bool(split_target(target)[2]),
-    "module": lambda path: True,  # the empty path is the root module
+_TEXTS: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "dtype": ("dtypes", bool),
+    "device": ("devices", bool),
+    "overload": ("targets", lambda target: bool(split_target(target)[2])),
+    "module": ("modules", lambda path: True),  # the empty path is the root module
 }
+"""By property, its column and whether a node has one."""
 
 
 def _matcher(predicate: Match) -> Callable[[str], bool]:
@@ -175,7 +156,7 @@ def _annotated(name: str, facts: Facts) -> Test:
     return lambda row: name in annotations[row] or name in annotations[owners[row]]
 
 
-def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
+def _is(predicate: Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test:
     name = predicate.name
     kind = ORIGINS.get(name)
     if kind is not None:
@@ -184,7 +165,7 @@ def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
     if name == "crosses block":
         block_of = blocks.block_of
         if blocks.alone is not None or is_one_block(blocks, facts):  # what the graph returns, other blocks read
-            return lambda row: bool(facts.flags[row] & _RETURNED)
+            return lambda row: bool(facts.flags[row] & Flag.FORWARD_OUTPUT)
         return lambda row: any(block_of[user] != block_of[row] for user in forward_users(facts, row))
     if name == "is view":
         return lambda row: _is_view(facts, row)
@@ -192,13 +173,12 @@ def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
         tags, owners = facts.user_tags, facts.owners
         return lambda row: tags[row] is not None or tags[owners[row]] is not None
     if name == "is mutated":
-        return lambda row: bool(facts.flags[row] & _MUTATED) and not facts.flags[row] & _REPEATABLE
-    flag = int(_FLAGS[name])  # a plain integer: the enumeration's own operators cost ten times as much
-    flags = facts.flags
+        return lambda row: bool(facts.flags[row] & _MUTATED) and not facts.flags[row] & Flag.REPEATABLE
+    flag, flags = _FLAGS[name], facts.flags
     return lambda row: bool(flags[row] & flag)
 
 
 def _is_view(facts: Facts, row: int) -> bool:
     """A piece of a view, such as of a split, is one too."""
     piece = facts.targets[row] == GETITEM and bool(facts.inputs[row])
-    return bool(facts.flags[facts.inputs[row][0] if piece else row] & _VIEW)
+    return bool(facts.flags[facts.inputs[row][0] if piece else row] & Flag.VIEW)

@@ -1,4 +1,4 @@
-"""What the selectors of a policy denote on a graph: sorted lists of forward rows, each worked out once.
+"""Evaluates selectors on a graph: each denotes a sorted list of forward rows, worked out once.
 
 Every form costs at most one pass over the nodes and edges it touches. Operators are looked up by name in
 ``Facts.by_target``: a pattern is matched once per distinct operator, never per node. Equal sub-trees, wherever in a
@@ -7,13 +7,15 @@ policy they stand, are evaluated once; so is a ``let``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from functools import cache
 
 from attrs import fields
 
-from policylang.graph.blocks import Blocks, blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
+from policylang.graph.rowsets import difference, intersection, mask_of, members, union
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS
 from policylang.language.syntax import (
@@ -39,7 +41,6 @@ from policylang.language.walk import parts
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.ordinals import choose, chosen_blocks, effective_scope, group_keys
 from policylang.planning.selection.predicates import compile_predicate, split_target
-from policylang.planning.selection.rowsets import difference, intersection, mask_of, members, union
 
 _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
@@ -69,10 +70,33 @@ def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...
     return (lets[selector.name].selector,) if isinstance(selector, Reference) else parts(selector)
 
 
+def parts_first(
+    selector: Selector,
+    lets: Mapping[str, Let],
+    known: Container[int] = (),
+    is_one_part: Callable[[Selector], bool] = lambda part: False,
+) -> Iterator[Selector]:
+    """The selector and all that it is made of, parts first, each once; those ``known`` by their id are left out.
+
+    The walk keeps its own stack: a policy's ``let`` lines may refer to each other to any depth.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[Selector, bool]] = [(selector, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen and id(node) not in known:
+            seen.add(id(node))
+            stack.append((node, True))
+            inside = () if is_one_part(node) else children(node, lets)
+            stack.extend((part, False) for part in reversed(inside))
+
+
 class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
-    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: Blocks, chains: Chains) -> None:
+    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: BlockTable, chains: Chains) -> None:
         self.facts = facts
         self.lets = lets
         self.blocks = blocks
@@ -84,22 +108,10 @@ class Selections:
         self._alive: list[Selector] = []  # keeps the ids in _numbers from being used again
 
     def rows(self, selector: Selector) -> list[int]:
-        """The forward rows a resolved selector denotes, in graph order. The list is shared: do not change it.
-
-        The walk keeps its own stack: a policy's ``let`` lines may refer to each other to any depth.
-        """
+        """The forward rows a resolved selector denotes, in graph order. The list is shared: do not change it."""
         numbers = self._numbers
-        stack: list[tuple[Selector, bool]] = [(selector, False)]
-        while stack:
-            node, ready = stack.pop()
-            if id(node) in numbers:
-                continue
-            inner = children(node, self.lets)
-            if not ready:
-                stack.append((node, True))
-                stack.extend((part, False) for part in reversed(inner))
-                continue
-            self._evaluate_once(node, [numbers[id(part)] for part in inner])
+        for node in parts_first(selector, self.lets, numbers):
+            self._evaluate_once(node, [numbers[id(part)] for part in children(node, self.lets)])
         return self._rows[numbers[id(selector)]]
 
     def _evaluate_once(self, node: Selector, parts: list[int]) -> None:
@@ -153,18 +165,8 @@ class Selections:
         return union(found, self.facts.forward, len(self.facts))
 
     def _in_module(self, node: InModule, rows: list[int]) -> list[int]:
-        glob = PathGlob(node.glob)
-        modules = self.facts.modules
-        known: dict[str, bool] = {}
-        kept: list[int] = []
-        for row in rows:
-            path = modules[row]
-            inside = known.get(path)
-            if inside is None:
-                inside = known[path] = glob.covers(path)
-            if inside is not node.outside:
-                kept.append(row)
-        return kept
+        covers, modules = cache(PathGlob(node.glob).covers), self.facts.modules
+        return [row for row in rows if covers(modules[row]) is not node.outside]
 
     def _in_block(self, node: InBlock, rows: list[int]) -> list[int]:
         block_of = self.blocks.block_of
@@ -179,10 +181,7 @@ class Selections:
 
     def _step(self, node: Step, rows: list[int]) -> list[int]:
         neighbours = self.facts.users if node.direction == "users" else self.facts.inputs
-        mask = bytearray(len(self.facts))
-        for row in rows:
-            for other in neighbours[row]:
-                mask[other] = 1
+        mask = mask_of((other for row in rows for other in neighbours[row]), len(self.facts))
         return members(mask, self.facts.forward)
 
     def _chain(self, node: Chain, rows: list[int]) -> list[int]:
@@ -201,6 +200,8 @@ class Selections:
         return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
 
 
-def blocks_for(policy: Policy, facts: Facts) -> Blocks:
-    """The blocks of a graph as the policy names them."""
-    return blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+def selections_for(policy: Policy, facts: Facts, blocks: BlockTable | None = None) -> Selections:
+    """What the selectors of a policy denote on a graph, whose blocks are as the policy names them unless given."""
+    if blocks is None:
+        blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+    return Selections(facts, policy.lets, blocks, Chains(facts))

@@ -1,4 +1,4 @@
-"""Why a selector does not denote a node: the first part of it that leaves the node out, as a phrase for people."""
+"""Explains why a selector does not match a node: the first part of it that leaves the node out, as a phrase."""
 
 from __future__ import annotations
 
@@ -67,10 +67,9 @@ def _own_reason(node: Selector, row: int, selections: Selections) -> str:
         reasons = dict.fromkeys(why_not(part, row, selections) for part in node.parts[:_MOST_BRANCHES])
         more = [f"and {len(node.parts) - _MOST_BRANCHES} more"] if len(node.parts) > _MOST_BRANCHES else []
         return "; ".join([*reasons, *more])
-    text = " ".join(node.span.text.split())
     if isinstance(node, Difference):
-        return f"`except` takes it out of `{text}`"
-    return f"it is not among `{text}`"
+        return f"`except` takes it out of `{node.span.one_line}`"
+    return f"it is not among `{node.span.one_line}`"
 
 
 def _has(selector: Selector, row: int, selections: Selections) -> bool:

@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
+from policylang.backends import path
 from policylang.backends.graph_registry import plan_of
-from policylang.backends.half import path
 from policylang.graph.facts import Facts, Group
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF

@@ -19,7 +19,7 @@ from policylang.operators.effects import statistics_positions
 from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
-from policylang.planning.sequential_recompute import kept_rows, replayed_needs
+from policylang.planning.sequential_recompute import kept_rows, needs_when_rerun
 
 RUN = 0
 """Run it both times."""
@@ -84,7 +84,7 @@ def instructions_so_far(observation: Observation) -> Instructions:
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     """What the plan says, operator by operator."""
     facts, stream = plan.facts, trace.stream
-    needs = replayed_needs(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
+    needs = needs_when_rerun(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
     held = kept_rows(facts, needs)
     steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]

@@ -1,4 +1,4 @@
-"""Whose memory a value lies in: what is read in place of a copy must not be written, nor handed out a second time."""
+"""Alias check of an edit that replaces a copy: the memory read in its place is neither written nor returned twice."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
 from policylang.planning.edits.edit_planner import RefusedError
-
-_WRITES = int(Flag.WRITES)  # a plain integer: the enumeration's own operators cost ten times as much
 
 
 class ReplacedMemory:
@@ -19,7 +17,7 @@ class ReplacedMemory:
         self.written: dict[int, list[int]] = {}
         """Memory, by the row that made it, and the rows that write there."""
         for row, flags in enumerate(facts.flags):
-            if flags & _WRITES:
+            if flags & Flag.WRITES:
                 for source in facts.inputs[row]:
                     self.written.setdefault(self.roots[source], []).append(row)
 

@@ -1,4 +1,4 @@
-"""What the two ``fuse`` statements share: from collectives that read each other to chains, and from a chain to an edit.
+"""Fusion of chains of collectives, the base of both ``fuse`` statements: finds chains and makes an edit of each.
 
 Chains are as long as they go. One that cannot be fused whole gives up its last collective, and what follows is tried
 anew; each collective that is given up is told with its reason.
@@ -7,8 +7,9 @@ anew; each collective that is given up is told with its reason.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import permutations
 from typing import ClassVar
 
 from attrs import evolve, frozen
@@ -109,8 +110,9 @@ class ChainFusion(EditPlanner[Fuse]):
             if not set(spanned) <= set(wanted):
                 raise RefusedError(f"over {', '.join(spanned)}: {facts.names[row]}")
 
-    def groups_of(self, chain: CollectiveChain) -> tuple[str, ...]:
-        return tuple(self.facts.group_names[row] for row in chain.collectives)
+    def orders(self, usual: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
+        """The orders in which the ranks of so many collectives may be counted, the usual one first."""
+        return permutations(usual) if len(usual) <= MOST_ORDERS else [usual]
 
     def source_of(self, chain: CollectiveChain) -> int:
         return source_of(self.facts, chain.collectives[0])
@@ -150,8 +152,8 @@ class ChainFusion(EditPlanner[Fuse]):
         facts, first, source = self.facts, chain.collectives[0], self.source_of(chain)
         old, calls = old_calls(facts, chain.rows), new.calls() if calls is None else calls
         pairs = tuple((facts.names[row], name) for row, name in replaced.items())
-        proof = self.prove([source], old, calls, pairs, self.groups_of(chain))
-        new.settle()
+        proof = self.prove([source], old, calls, pairs, self.groups_of(chain.collectives))
+        new.take_names()
         written = any(facts.flags[row] & Flag.WRITES for row in range(first, latest))
         return Edit(
             statement=self.setting.number,
@@ -210,8 +212,8 @@ class ChainFusion(EditPlanner[Fuse]):
             while end > start:
                 part = chain.part(start, end)
                 try:
-                    words = self.names_of(part.collectives)
-                    yield part.collectives[0], self.shared(words, self.groups_of(part), partial(self.planned, part))
+                    words, groups = self.names_of(part.collectives), self.groups_of(part.collectives)
+                    yield part.collectives[0], self.shared(words, groups, partial(self.planned, part))
                     break
                 except RefusedError as error:
                     end, why = end - 1, error

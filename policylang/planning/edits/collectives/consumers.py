@@ -1,4 +1,4 @@
-"""Who may read a value that is laid out otherwise in memory than it was, and who may not.
+"""Consumers of a value whose strides an edit changes: which of them may read the new layout, and which may not.
 
 The operators after a chain were traced with the strides that its result had. A permuted view in its place holds the
 same elements elsewhere. Layout operators hand the new strides on, which is followed; matrix products take any strides
@@ -26,7 +26,7 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
     a dense value in place of one with gaps between its rows: its result is laid out in the same way.
     """
     found: list[tuple[int, Lengths]] = []
-    pending = [(row, stride)]
+    pending = [] if stride == facts.strides[row] else [(row, stride)]
     while pending:
         at, now = heappop(pending)
         for user in facts.users[at]:

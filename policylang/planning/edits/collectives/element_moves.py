@@ -1,4 +1,4 @@
-"""What the rows of a chain do to a layout, read from facts: the bridge between a graph and the layout algebra."""
+"""The bridge between a graph and the layout algebra: the element moves of a chain's nodes, read from facts."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ class Piece:
     place: int
     """Which part, from 0."""
     count: int
+
+    @property
+    def whole(self) -> int:
+        """The row whose readers are all parts."""
+        return self.base if self.split is None else self.split
 
     @property
     def of(self) -> tuple[int, int | None, int, bool]:

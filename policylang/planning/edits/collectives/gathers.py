@@ -9,8 +9,6 @@ lie: it comes from the groups' own rank lists. Then both chains are run on all r
 
 from __future__ import annotations
 
-from itertools import permutations
-
 from attrs import evolve
 
 from policylang.graph.facts import Flag
@@ -19,7 +17,6 @@ from policylang.operators.layouts import DigitLayout, NoDigitsError
 from policylang.operators.names import GATHER, WAIT
 from policylang.operators.strides import contiguous
 from policylang.planning.edits.collectives.chain_fusion import (
-    MOST_ORDERS,
     ChainFusion,
     CollectiveChain,
     needs_unsorted,
@@ -80,13 +77,11 @@ class GatherChains(ChainFusion):
 
     def planned(self, chain: CollectiveChain) -> Edit:
         facts = self.facts
-        grid = self.grid(self.groups_of(chain))
+        grid = self.grid(self.groups_of(chain.collectives))
         values = self._layouts(chain, grid)
         chain = self._with_tail(chain, values)
         derived = self._derive(chain, grid, values, copied=False)
-        restrided: list[tuple[int, tuple[int, ...]]] | int = []
-        if derived.steps.stride != facts.strides[chain.result]:
-            restrided = relaid(facts, chain.result, derived.steps.stride)
+        restrided = relaid(facts, chain.result, derived.steps.stride)
         if isinstance(restrided, int):  # a row that must not see other strides
             derived = self._derive(chain, grid, values, copied=True)
             if derived.steps.stride != facts.strides[chain.result]:
@@ -149,14 +144,11 @@ class GatherChains(ChainFusion):
 
     def _derive(self, chain: CollectiveChain, grid: Grid, values: dict[int, DigitLayout], *, copied: bool) -> Derived:
         """The order in which the shards have to be gathered, and the steps from there to the chain's result."""
-        facts, names = self.facts, self.groups_of(chain)
+        facts, names = self.facts, self.groups_of(chain.collectives)
         wanted, start = values[chain.result], self._start(chain, len(grid.ranks))
         outer_slow = tuple(reversed(range(len(chain.collectives))))
-        orders = [outer_slow]
-        if len(outer_slow) <= MOST_ORDERS:
-            orders += [order for order in permutations(outer_slow) if order != outer_slow]
         possible = []
-        for preference, order in enumerate(orders):
+        for preference, order in enumerate(self.orders(outer_slow)):
             steps = steps_to(wanted, order, start, copied=copied)
             group = self.fused_group(names, grid, order)
             worth = steps.copies, len(steps.steps), group.name is None, not group.sorted, preference

@@ -1,4 +1,4 @@
-"""Which gather a value is laid out from, for every row: where chains are looked for, in one pass over the graph."""
+"""Lines of layout operators between collectives: finds the pairs of collectives that may be fused, in one pass."""
 
 from __future__ import annotations
 
@@ -78,12 +78,10 @@ def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
     """The layout operators after a row that are the only readers of what is before them, in the same phase."""
     hops: list[Hop] = []
     row = wait
-    while True:
-        hop = _only_reader(facts, row)
-        if hop is None:
-            return tuple(hops)
+    while (hop := _only_reader(facts, row)) is not None:
         hops.append(hop)
         row = last_row(hop)
+    return tuple(hops)
 
 
 def last_row(hop: Hop) -> int:

@@ -1,8 +1,9 @@
-"""A rank's own part of a gathered value: the slice as each rank has it, and what reads it inside a fused chain."""
+"""A rank's own part of a gathered value: the slice on every rank, and the readers inside a fused chain that take it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 from attrs import field, frozen
 
@@ -14,7 +15,7 @@ from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.chain_fusion import CollectiveChain
 from policylang.planning.edits.collectives.lines import phase
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError
-from policylang.planning.edits.grids import Grid
+from policylang.planning.edits.grids import Grid, ravel
 from policylang.planning.edits.proof.calls import ChainCall
 from policylang.planning.edits.proof.canonical import LayoutSteps, steps_to
 from policylang.planning.graph_edit import FusedGroup, Node
@@ -91,15 +92,12 @@ class MiddleReaders:
         if set(fixed) != set(lacking):
             raise RefusedError("parts do not lie side by side")
 
-        def part_at(positions: Sequence[int]) -> int:
-            part = 0
-            for place in fixed:
-                part = part * grid.shape[place] + positions[place]
-            return part
+        sizes = [grid.shape[place] for place in fixed]
+        parts = prod(sizes)
 
-        parts = 1
-        for place in fixed:
-            parts *= grid.shape[place]
+        def part_at(positions: Sequence[int]) -> int:
+            return ravel([positions[place] for place in fixed], sizes)
+
         whole, index = new.made[0].shape, part_at(grid.here)
         length = whole[0] // parts
         shape = (length, *whole[1:])

@@ -1,4 +1,4 @@
-"""``collapse round_trips``: what is gathered and cut back to this rank's own part is the part itself.
+"""``collapse round_trips``: a value gathered and sliced back to the rank's own part is replaced by that part.
 
 Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this
 rank's positions in the groups takes away the digits that count their ranks; where only digits of one value on the
@@ -96,9 +96,10 @@ class RoundTrips(EditPlanner[Collapse]):
             if target == GATHER:
                 self._gather(row)
             elif target in JOINS:
-                self._join(row)
-            elif target in PASSING:
-                found.extend((row, outcome) for outcome in self._pass(row))
+                if isinstance(fan := fan_of(self.facts, row), Fan):
+                    self._follow(row, fan.base, fan)
+            elif target in PASSING and (outcome := self._pass(row)) is not None:
+                found.append((row, outcome))
         # A slice that keeps too much may be part of the way to one that does not.
         return [outcome for row, outcome in found if isinstance(outcome, Edit) or row not in self.dead]
 
@@ -106,23 +107,16 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _gather(self, row: int) -> None:
         facts = self.facts
-        source = source_of(facts, row)
-        name = facts.group_names[row]
+        source, name = source_of(facts, row), facts.group_names[row]
         if source < 0 or not name:
             return
-        before = self.values.get(source)
-        shape = facts.shapes[source]
+        before, shape = self.values.get(source), facts.shapes[source]
         if before is None:
             if not shape or 0 in shape or facts.strides[source] is None:
                 return
             before = _Value((), layouts.shard(shape))
         layout = layouts.gathered(before.layout, len(before.gathers), facts.groups[name].size)
         self._keep(row, _Value((*before.gathers, row), layout))
-
-    def _join(self, row: int) -> None:
-        fan = fan_of(self.facts, row)
-        if isinstance(fan, Fan):
-            self._follow(row, fan.base, fan)
 
     def _follow(self, row: int, source: int, hop: Hop) -> None:
         if source in self.values:
@@ -134,20 +128,22 @@ class RoundTrips(EditPlanner[Collapse]):
         if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
             self.values[row] = value
 
-    def _pass(self, row: int) -> Iterator[Edit | Refusal]:
-        facts = self.facts
-        piece = piece_of(facts, row) if facts.targets[row] in _CUTS else None
-        if piece is not None and piece.count > 1:
-            if piece.base in self.values and not piece.drops and not self._fans_out(piece):
-                yield self._cut(row, piece)
-        else:
-            self._follow(row, source_of(facts, row), row)
+    def _pass(self, row: int) -> Edit | Refusal | None:
+        piece = self._piece(row)
+        if piece is None or piece.count == 1:
+            self._follow(row, source_of(self.facts, row), row)
+            return None
+        followed = piece.base in self.values and not piece.drops and not self._fans_out(piece)
+        return self._cut(row, piece) if followed else None
+
+    def _piece(self, row: int) -> Piece | None:
+        return piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
 
     def _fans_out(self, piece: Piece) -> bool:
         """Whether all parts are joined again: a gather along another dimension, written out."""
         facts = self.facts
-        readers = facts.users[piece.base if piece.split is None else piece.split]
-        joins = {user for reader in readers for user in facts.users[reader] if facts.targets[user] in JOINS}
+        readers = {user for part in facts.users[piece.whole] for user in facts.users[part]}
+        joins = [user for user in readers if facts.targets[user] in JOINS]
         return any(isinstance(fan := fan_of(facts, join), Fan) and fan.base == piece.base for join in sorted(joins))
 
     # --- one slice ---
@@ -155,7 +151,7 @@ class RoundTrips(EditPlanner[Collapse]):
     def _cut(self, row: int, piece: Piece) -> Edit | Refusal:
         value = self.values[piece.base]
         try:
-            grid = self.grid(self._groups(value.gathers))
+            grid = self.grid(self.groups_of(value.gathers))
             taken, rest = self._part(piece, value)
             dims = value.layout.dims
             cut = evolve(value, layout=DigitLayout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
@@ -170,9 +166,12 @@ class RoundTrips(EditPlanner[Collapse]):
             trip = self._trip(row, piece, cut)
             if why_not:
                 raise RefusedError(f"{why_not} of {self.facts.names[piece.base]}")
-            self._start_anew(row, cut, trip)
+            # Followed from here on as a view of home: what is gathered again starts from there.
+            del self.values[row]
+            if passed := value.gathers[: -len(trip.gathers)]:
+                self.values[row] = evolve(cut, gathers=passed)
             words = (*self.names_of(trip.gathers), self.common[row])
-            return self.shared(words, self._groups(trip.gathers), partial(self._planned, trip))
+            return self.shared(words, self.groups_of(trip.gathers), partial(self._planned, trip))
         except RefusedError as why:
             return self.refusal(value.gathers, why)
 
@@ -191,17 +190,6 @@ class RoundTrips(EditPlanner[Collapse]):
         names = [self.common[index[name]] if name in index else name for name in edit.sources]
         return evolve(edit, sources=tuple(names))
 
-    def _groups(self, gathers: Sequence[int]) -> tuple[str, ...]:
-        return tuple(self.facts.group_names[gather] for gather in gathers)
-
-    def _start_anew(self, row: int, value: _Value, trip: _Trip) -> None:
-        """Followed from here on as a view of home: what is gathered again starts from there."""
-        passed = len(value.gathers) - len(trip.gathers)
-        if passed:
-            self.values[row] = evolve(value, gathers=value.gathers[:passed])
-        else:
-            del self.values[row]
-
     def _part(self, piece: Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
         """The digits that the slice fixes, and those of the dimension that it leaves."""
         name = self.facts.names[piece.base]
@@ -216,11 +204,9 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _check_others(self, row: int, piece: Piece) -> None:
         """A rank's own part and its neighbour's are other nodes on every rank: then plans would differ."""
-        facts = self.facts
-        readers = facts.users[piece.base if piece.split is None else piece.split]
-        for reader in readers:
-            other = piece_of(facts, reader) if reader != row and facts.targets[reader] in _CUTS else None
-            if other is not None and other.cut == piece.cut and other.place != piece.place:
+        for reader in self.facts.users[piece.whole]:
+            other = self._piece(reader)
+            if reader != row and other is not None and other.cut == piece.cut and other.place != piece.place:
                 raise RefusedError("parts of other ranks are read too")
 
     def _trip(self, row: int, piece: Piece, value: _Value) -> _Trip:
@@ -244,8 +230,7 @@ class RoundTrips(EditPlanner[Collapse]):
     # --- the plan of it ---
 
     def _planned(self, trip: _Trip) -> Edit:
-        facts = self.facts
-        home, row = trip.home, trip.row
+        facts, home, row = self.facts, trip.home, trip.row
         shape, stride = facts.shapes[home] or (), facts.strides[home]
         if stride is None or not is_contiguous(shape, stride):
             raise RefusedError(f"not contiguous: {facts.names[home]}")
@@ -261,18 +246,15 @@ class RoundTrips(EditPlanner[Collapse]):
         steps = steps_to(trip.layout, (), shape)
         if steps.copies > copies(facts, rows):
             raise RefusedError("would copy what is not copied now")
-        restrided: list[tuple[int, tuple[int, ...]]] = []
-        if steps.stride != facts.strides[row]:
-            found = relaid(facts, row, steps.stride, dense_for_gaps=True)
-            if isinstance(found, int):
-                raise RefusedError(f"{facts.names[found]} needs {facts.names[row]} as it lies in memory")
-            restrided = found
+        restrided = relaid(facts, row, steps.stride, dense_for_gaps=True)
+        if isinstance(restrided, int):
+            raise RefusedError(f"{facts.names[restrided]} needs {facts.names[row]} as it lies in memory")
         new = NewNodes(self.setting)
         result = new.follow(Node(facts.names[home]), steps, row).name
         proof = self._proof(trip, rows, new, result)
         if not self.setting.ledger.asked:
             raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
-        new.settle()
+        new.take_names()
         self.handed.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)
         source = self.stands.get(home, facts.names[home])
@@ -308,7 +290,7 @@ class RoundTrips(EditPlanner[Collapse]):
         facts = self.facts
         # More than those of the trip, where a slice on the way has come back from others already.
         gathers = [row for row in rows if facts.targets[row] == GATHER]
-        groups = self._groups(gathers)
+        groups = self.groups_of(gathers)
         grid = self.grid(groups)
         splits = {self.cuts[row][0].split for row in rows if row in self.cuts}
         old = []

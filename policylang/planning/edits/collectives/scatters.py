@@ -1,4 +1,4 @@
-"""``fuse reduce_scatter chains``: the mirror image of fused gathers, for gradients.
+"""``fuse reduce_scatter chains``: reduce-scatters of gradients in a row become one over the ranks of all of them.
 
 What is summed over one group, scattered, summed over another and scattered again is one sum over the ranks of both. A
 scatter gives a rank the part of its position, so the digits that the scatters take away are those of the positions,
@@ -9,15 +9,12 @@ run on integers, of which every sum tells which elements of which ranks are in i
 
 from __future__ import annotations
 
-from itertools import permutations
-
 from policylang.graph.facts import Flag
 from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError
 from policylang.operators.names import SCATTER, WAIT
 from policylang.operators.strides import contiguous, is_contiguous
 from policylang.planning.edits.collectives.chain_fusion import (
-    MOST_ORDERS,
     ChainFusion,
     CollectiveChain,
     needs_unsorted,
@@ -78,7 +75,7 @@ class ScatterChains(ChainFusion):
 
     def planned(self, chain: CollectiveChain) -> Edit:
         facts = self.facts
-        groups = self.groups_of(chain)
+        groups = self.groups_of(chain.collectives)
         grid = self.grid(groups)
         source = self.source_of(chain)
         shape, stride = facts.shapes[source], facts.strides[source]
@@ -122,10 +119,8 @@ class ScatterChains(ChainFusion):
         self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...], names: tuple[str, ...]
     ) -> tuple[LayoutSteps, FusedGroup]:
         """The order of the ranks in which the source's parts lie as they are, and the views that it takes."""
-        count = len(taken)
-        orders = permutations(range(count)) if count <= MOST_ORDERS else iter([tuple(range(count))])
         refused: FusedGroup | None = None
-        for order in orders:
+        for order in self.orders(tuple(range(len(taken)))):
             slow = tuple(digit for place in order for digit in taken[place])
             steps = steps_to(DigitLayout((slow + left.dims[0], *left.dims[1:])), (), shape)
             if steps.copies or not is_contiguous(steps.shape, steps.stride):

@@ -1,4 +1,4 @@
-"""A layout made from one gather: the fewest views, and a copy only where views do not reach.
+"""Layout operators that turn one gather into a wanted layout: the fewest views, and a copy where views do not do.
 
 All shards, one after the other, are the digits of the ranks and then those of the shard. Any layout of the same digits
 is a view of that (runs of digits that stay together), a permutation, and another view that joins what now lies side by

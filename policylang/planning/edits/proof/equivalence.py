@@ -1,4 +1,4 @@
-"""An edit is accepted only if the old and the new nodes give the same tensors on every rank.
+"""Proof of an edit: the old and the new nodes give the same tensors on every rank, or the edit is refused.
 
 Both are run on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one process: see
 :mod:`policylang.planning.edits.proof.evaluator`. Nothing here knows how the new nodes were found.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -147,18 +148,9 @@ def _labels_to_add(place: int, count: int, world: int) -> Sequence[int]:
 
 
 def _groups(claimed: Equivalence) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:
-    grid = claimed.grid
     index = {name: at for at, name in enumerate(claimed.groups)}
-    known: dict[tuple[str, int], tuple[int, ...]] = {}
-
-    def of(group: str | FusedGroup, rank: int) -> tuple[int, ...]:
-        if isinstance(group, FusedGroup):
-            return group.ranks
-        if (group, rank) not in known:
-            known[group, rank] = grid.group(index[group], rank)
-        return known[group, rank]
-
-    return of
+    members = cache(lambda name, rank: claimed.grid.group(index[name], rank))
+    return lambda group, rank: group.ranks if isinstance(group, FusedGroup) else members(group, rank)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The same chain on small tensors: each length that no operator looks into becomes 2, 3 or 5.
+"""Shrinks the tensors of a proof: each length that no operator cuts or counts becomes 2, 3 or 5.
 
 Layout operators and collectives act alike on tensors of any size: only what is cut or counted matters, the sizes of
 groups and the lengths that views deal out. So a length of a shard is split into factors just where some operator of

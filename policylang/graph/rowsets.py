@@ -7,6 +7,7 @@ one byte a row, which keeps every operation linear and free of hash order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 
 def mask_of(rows: Iterable[int], length: int) -> bytearray:
@@ -26,11 +27,7 @@ def union(parts: Sequence[list[int]], universe: Sequence[int], length: int) -> l
     nonempty = [part for part in parts if part]
     if len(nonempty) <= 1:
         return nonempty[0] if nonempty else []
-    mask = bytearray(length)
-    for part in nonempty:
-        for row in part:
-            mask[row] = 1
-    return members(mask, universe)
+    return members(mask_of(chain.from_iterable(nonempty), length), universe)
 
 
 def intersection(left: list[int], right: list[int], length: int) -> list[int]:
