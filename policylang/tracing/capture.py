@@ -87,7 +87,7 @@ def capture(
     inputs = _inputs(state, len(given), optimizer_state, layouts)
     finish(gm, inputs)
     check_writes(gm.graph, plain, step.mutated, step.outgrown, state.buffers)
-    mutated = dict.fromkeys(inputs[position].name for position in step.mutated)
+    mutated = dict.fromkeys(inputs[position][1] for position in step.mutated)
     unrepeated = (*step.substitution.changed, *(name for _, name in step.outgrown))
     outputs, gradients = tuple(step.outputs), tuple(step.gradients)
     return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(followed))
@@ -120,11 +120,11 @@ def _inputs(
     state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[SubclassLayout]
 ) -> list[GraphInput]:
     """One for every plain tensor; the parts of a tensor share its name."""
-    whole = [
-        *(GraphInput(InputKind.PARAMETER, name) for name in state.parameters),
-        *(GraphInput(InputKind.BUFFER, name) for name in (*state.buffers, *state.attributes)),
-        *(GraphInput(InputKind.USER, f"input {number}") for number in range(given)),
-        *(GraphInput(InputKind.BUFFER, f"optimizer.{name}") for name in optimizer_state.tensors),
+    whole: list[GraphInput] = [
+        *((InputKind.PARAMETER, name) for name in state.parameters),
+        *((InputKind.BUFFER, name) for name in (*state.buffers, *state.attributes)),
+        *((InputKind.USER, f"input {number}") for number in range(given)),
+        *((InputKind.BUFFER, f"optimizer.{name}") for name in optimizer_state.tensors),
     ]
     return [item for item, layout in zip(whole, layouts, strict=True) for _ in range(layout.size_in_parts)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from attrs import frozen
 from torch import fx
 
 from policylang.graph.facts import InputKind
@@ -23,12 +22,8 @@ _WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {
 }
 
 
-@frozen
-class GraphInput:
-    """What a graph input is, or is part of."""
-
-    kind: InputKind
-    name: str
+GraphInput = tuple[InputKind, str]
+"""The kind and the name of what a graph input is, or is part of."""
 
 
 def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
@@ -74,8 +69,8 @@ def _forget(node: fx.Node) -> None:
 
 
 def _name_inputs(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
-    for position, (node, described) in enumerate(zip(graph.find_nodes(op="placeholder"), inputs, strict=True)):
-        name_input(node, described.kind, described.name, position)
+    for position, (node, (kind, name)) in enumerate(zip(graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        name_input(node, kind, name, position)
 
 
 def name_input(node: fx.Node, kind: InputKind, name: str, position: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any
@@ -39,22 +39,19 @@ class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what 
             self.suspended = suspended
 
 
-def _active() -> list[BlockMode]:
-    return [mode for mode in active_modes() if isinstance(mode, BlockMode)]
-
-
 def unseen_since(moment: int) -> AbstractContextManager[None]:
     """What runs meanwhile is no operator of a block whose run began after a moment."""
-    return _suspended([mode for mode in _active() if mode.began >= moment])
+    return _suspended(lambda mode: mode.began >= moment)
 
 
 def only_readers(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Of what runs meanwhile, only what reads one of these tensors is an operator of a block."""
-    return _suspended([mode for mode in _active() if not mode.suspended], frozenset(map(id, tensors)))
+    return _suspended(lambda mode: not mode.suspended, frozenset(map(id, tensors)))
 
 
 @contextmanager
-def _suspended(modes: Collection[BlockMode], reading: frozenset[int] = frozenset()) -> Iterator[None]:
+def _suspended(which: Callable[[BlockMode], bool], reading: frozenset[int] = frozenset()) -> Iterator[None]:
+    modes = [mode for mode in active_modes() if isinstance(mode, BlockMode) and which(mode)]
     before = [mode.reading for mode in modes]
     for mode in modes:
         mode.reading = reading

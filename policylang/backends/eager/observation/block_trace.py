@@ -54,8 +54,9 @@ class BlockTrace:
         if not root:
             return self
         calls = [op != "placeholder" for op in facts.ops]
-        modules = [_join(root, path) if call else path for path, call in zip(facts.modules, calls, strict=True)]
-        names = [_join(root, name) if name else "" for name in facts.input_names]
+        paths = zip(facts.modules, calls, strict=True)
+        modules = [".".join(filter(None, (root, path))) if call else path for path, call in paths]
+        names = [f"{root}.{name}" if name else "" for name in facts.input_names]
         return evolve(self, facts=evolve(facts, modules=modules, input_names=names))
 
 
@@ -206,10 +207,6 @@ def _name_for(target: Any) -> str:
     packet = getattr(target, "overloadpacket", None)
     name = getattr(packet, "__name__", None) or getattr(target, "__name__", None)
     return str(name or type(target).__name__)
-
-
-def _join(root: str, path: str) -> str:
-    return f"{root}.{path}" if path else root
 
 
 def _row(facts: Facts, names: Sequence[str]) -> int:

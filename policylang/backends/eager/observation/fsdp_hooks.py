@@ -60,7 +60,10 @@ def gathers_aside(block: nn.Module) -> Iterator[None]:
     if "torch.distributed.fsdp" in sys.modules:
         for module in block.modules():
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
-                put += [(hooks, key, _put(hooks, key)) for key, hook in list(hooks.items()) if _is_either(hook)]
+                for key, hook in [(key, hook) for key, hook in hooks.items() if _is_either(hook)]:
+                    aside = hooks[key] = hook if isinstance(hook, _Aside) else _Aside(hook)
+                    aside.runs += 1
+                    put.append((hooks, key, aside))
     try:
         yield
     finally:
@@ -72,11 +75,3 @@ def gathers_aside(block: nn.Module) -> Iterator[None]:
 
 def _is_either(hook: Any) -> bool:
     return isinstance(hook, _Aside) or is_of_fsdp(hook)
-
-
-def _put(hooks: dict[int, Any], key: int) -> _Aside:
-    found = hooks[key]
-    if not isinstance(found, _Aside):
-        found = hooks[key] = _Aside(found)
-    found.runs += 1
-    return found
