@@ -28,10 +28,8 @@ def snapshot(subject: Any, path: str | os.PathLike[str]) -> tuple[Path, ...]:
     """
     found = facts_of(subject)
     target = Path(path)
-    if len(found) == 1:
-        paths: tuple[Path, ...] = (target,)
-    else:
-        paths = tuple(target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(found)))
+    several = (target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(found)))
+    paths = (target,) if len(found) == 1 else tuple(several)
     for facts, each in zip(found, paths, strict=True):
         write(facts, each)
     return paths

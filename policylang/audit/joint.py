@@ -139,11 +139,10 @@ def _replays(
     first.update((_number(node), node) for node in forward.nodes if function(node) in RUNS_WITH_RANDOM_STATE)
     found: dict[fx.Node, int] = {}
     for again in backward.nodes:
-        if (
-            function(again) not in RUNS_WITH_RANDOM_STATE
-            or not (number := _number(again)) < len(random)
-            or number not in first
-        ):
+        if function(again) not in RUNS_WITH_RANDOM_STATE:
+            continue
+        number = _number(again)
+        if not (number < len(random) and number in first):
             continue
         if all(_is(facts, random[number], wrapper) for wrapper in (first[number], again)):
             found[first[number]] = found[again] = random[number]

@@ -88,20 +88,17 @@ def not_a_graph(given: object, wanted: str) -> Diagnostic:
 
 
 def not_a_joint_graph() -> Diagnostic:
-    return diagnose(
-        NOT_A_JOINT_GRAPH,
-        "this is no joint graph: none of its inputs is a tangent",
-        help="partition what AOTAutograd hands its `partition_fn`; a flat graph is done with `policylang.apply` alone",
-    )
+    help = "partition what AOTAutograd hands its `partition_fn`; a flat graph is done with `policylang.apply` alone"
+    return diagnose(NOT_A_JOINT_GRAPH, "this is no joint graph: none of its inputs is a tangent", help=help)
 
 
 def no_path(kind: GraphKind) -> Diagnostic:
-    return diagnose(
-        NO_PATH,
-        f"this is a {kind.value} graph, one half of a partition, and the policy has no line that acts on one",
-        help="apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
-        "`fuse` and `collapse` lines are carried out",
+    message = f"this is a {kind.value} graph, one half of a partition, and the policy has no line that acts on one"
+    help = (
+        "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
+        "`fuse` and `collapse` lines are carried out"
     )
+    return diagnose(NO_PATH, message, help=help)
 
 
 def nothing_decided() -> Diagnostic:
@@ -126,8 +123,6 @@ def no_policy() -> Diagnostic:
 
 
 def updates_buffer(node: str, target: str) -> Diagnostic:
-    return diagnose(
-        UPDATES_BUFFER,
-        f"the forward updates a buffer (`{node}`, {target}), which torch cannot differentiate a second time",
-        help="update the buffers outside of what is compiled twice, or freeze them (`module.eval()` for BatchNorm)",
-    )
+    message = f"the forward updates a buffer (`{node}`, {target}), which torch cannot differentiate a second time"
+    help = "update the buffers outside of what is compiled twice, or freeze them (`module.eval()` for BatchNorm)"
+    return diagnose(UPDATES_BUFFER, message, help=help)

@@ -19,6 +19,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.plan import Plan
 
 APPLIED_BEFORE = "APL382"
+_DONE = {marks.RECOMPUTED: "recomputes", marks.MOVED: "moves"}
 
 
 class FlatPath(BackendPath):
@@ -26,11 +27,13 @@ class FlatPath(BackendPath):
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         """What was erased and copied under one policy cannot be decided again by another."""
-        done = next((words for node in gm.graph.nodes if (words := _done(node)) is not None), None)
-        if done is not None:
-            message = f"a policy was carried out on this graph before: {done}"
-            help = "trace the step again, and apply one policy; `include` puts two policies into one"
-            raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
+        for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
+            for mark, verb in _DONE.items():
+                if mark in found:
+                    done = f"`{node.name}` {verb} `{found[mark]}`"
+                    help = "trace the step again, and apply one policy; `include` puts two policies into one"
+                    message = f"a policy was carried out on this graph before: {done}"
+                    raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
 
     def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         super().carry_out(gm, plan, seconds)
@@ -39,10 +42,3 @@ class FlatPath(BackendPath):
 
     def audit(self, plan: Plan, graph: fx.Graph) -> Audit:
         return audit_flat(plan, graph)
-
-
-def _done(node: fx.Node) -> str | None:
-    found = marks.custom(node.meta)
-    if marks.RECOMPUTED in found:
-        return f"`{node.name}` recomputes `{found[marks.RECOMPUTED]}`"
-    return f"`{node.name}` moves `{found[marks.MOVED]}`" if marks.MOVED in found else None

@@ -46,7 +46,8 @@ class HalfPath(BackendPath):
             raise PolicyGraphError([refusals.no_path(facts.kind)])
 
     def part_of(self, policy: Policy) -> Policy:
-        return _only_rewrites(policy)
+        """Without what decides about values."""
+        return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
 
     def plan(self, facts: Facts, policy: Policy, *, place: Place | None = None, deferred: Collection[str] = ()) -> Plan:
         made = super().plan(facts, policy, place=place, deferred=deferred)
@@ -63,7 +64,7 @@ def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str 
     # the halves follow from the joint graph: there the ranks have agreed, and the lines were held to account
     lenient = evolve(policy, rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites))
     ranks = ranks_of(joint.before, policy, kind.value)
-    made = make_plan(_only_rewrites(lenient), collect(gm, kind=kind, root=root), HALF, ranks=ranks)
+    made = make_plan(HalfPath().part_of(lenient), collect(gm, kind=kind, root=root), HALF, ranks=ranks)
     raise_errors(made.diagnostics)
     return Half(kind, made, carry_out(gm, made))
 
@@ -74,22 +75,12 @@ def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) 
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 
-def _only_rewrites(policy: Policy) -> Policy:
-    """The policy without what decides about values."""
-    return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
-
-
 def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
-    """What becomes of a policy's other lines where a user applies it to a half."""
+    """A note on the lines that do nothing where a user applies a policy to a half."""
     deciding = (*policy.rules, *policy.expectations)
     if not deciding:
         return ()
     lines = f"{len(deciding)} lines decide" if len(deciding) > 1 else "1 line decides"
-    return (
-        diagnose(
-            ONLY_REWRITES,
-            f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled",
-            span=deciding[0].span,
-            help="apply the policy to the joint graph; of a half, its `fuse` and `collapse` lines are carried out",
-        ),
-    )
+    message = f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled"
+    help = "apply the policy to the joint graph; of a half, its `fuse` and `collapse` lines are carried out"
+    return (diagnose(ONLY_REWRITES, message, deciding[0].span, help=help),)

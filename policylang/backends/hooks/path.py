@@ -5,7 +5,7 @@ Min-cut knows no lines but tags, and decides after the policy, so nothing can be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from torch import fx
@@ -34,27 +34,15 @@ class HookPath(BackendPath):
             tags.write(gm.graph, plan)
 
 
-def _beyond_min_cut(plan: Plan) -> list[Diagnostic]:
+def _beyond_min_cut(plan: Plan) -> Iterator[Diagnostic]:
     """The lines that min-cut would pass over in silence."""
-    policy = plan.policy
-    found = [
-        diagnose(
-            NOT_BY_MIN_CUT,
-            f"`{rule.text}` would do nothing behind a hook of Inductor's: min-cut knows no `prefer_save`",
-            rule.span,
-            help="write `save`, or compile with `policylang.backend`, which partitions itself",
-        )
-        for rule in policy.rules
-        if rule.action is Action.PREFER_SAVE
-    ]
-    for expectation, planned in zip(policy.expectations, plan.expectations, strict=True):
+    for rule in plan.policy.rules:
+        if rule.action is Action.PREFER_SAVE:
+            message = f"`{rule.text}` would do nothing behind a hook of Inductor's: min-cut knows no `prefer_save`"
+            help = "write `save`, or compile with `policylang.backend`, which partitions itself"
+            yield diagnose(NOT_BY_MIN_CUT, message, rule.span, help=help)
+    for expectation, planned in zip(plan.policy.expectations, plan.expectations, strict=True):
         if planned.status == "deferred":
-            found.append(
-                diagnose(
-                    NOT_BY_MIN_CUT,
-                    f"`{planned.text}` cannot be checked behind a hook of Inductor's: min-cut decides after it",
-                    expectation.span,
-                    help="write `undecided -> save` or `undecided -> recompute`, or compile with `policylang.backend`",
-                )
-            )
-    return found
+            message = f"`{planned.text}` cannot be checked behind a hook of Inductor's: min-cut decides after it"
+            help = "write `undecided -> save` or `undecided -> recompute`, or compile with `policylang.backend`"
+            yield diagnose(NOT_BY_MIN_CUT, message, expectation.span, help=help)

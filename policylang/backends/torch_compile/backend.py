@@ -125,8 +125,7 @@ class PolicyBackend:
 
         Raises ``PolicyMatchError`` where one of them has another policy.
         """
-        taken_out = inner_checkpoints.take_out(gm)
-        sessions, block = taken_out.sessions, taken_out.block
+        sessions, block = inner_checkpoints.take_out(gm)
         around = innermost()
         if around is not None:
             sessions = (*sessions, around.session)

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import frozen
 from torch import fx
 from torch.fx.node import map_arg
 
@@ -27,16 +26,12 @@ _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
 """How Dynamo names a module that it reaches through our stand-in for its ``forward``: ``layers.0.forward.__self__``."""
 
 
-@frozen(eq=False)
-class TakenOut:
-    sessions: tuple[Session, ...] = ()
-    """Those that the checkpoints belonged to."""
-    block: Session | None = None
-    """The graph was one checkpoint and nothing beside it: it is a block of this one's model, compiled on its own."""
+def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
+    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another.
 
-
-def take_out(gm: fx.GraphModule) -> TakenOut:
-    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another."""
+    Returns the sessions that the checkpoints belonged to; and, where the graph was one checkpoint and nothing beside
+    it, the session of whose model it is a block, compiled on its own.
+    """
     found: dict[Session, None] = {}
     alone = _alone(gm)
     graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
@@ -50,7 +45,7 @@ def take_out(gm: fx.GraphModule) -> TakenOut:
         for node in (node for module in graphs for node in module.graph.nodes):
             if stack := node.meta.get("nn_module_stack"):
                 node.meta["nn_module_stack"] = {key: _straight_entry(entry) for key, entry in stack.items()}
-    return TakenOut(tuple(found), alone)
+    return tuple(found), alone
 
 
 def first_session(gm: fx.GraphModule) -> Session | None:

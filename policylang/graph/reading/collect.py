@@ -283,6 +283,4 @@ class _Collector:
 
 def _leaves(value: Any) -> list[Any]:
     """What nested tuples and lists hold, in order; None counts."""
-    if isinstance(value, (tuple, list)):
-        return [leaf for part in value for leaf in _leaves(part)]
-    return [value]
+    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, (tuple, list)) else [value]

@@ -26,11 +26,8 @@ _OTHER_NAMES = re.compile(r"(fwd|bwd)_(seed|base_offset|rng_state)|.*token")
 _FIELD = re.compile(r"(?<=\._)(?:parameters|buffers)\b|(?<=\['_)(?:parameters|buffers)(?='\])")
 
 
-@frozen
-class Input:
-    kind: InputKind
-    name: str = ""
-    """As torch has it, not normalised."""
+Input = tuple[InputKind, str]
+"""Kind and name; the name as torch has it, not normalised."""
 
 
 @frozen
@@ -66,7 +63,7 @@ def input_columns(
             found = _attribute(module, node)
         else:
             continue
-        kinds[row], names[row] = found.kind, paths.add(found.name)
+        kinds[row], names[row] = found[0], paths.add(found[1])
     return kinds, names
 
 
@@ -90,14 +87,14 @@ def classify(
         return _by_name(placeholder.name, position, static)
     kind, name, index = described_input(desc)
     if not isinstance(placeholder.meta.get("val"), torch.Tensor | torch.SymInt | int | None):
-        return Input(InputKind.OTHER)  # the device mesh of a DTensor
+        return (InputKind.OTHER, "")  # the device mesh of a DTensor
     if kind != "user":
-        return Input(InputKind[kind.upper()], name)
+        return InputKind[kind.upper()], name
     if index is not None and index < len(sources) and sources[index].expression:
         return _by_source(sources[index])
     if static is not None and position in static:
-        return Input(InputKind.PARAMETER if underlying_input(desc) in differentiated else InputKind.BUFFER)
-    return Input(InputKind.USER)
+        return InputKind.PARAMETER if underlying_input(desc) in differentiated else InputKind.BUFFER, ""
+    return InputKind.USER, ""
 
 
 def dynamo_sources(placeholders: Sequence[fx.Node]) -> list[InputSource]:
@@ -149,8 +146,8 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
     path = str(node.target)
     value = node.meta.get("val") if module is None else attribute(module, path)
     if isinstance(value, torch.nn.Parameter):
-        return Input(InputKind.PARAMETER, path)
-    return Input(InputKind.BUFFER, path) if isinstance(value, torch.Tensor) else Input(InputKind.OTHER)
+        return InputKind.PARAMETER, path
+    return (InputKind.BUFFER, path) if isinstance(value, torch.Tensor) else (InputKind.OTHER, "")
 
 
 def attribute(module: Any, path: str) -> Any:
@@ -161,14 +158,14 @@ def attribute(module: Any, path: str) -> Any:
 def _by_source(source: InputSource) -> Input:
     fields = _FIELD.findall(source.expression)
     kind = InputKind.PARAMETER if source.is_parameter or fields[-1:] == ["parameters"] else InputKind.BUFFER
-    return Input(kind, source.expression) if fields or source.is_parameter else Input(InputKind.USER)
+    return (kind, source.expression) if fields or source.is_parameter else (InputKind.USER, "")
 
 
 def _by_name(name: str, position: int, static: Collection[int] | None) -> Input:
     if name.startswith("tangents"):
-        return Input(InputKind.TANGENT)
+        return InputKind.TANGENT, ""
     if _OTHER_NAMES.match(name):
-        return Input(InputKind.OTHER)
+        return InputKind.OTHER, ""
     if static is not None and position in static:
-        return Input(InputKind.PARAMETER)
-    return Input(InputKind.USER)
+        return InputKind.PARAMETER, ""
+    return InputKind.USER, ""

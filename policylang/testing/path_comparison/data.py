@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from policylang.audit.summary.data import DecisionReport, Report
+from policylang.audit.summary.data import Report
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
@@ -223,10 +223,6 @@ class Agreement:
             "saved": {"common_bytes": account["common_bytes"], "beside": account["saved"]},
             "recomputed": {"common_flops": account["common_flops"], "beside": account["recomputed"]},
         }
-
-
-def side_of(decision: DecisionReport) -> PathDecision:
-    return PathDecision(decision.action, decision.rule, decision.reason)
 
 
 def _path(result: PathResult) -> dict[str, Any]:

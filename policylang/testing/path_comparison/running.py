@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -46,7 +46,7 @@ class Setup:
         if self.made and self.made[0] is model:
             raise ValueError("the factory returns one model over and over: it has to make a new one each time")
         self.made[:] = [model]
-        own = dict(_tensors(model))
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         if not self.state:
             self.state.update({name: tensor.detach().clone() for name, tensor in own.items()})
         if own.keys() != self.state.keys():
@@ -150,10 +150,6 @@ def _backward(model: nn.Module, loss: Tensor) -> Numbers:
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.named_buffers()}
-
-
-def _tensors(model: nn.Module) -> Sequence[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 @frozen

@@ -22,7 +22,6 @@ from policylang.testing.path_comparison.data import (
     PathRun,
     ValuePlace,
     ValuesAccount,
-    side_of,
 )
 
 Key = tuple[ValuePlace, int]
@@ -126,7 +125,7 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
         place = ValuePlace(facts.modules[row], facts.targets[row], facts.shapes[row])
         sides = values.sides.setdefault(place, [])
         keys[row] = place, len(sides)
-        sides.append(side_of(decision))
+        sides.append(PathDecision(decision.action, decision.rule, decision.reason))
     roots = storage_roots(facts)
     taken: set[int] = set()
     for name in report.saved.names if report.saved is not None else ():
