@@ -1,4 +1,4 @@
-"""``policylang.apply`` and ``policylang.partition``: a policy on a graph that is at hand."""
+"""``policylang.apply`` and ``policylang.partition``: a policy on a traced FX graph."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from policylang.api.load import PolicyLike, policy_of
 from policylang.backends import graph_registry, refusals
 from policylang.backends.dispatch import apply_policy, checked_module
 from policylang.backends.joint.path import JointPartitioner, returns_gradients
+from policylang.backends.surgery.edits import first_difference
 from policylang.errors import PolicyGraphError
 from policylang.graph.reading.phases import has_backward
-from policylang.planning.plan import Plan
 from policylang.ranks.comparison import comparing
 
 
@@ -63,7 +63,8 @@ def partition(
     if given is None:
         raise PolicyGraphError([refusals.no_policy()])
     with comparing("partition", agree):
-        prepared = applied if policy is None and applied is not None and _still_fits(gm, applied) else None
+        is_current = applied is not None and first_difference(gm.graph.nodes, applied.facts) is None
+        prepared = applied if policy is None and is_current else None  # another pass may have changed the graph since
         wanted = policy_of(given)
         if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
             raise PolicyGraphError([refusals.not_a_joint_graph()])
@@ -74,10 +75,3 @@ def partition(
             prepared=prepared,
         )
     return made.forward, made.backward
-
-
-def _still_fits(gm: fx.GraphModule, plan: Plan) -> bool:
-    """Whether the graph has the nodes that were planned; another pass may have changed it since."""
-    names = plan.facts.names
-    nodes = gm.graph.nodes
-    return len(nodes) == len(names) and all(node.name == name for node, name in zip(nodes, names, strict=True))

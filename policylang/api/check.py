@@ -1,4 +1,4 @@
-"""Checking policy files, by themselves or on snapshots of graphs: what ``policylang check`` prints, as data.
+"""Checks policy files, by themselves or on snapshots of graphs: what ``policylang check`` prints, as data.
 
 Needs no torch, no model and no GPU.
 """

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from policylang.api.load import PolicyLike, policy_of
-from policylang.backends.eager.checkpoint import Contexts, contexts_for, put_on
+from policylang.backends.eager.checkpoint import contexts_for, put_on
+from policylang.backends.eager.session import Contexts
 from policylang.language.syntax import Policy
 
 

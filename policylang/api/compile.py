@@ -9,13 +9,13 @@ from typing import Any
 from torch import fx
 
 from policylang.api.load import PolicyLike, policy_of
-from policylang.backends.eager.compilers import MARK
 from policylang.backends.hooks.inductor_pass import PolicyPass
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit
 from policylang.backends.torch_compile.custom_partitioner import PolicyPartitioner
 from policylang.backends.torch_compile.options import Inner
 from policylang.errors import PolicyError, PolicyMeaningError
+from policylang.graph import marks
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
 from policylang.torch_compat import dynamo
@@ -103,5 +103,5 @@ def _reset() -> None:
 
 
 _by_options: dict[tuple[str, Inner, str, bool], PolicyBackend] = {}
-setattr(policylang_backend, MARK, True)
+setattr(policylang_backend, marks.COMPILER, True)
 policylang_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() looks for it

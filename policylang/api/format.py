@@ -1,4 +1,4 @@
-"""Formatting policy files: what ``policylang fmt`` does, as data. Needs no torch."""
+"""Formats policy files: what ``policylang fmt`` does, as data. Needs no torch."""
 
 from __future__ import annotations
 

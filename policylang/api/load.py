@@ -1,4 +1,4 @@
-"""The edge of the language stage: policies for Python, with exceptions instead of diagnostics."""
+"""``policylang.load`` and ``policylang.parse``: policies from files and texts, with exceptions for diagnostics."""
 
 from __future__ import annotations
 

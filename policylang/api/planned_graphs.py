@@ -1,4 +1,4 @@
-"""Policies planned on snapshots of graphs: the plans, and what a check finds wrong between the two."""
+"""Plans policies on snapshots of graphs, and finds what does not fit between policy and graph."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def _diagnostics(policy: Policy, names: Sequence[str], plans: Sequence[Plan], on
 
 def findings(made: Plan) -> tuple[Diagnostic, ...]:
     """All that a check says of a policy on a graph."""
-    return (*made.diagnostics, *conflicts(made), *_unsettled(made))
+    return (*made.diagnostics, *conflicts(made), *_deferred(made))
 
 
-def _unsettled(made: Plan) -> Iterable[Diagnostic]:
-    for expectation, outcome in zip(made.policy.expectations, made.expectations, strict=True):
-        if outcome.status == "deferred":
-            message = f"`{outcome.text}` cannot be told from a snapshot: {outcome.found}"
+def _deferred(made: Plan) -> Iterable[Diagnostic]:
+    for expectation, planned in zip(made.policy.expectations, made.expectations, strict=True):
+        if planned.status == "deferred":
+            message = f"`{planned.text}` cannot be told from a snapshot: {planned.found}"
             yield diagnose(DEFERRED, message, expectation.span)

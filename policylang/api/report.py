@@ -1,4 +1,4 @@
-"""``policylang.report``: what was decided for the thing that a user holds."""
+"""``policylang.report``: the report on a graph, a model, a backend or a partitioner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edge of snapshots: from whatever has a graph to files, and back."""
+"""``policylang.snapshot`` and its inverse: the facts of a graph, written to a file and read back."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def snapshot(subject: Any, path: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write the facts of a graph to a file, from which a policy is planned as on the graph; returns what was written.
 
     ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or
-    a model compiled under a policy or its backend, once it has run forward with gradients. Where a policy has acted on
-    a graph, it is the graph as it was before. The file holds no weights and no code. A model of several graphs becomes
-    several files: of ``model.graph``, ``model.0.graph`` and so on, in order of compilation.
+    a model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients.
+    Where a policy has acted on a graph, it is the graph as it was before. The file holds no weights and no code. A
+    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, in order of
+    compilation.
 
     Raises ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile
     cache, and where the file cannot be written.
@@ -46,19 +47,18 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     from torch import fx
 
     from policylang.api.traced_step import TracedStep
-    from policylang.backends.torch_compile.backend import graphs_of
+    from policylang.backends.path import path_named
 
     if isinstance(subject, TracedStep):
         subject = subject.gm
     if isinstance(subject, fx.GraphModule):
         return (_of_module(subject),)
-    graphs = graphs_of(subject)
-    if graphs is None:
+    findings = path_named("joint").report(subject)
+    if findings is None:
         raise _nothing(
             f"a `{type(subject).__name__}` has no graph to take a snapshot of",
             "hand over a graph module, a traced step, a model compiled under a policy, or its backend",
         )
-    findings = [found for graph in graphs for found in graph.findings]
     if not findings:
         raise _nothing(
             "no graph was planned yet", "run the compiled model forward with gradients first, then take the snapshot"

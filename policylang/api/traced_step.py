@@ -1,4 +1,4 @@
-"""A whole training step as one graph that can be run."""
+"""``policylang.trace_step``: a whole training step (forward, loss, backward, optimizer) as one FX graph that runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from policylang.api.report import report_on
 from policylang.backends import graph_registry
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
+from policylang.language.figures import listed
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
@@ -107,7 +108,7 @@ class TracedStep:
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 
     def _warn_of_checkpoints(self) -> None:
-        if graph_registry.outcome_of(self.gm) is not None:
+        if graph_registry.last_audited(self.gm) is not None:
             return
         followed, nodes = self._captured.followed, self.gm.graph.nodes
         if followed:
@@ -137,9 +138,9 @@ class TracedStep:
         lines = [f"traced step of {type(self.model).__name__}: {nodes} nodes, {len(captured.gradients)} gradients"]
         lines += [f"  {path}: {kind}" for path, kind in self._batch.described()]
         if captured.mutated:
-            lines.append(f"  writes {_some(captured.mutated)}")
+            lines.append(f"  writes {listed([f'`{name}`' for name in captured.mutated], 3)}")
         if captured.unrepeated:
-            lines.append(f"  does not repeat the change of {_some(captured.unrepeated)}")
+            lines.append(f"  does not repeat the change of {listed([f'`{name}`' for name in captured.unrepeated], 3)}")
         return "\n".join(lines)
 
 
@@ -150,8 +151,3 @@ def _no_autocast(device_types: list[str]) -> Iterator[None]:
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
         yield
-
-
-def _some(names: tuple[str, ...]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,4 +1,4 @@
-"""Holds what was read against what was planned: one comparison for all paths, which word its results.
+"""Compares what runs in a graph with its plan: one comparison for all paths, in the words of each.
 
 What a path has to save and to run again may leave it a choice: a flat graph may read a value that lives on anyway. So
 the plan is given as what may happen and what has to.
@@ -14,7 +14,7 @@ from policylang.audit.data import Audit, Found, HostCopy
 from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.source import Span
+from policylang.language.syntax import Rule
 from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
@@ -31,6 +31,7 @@ OFFLOADED_UNPLANNED = "APL411"
 NOT_FREED = "APL412"
 RACE = "APL413"
 
+_TWICE = "was recomputed more than once for the same part of the backward"
 _ALL_PATHS = {
     NOT_CONNECTED: "the graph has a node {node}, which the graph that was planned does not have",
     OUT_OF_ORDER: "{node} runs {found}, which is not the order of the plan",
@@ -49,44 +50,35 @@ class Expected:
 
 
 @frozen
-class Deviation:
-    """Something that is not as planned."""
-
-    code: str
-    node: str
-    """As a message names it."""
-    found: str = ""
-    expected: str = ""
-    line: Span | None = None
-    """The rule that decided."""
-    module: str = ""
-    is_planned: bool = False
-    """Whether it is a node of the plan."""
-
-
-@frozen
 class Wording:
-    """How a path says it. ``{node}``, ``{found}`` and ``{expected}`` are a deviation's."""
+    """How a path says it. ``{node}`` is what differs, ``{found}`` and ``{expected}`` what it does and was to do."""
 
     sentence: str
     help: str
+    """Of what is said of the nodes of the plan."""
     codes: Mapping[str, str] = field(factory=dict)
     """By code, where a sentence of its own is said."""
     is_brief: bool = False
     """Whether module and line go without saying."""
 
-    def diagnostics(self, deviations: Iterable[Deviation]) -> tuple[Diagnostic, ...]:
-        return tuple(map(self._diagnostic, deviations))
+    def of_node(self, code: str, name: str, found: str = "") -> Diagnostic:
+        """Of a node that the plan may not have."""
+        return Diagnostic(code, self._text(code).format(node=f"`{name}`", found=found, expected=""))
 
-    def _diagnostic(self, one: Deviation) -> Diagnostic:
-        text = self.codes.get(one.code) or _ALL_PATHS.get(one.code) or self.sentence
-        node = f"{one.node} in {one.module}" if one.module and not self.is_brief else one.node
-        message = text.format(node=node, found=one.found, expected=one.expected)
-        span = None if self.is_brief else one.line
-        return Diagnostic(one.code, message, span=span, help=self.help if one.is_planned else None)
+    def of_row(self, code: str, plan: Plan, row: int, found: str) -> Diagnostic:
+        """Of a node of the plan that is not as planned."""
+        facts, rule, module = plan.facts, plan.rule_of(row), "" if self.is_brief else plan.facts.modules[row]
+        node = f"`{facts.names[row]}` ({facts.targets[row]}){module and f' in {module}'}"
+        message = self._text(code).format(node=node, found=found, expected=_planned(plan.decisions[row], rule))
+        return Diagnostic(code, message, None if rule is None or self.is_brief else rule.span, self.help)
+
+    def _text(self, code: str) -> str:
+        return self.codes.get(code) or _ALL_PATHS.get(code) or self.sentence
 
 
-def runs_otherwise(plan: Plan, expected: Expected, saved: Iterable[int], found: Found) -> Iterator[Deviation]:
+def runs_otherwise(
+    say: Wording, plan: Plan, expected: Expected, saved: Iterable[int], found: Found
+) -> Iterator[Diagnostic]:
     """What is saved, runs again or runs at another place than planned. ``saved``: what crosses by being kept, copies
     on the host included."""
     now, again = frozenset(saved), frozenset(found.recomputed)
@@ -94,70 +86,50 @@ def runs_otherwise(plan: Plan, expected: Expected, saved: Iterable[int], found: 
         (SAVED_UNPLANNED, now.difference(expected.may_save), "was saved"),
         (NOT_SAVED, frozenset(expected.must_save) - now - found.crossing.keys(), "was not saved"),
         (RECOMPUTED_UNPLANNED, again.difference(expected.may_recompute), "was recomputed"),
-        (
-            RECOMPUTED_UNPLANNED,
-            frozenset(found.twice),
-            "was recomputed more than once for the same part of the backward",
-        ),
+        (RECOMPUTED_UNPLANNED, frozenset(found.twice), _TWICE),
         (NOT_RECOMPUTED, frozenset(expected.must_recompute) - again, "was not recomputed"),
         (RANDOM_AGAIN, frozenset(found.redrawn), "draws new random numbers"),
         (EFFECT_REPEATED, frozenset(found.rewritten), "writes a second time"),
     ):
-        yield from (deviation(code, plan, row, happened) for row in sorted(rows))
-    yield from (Deviation(NOT_CONNECTED, f"`{name}`") for name in found.unknown)
-    yield from (Deviation(OUT_OF_ORDER, f"`{name}`", f"after `{other}`") for name, other in found.swapped.items())
+        yield from (say.of_row(code, plan, row, happened) for row in sorted(rows))
+    yield from (say.of_node(NOT_CONNECTED, name) for name in found.unknown)
+    yield from (say.of_node(OUT_OF_ORDER, name, f"after `{other}`") for name, other in found.swapped.items())
 
 
-def reads_otherwise(found: Found) -> Iterator[Deviation]:
+def reads_otherwise(say: Wording, found: Found) -> Iterator[Diagnostic]:
     """What runs before something that it reads."""
-    return (Deviation(OUT_OF_ORDER, f"`{name}`", f"before `{read}`, which it reads") for name, read in found.early)
+    return (say.of_node(OUT_OF_ORDER, name, f"before `{read}`, which it reads") for name, read in found.early)
 
 
 def moves_otherwise(
-    plan: Plan, found: Found, moved: Mapping[int, HostCopy | None], unplanned: Iterable[str]
-) -> Iterator[Deviation]:
+    say: Wording, plan: Plan, found: Found, moved: Mapping[int, HostCopy | None], unplanned: Iterable[str]
+) -> Iterator[Diagnostic]:
     """What of the copies is not as planned. ``moved``: the rows that are to wait on the host, with their copies;
     ``unplanned``: the names of nodes that take part in any other."""
-    yield from (Deviation(RACE, f"`{name}`") for name in found.races)
-    yield from (Deviation(OFFLOADED_UNPLANNED, f"`{name}`") for name in unplanned)
+    yield from (say.of_node(RACE, name) for name in found.races)
+    yield from (say.of_node(OFFLOADED_UNPLANNED, name) for name in unplanned)
     roots = storage_roots(plan.facts)
     alive = {roots[row] for row in found.saved}
     for row, copy in moved.items():
         root = roots[row]
         if copy is None:
-            yield deviation(NOT_FREED, plan, row, "was not moved to the host")
+            yield say.of_row(NOT_FREED, plan, row, "was not moved to the host")
         elif copy.awaited > found.begins:
             alive.add(root)
         if root in alive or found.held.get(root, -1) > found.begins:
-            yield deviation(NOT_FREED, plan, row, "was offloaded and is held on the device all the same")
+            yield say.of_row(NOT_FREED, plan, row, "was offloaded and is held on the device all the same")
     for copy in found.copies:
         written = found.written.get(roots[copy.row], -1) if copy.row >= 0 else -1
         if written > copy.started:
             late = f"before `{found.order[written]}`, which writes to what it copies"
-            yield Deviation(OUT_OF_ORDER, f"`{found.order[copy.started]}`", late)
+            yield say.of_node(OUT_OF_ORDER, found.order[copy.started], late)
 
 
-def deviation(code: str, plan: Plan, row: int, happened: str) -> Deviation:
-    """A node of the plan that did not become what was planned."""
-    facts, decision = plan.facts, plan.decisions[row]
-    rule = plan.policy.rules[decision.rule] if decision is not None and decision.rule is not None else None
-    return Deviation(
-        code,
-        f"`{facts.names[row]}` ({facts.targets[row]})",
-        happened,
-        _planned(plan, decision),
-        rule.span if rule is not None else None,
-        facts.modules[row],
-        is_planned=True,
-    )
-
-
-def _planned(plan: Plan, decision: Decision | None) -> str:
+def _planned(decision: Decision | None, rule: Rule | None) -> str:
     if decision is None:
         return "nothing of it: it is no forward value"
     verb = "left to the partitioner" if decision.action is None else decision.action.name.lower().replace("_", " ")
-    if decision.rule is not None:
-        rule = plan.policy.rules[decision.rule]
+    if rule is not None:
         return f"{verb} (`{rule.text}`, {rule.source})"
     return f"{verb} ({decision.reason or decision.why.value})"
 
@@ -168,14 +140,10 @@ def summary(
     differences: tuple[Diagnostic, ...],
     *,
     saved: Sequence[int],
-    symbolic: Sequence[int],
     offloaded: Sequence[int] = (),
-    auto_saved: Sequence[int] = (),
-    auto_recomputed: Sequence[int] = (),
 ) -> Audit:
     """What was read, with what it costs."""
-    facts = plan.facts
-    again = sorted(found.recomputed)
+    facts, again = plan.facts, sorted(found.recomputed)
     needs = Needs(saved=tuple(saved), offloaded=tuple(offloaded), recomputed=tuple(again))
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
     return Audit(
@@ -185,14 +153,7 @@ def summary(
         recomputed_bytes=cost.recomputed_bytes,
         recomputed_flops=cost.recomputed_flops,
         forward_flops=cost.forward_flops,
-        auto_saved=names(facts, auto_saved),
-        auto_saved_bytes=with_cost(Needs(saved=tuple(auto_saved)), facts, (), 0).saved_bytes,
-        auto_recomputed=names(facts, auto_recomputed),
-        inputs=names(facts, found.inputs),
-        symbolic=names(facts, symbolic),
         random_states=found.random_states,
-        saved_bytes_by_block=cost.saved_bytes_by_block,
-        recomputed_flops_by_block=cost.recomputed_flops_by_block,
         offloaded=names(facts, offloaded),
         offloaded_bytes=cost.offloaded_bytes,
         differences=differences,

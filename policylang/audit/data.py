@@ -1,4 +1,4 @@
-"""Plain data of the audit: what was read off what came out, and what a path reports of it."""
+"""Plain data of the audit: what was read off the transformed graph, and what a path reports of it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ class Found:
     crossing: dict[int, int] = field(factory=dict)
     """What of the forward and of the inputs the backward reads, second runs included: to the last position where."""
     saved: list[int] = field(factory=list)
-    """Of these, what the forward computes; in graph order, as are the next two."""
-    inputs: list[int] = field(factory=list)
-    symbolic: list[int] = field(factory=list)
+    """Of these, the tensors that the forward computes, in graph order."""
     held: dict[int, int] = field(factory=dict)
     """By the row that allocated some memory: the last position at which the forward, or what is returned, reads it."""
     written: dict[int, int] = field(factory=dict)
@@ -71,27 +69,16 @@ class Audit:
     """What a partition came to, by node name in graph order, and where it differs from its plan."""
 
     saved: tuple[str, ...]
-    """Values of the forward kept for the backward, ``auto_saved`` included; no graph inputs, no symbolic sizes."""
+    """Values of the forward kept for the backward; no graph inputs, no symbolic sizes."""
     saved_bytes: int
     """Of the distinct memory they keep alive."""
     recomputed: tuple[str, ...]
-    """Forward operators that run again in the backward, ``auto_recomputed`` included."""
+    """Forward operators that run again in the backward."""
     recomputed_bytes: int
     recomputed_flops: int
     forward_flops: int
-    auto_saved: tuple[str, ...]
-    """Those of ``saved`` that PyTorch's min-cut chose; of a flat graph, those that no rule decided."""
-    auto_saved_bytes: int
-    auto_recomputed: tuple[str, ...]
-    """Those of ``recomputed`` that PyTorch's min-cut chose."""
-    inputs: tuple[str, ...]
-    """Graph inputs that the backward reads; they are alive anyway."""
-    symbolic: tuple[str, ...]
-    """Sizes kept as numbers."""
     random_states: int
     """Generator states kept so that recomputed random operators draw the same numbers."""
-    saved_bytes_by_block: tuple[int, ...] = ()
-    recomputed_flops_by_block: tuple[int, ...] = ()
     differences: tuple[Diagnostic, ...] = field(default=())
     offloaded: tuple[str, ...] = ()
     """Values that are on the host between their last forward and their first backward use; none of ``saved``."""

@@ -1,4 +1,4 @@
-"""Audits an eager checkpoint: what the running block really holds for its backward.
+"""Audits an eager checkpoint: the memory that the running block really holds for its backward.
 
 Measured on the tensors themselves: the storages that the checkpoint keeps alive, each once, those of the block's own
 inputs and parameters left out.
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from policylang.audit.against_plan import NOT_SAVED, SAVED_UNPLANNED, Expected, Wording, runs_otherwise, summary
 from policylang.audit.data import Audit, Found
-from policylang.graph.facts import InputKind, Phase
 from policylang.language.codes import diagnose
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
@@ -42,14 +41,10 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
     """
     facts = plan.facts
     planned = {facts.owners[row] for row in kept_rows(facts, needs)}
-    given = (row for row in range(len(facts)) if facts.phases[row] == Phase.INPUT and facts.users[row])
-    found = Found(
-        saved=sorted({facts.owners[row] for row in held}),
-        inputs=[row for row in given if facts.input_kinds[row] != InputKind.TANGENT],
-    )
-    wrong = _WORDING.diagnostics(runs_otherwise(plan, Expected(planned, planned), found.saved, found))
+    found = Found(saved=sorted({facts.owners[row] for row in held}))
+    wrong = tuple(runs_otherwise(_WORDING, plan, Expected(planned, planned), found.saved, found))
     # the second run is still to come: it is taken as planned
-    audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved, symbolic=())
+    audit = summary(plan, evolve(found, recomputed=list(needs.recomputed)), wrong, saved=needs.saved)
     measured = held_bytes((tensor for tensors in held.values() for tensor in tensors), outside)
     if measured != audit.saved_bytes:
         said = f"the checkpoint holds {measured:,} bytes, and the plan says {audit.saved_bytes:,}"

@@ -21,7 +21,7 @@ from policylang.audit.data import Audit
 from policylang.audit.reading import read
 from policylang.graph.facts import Phase
 from policylang.graph.storage import storage_roots
-from policylang.planning.decision import Why, offloads
+from policylang.planning.decision import offloads, recomputes, saves
 from policylang.planning.plan import Plan
 
 _WORDING = Wording(
@@ -36,49 +36,39 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
 
     A value crosses where a backward node, or a copy, reads the forward's own, and is then saved; except that one
     decided ``recompute`` may be read as it is where a later part of the forward, or the caller, holds it anyway.
-    ``auto_saved`` are those that no rule decided: they stayed as they were. A value that a backward node reads through
-    its copies to the host and back is offloaded.
+    A value that a backward node reads through its copies to the host and back is offloaded.
     """
     facts, decisions, roots = plan.facts, plan.decisions, storage_roots(plan.facts)
     found = read(facts, graph)
-    recomputes = {row for row in facts.forward if _recomputes(plan, row)}
+    again = {row for row in facts.forward if recomputes(decisions[row])}
 
     def is_kept(row: int) -> bool:
-        return row not in recomputes or found.held.get(roots[row], -1) <= found.crossing[row]
+        return row not in again or found.held.get(roots[row], -1) <= found.crossing[row]
 
     saved = list(filter(is_kept, found.saved))
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}
     planned = {row: copy for row, copy in on_host.items() if row >= 0 and offloads(decisions[row])}
     expected = Expected(
-        may_save={row for row in facts.forward if row not in recomputes and not offloads(decisions[row])},
+        may_save={row for row in facts.forward if row not in again and not offloads(decisions[row])},
         must_save={row for row in facts.forward if _saves(plan, row) and row not in on_host},
-        may_recompute=recomputes,
+        may_recompute=again,
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
-        *runs_otherwise(plan, expected, saved, found),
-        *reads_otherwise(found),
-        *moves_otherwise(plan, evolve(found, saved=saved), planned, unplanned),
+        *runs_otherwise(_WORDING, plan, expected, saved, found),
+        *reads_otherwise(_WORDING, found),
+        *moves_otherwise(_WORDING, plan, evolve(found, saved=saved), planned, unplanned),
     )
     return summary(
         plan,
         found,
-        _WORDING.diagnostics(differences),
+        differences,
         saved=saved,
-        symbolic=list(filter(is_kept, found.symbolic)),
         offloaded=sorted(row for row in on_host if row >= 0),
-        auto_saved=[row for row in saved if (by := decisions[row]) is None or by.why is Why.UNDECIDED],
     )
-
-
-def _recomputes(plan: Plan, row: int) -> bool:
-    decision = plan.decisions[row]
-    return decision is not None and decision.action is not None and decision.action.recomputes
 
 
 def _saves(plan: Plan, row: int) -> bool:
     """Whether a value is decided to be saved, and the backward of the plan reads it."""
-    facts, decision = plan.facts, plan.decisions[row]
-    if decision is None or decision.action is None or not decision.action.saves:
-        return False
-    return any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])
+    facts = plan.facts
+    return saves(plan.decisions[row]) and any(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])

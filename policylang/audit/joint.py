@@ -26,11 +26,11 @@ from policylang.audit.against_plan import (
     summary,
 )
 from policylang.audit.data import Audit, Found
-from policylang.audit.reading import function, is_copy, is_random_state, piece_of_draw, read
+from policylang.audit.reading import is_copy, is_random_state, read
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
+from policylang.operators.effects import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE
-from policylang.planning.decision import Why
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 
@@ -76,11 +76,11 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
     """
     to_host = frozenset(needs.offloaded)
     saved = [row for row in found.saved if row not in to_host]
-    is_auto = [plan.undecided == "auto" and by is not None and by.why is Why.UNDECIDED for by in plan.decisions]
     crosses = to_host.union(needs.saved)
     expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
     differences = (
-        *_WORDING.diagnostics((*runs_otherwise(plan, expected, found.saved, found), *reads_otherwise(found))),
+        *runs_otherwise(_WORDING, plan, expected, found.saved, found),
+        *reads_otherwise(_WORDING, found),
         *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
     )
     return summary(
@@ -88,10 +88,7 @@ def audit(plan: Plan, needs: Needs, found: Found) -> Audit:
         found,
         differences,
         saved=saved,
-        symbolic=found.symbolic,
         offloaded=[row for row in found.saved if row in to_host],
-        auto_saved=[row for row in saved if is_auto[row]],
-        auto_recomputed=[row for row in sorted(found.recomputed) if is_auto[row]],
     )
 
 
@@ -117,7 +114,7 @@ def audit_copies(
         # a rewritten half may have the value from another node
         moved[row] = copy if copy is None or copy.row in (row, -1) else None
     unplanned = (*by_host, *found.unsent)
-    return _WORDING.diagnostics((*moves_otherwise(plan, found, moved, unplanned), *reads_otherwise(found)))
+    return (*moves_otherwise(_WORDING, plan, found, moved, unplanned), *reads_otherwise(_WORDING, found))
 
 
 def _returned(graph: fx.Graph) -> Sequence[Any]:

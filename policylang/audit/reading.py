@@ -6,7 +6,6 @@ of a flat graph repeats is read.
 
 from __future__ import annotations
 
-import operator
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.storage import storage_roots
 from policylang.operators.categories import argument, describe, nodes_in
+from policylang.operators.effects import function, piece_of_draw
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 
 _OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
@@ -27,19 +27,6 @@ _EFFECTS = int(Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE)
 _ORDERED = int(Flag.RANDOM | Flag.READS_MUTATED) | _EFFECTS
 """What the edges of a graph do not order, and its positions do."""
 _NO_NODES: Mapping[fx.Node, Any] = {}
-
-
-def function(node: fx.Node) -> str:
-    """The name of what a node calls."""
-    return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
-
-
-def piece_of_draw(node: Any) -> int | None:
-    """Of what a random operator that keeps its state returns: 0 for the state it started from, 1 for what it drew."""
-    if not isinstance(node, fx.Node) or node.target is not operator.getitem:
-        return None
-    keeper, piece = node.args
-    return int(piece) if isinstance(keeper, fx.Node) and function(keeper) == SAVES_RANDOM_STATE else None
 
 
 def is_random_state(value: Any) -> bool:
@@ -67,11 +54,11 @@ def read(
     nodes = list(graph.nodes)
     if backward is not None:  # what the forward returns is held until the end
         nodes = [*nodes[:-1], *backward.nodes, nodes[-1]]
-    return _Reader(facts, nodes, backward, handed, dict(replays)).read()
+    return _GraphReader(facts, nodes, backward, handed, dict(replays)).read()
 
 
 @define(eq=False)
-class _Reader:
+class _GraphReader:
     facts: Facts
     nodes: list[fx.Node]
     half: fx.Graph | None
@@ -112,9 +99,8 @@ class _Reader:
                 self._second_run(node, self.rows[at])
             elif node.op == "call_function" and self.rows[at] >= 0:
                 self._first_run(at, node, self.rows[at])
-        for row in sorted(found.crossing):
-            is_given = phases[row] == Phase.INPUT
-            (found.symbolic if flags[row] & _SYMBOLIC else found.inputs if is_given else found.saved).append(row)
+        crossing = sorted(found.crossing)
+        found.saved = [row for row in crossing if phases[row] != Phase.INPUT and not flags[row] & _SYMBOLIC]
         found.begins = self.late.find(1) if 1 in self.late else len(self.nodes)
         self._host_copies()
         return found

@@ -1,9 +1,9 @@
-"""The graphs that backends compiled, and how to find those of a model again."""
+"""The graphs that the compile backends have compiled, each with the parameters that tie it to a model."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Literal
 
 import torch
@@ -30,7 +30,7 @@ class CompiledGraph:
     findings: tuple[Findings, ...] = ()
     """One for each partition, which is one but for regions that torch partitions on their own."""
     from_cache: bool = False
-    """Inductor had it in its caches; what is known of it was recorded when it was partitioned."""
+    """Inductor had it in its caches; what is known of it stands in the sidecar."""
     _parameters: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict, repr=False)
 
     @property
@@ -59,12 +59,9 @@ class CompiledGraph:
                 self._parameters[id(argument)] = weakref.ref(argument)
 
     @property
-    def parameter_ids(self) -> Iterable[int]:
+    def parameter_ids(self) -> Set[int]:
         """``id`` of each parameter it was called with; some may have died since."""
         return self._parameters.keys()
-
-    def only_called_with(self, parameters: Collection[int]) -> bool:
-        return all(one in parameters for one in self._parameters)
 
     def belongs_to(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether it was called with one of these."""
@@ -88,8 +85,8 @@ def of_model(backends: Iterable[Sequence[CompiledGraph]], model: torch.nn.Module
     kept: list[CompiledGraph] = []
     later: set[int] = set()
     for graphs in reversed(found):
-        kept[:0] = [graph for graph in graphs if not graph.only_called_with(later)]
-        later.update(one for graph in graphs for one in graph.parameter_ids)
+        kept[:0] = [graph for graph in graphs if not graph.parameter_ids <= later]
+        later.update(*(graph.parameter_ids for graph in graphs))
     return tuple(kept)
 
 

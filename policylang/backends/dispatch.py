@@ -1,4 +1,4 @@
-"""A policy on a graph module that is at hand, down the path that takes graphs of its kind."""
+"""Applies a policy to a graph module, down the path that takes graphs of its kind."""
 
 from __future__ import annotations
 
@@ -17,29 +17,17 @@ from policylang.planning.capabilities import path_taking
 from policylang.ranks.comparison import comparing
 
 
-def apply_policy(gm: object, policy: Policy, mesh: Any = None, *, agree: bool = True) -> fx.GraphModule:
-    """See :func:`policylang.apply`."""
+def apply_policy(
+    gm: object, policy: Policy, mesh: Any = None, *, agree: bool = True, facts: Facts | None = None
+) -> fx.GraphModule:
+    """See :func:`policylang.apply`. ``facts``: where the caller knows more of the graph than its nodes say."""
     with comparing("apply", agree, mesh=mesh):
         module = checked_module(gm, "a policy is applied to a graph module")
-        _check_checkpoints(module, policy)
-        facts = collect(module, mesh=mesh)
-        path_named(path_taking(facts.kind).name).apply(module, policy, facts)
+        for followed in graph_registry.checkpoints_of(module):
+            refuse_another(followed, policy, "the graph")
+        known = collect(module, mesh=mesh) if facts is None else facts
+        path_named(path_taking(known.kind).name).apply(module, policy, known)
         return module
-
-
-def apply_to_step(gm: fx.GraphModule, policy: Policy, facts: Facts, mesh: Any = None) -> None:
-    """What ``apply`` does on a flat graph, where the caller knows more of the graph than its nodes say: as ``facts``.
-
-    Raises as ``apply`` does.
-    """
-    with comparing("apply", mesh=mesh):
-        _check_checkpoints(gm, policy)
-        path_named("flat").apply(gm, policy, facts)
-
-
-def _check_checkpoints(gm: fx.GraphModule, wanted: Policy) -> None:
-    for followed in graph_registry.checkpoints_of(gm):
-        refuse_another(followed, wanted, "the graph")
 
 
 def checked_module(gm: object, wanted: str) -> fx.GraphModule:

@@ -1,4 +1,4 @@
-"""What a policy came to on one graph, as plain data that the sidecar of Inductor's caches can hold."""
+"""The findings on one graph: its report, and the errors that other graphs may answer, as data for the cache sidecar."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Findings:
     """What this graph lacks and another graph of the model may have."""
     report: Report
     facts: Facts | None = field(default=None, repr=False)
-    """Of the graph as it was given, for snapshots. They are few bytes beside the graph, and no record holds them:
-    None for what an earlier process planned."""
+    """Of the graph as it was given, for snapshots. They are few bytes beside the graph. The sidecar does not hold
+    them: None for what an earlier process planned."""
     rewritten: Facts | None = field(default=None, repr=False)
     """The same of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
@@ -45,7 +45,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`to_json` writes.
 
-    The policy may have been laid out differently when the record was written: where its rules stand and how they are
+    The policy may have been laid out differently when the sidecar was written: where its rules stand and how they are
     spelled is taken from ``policy``.
     """
     report = report_from_dict(data["report"])

@@ -1,4 +1,4 @@
-"""What was carried out on a graph, kept beside its modules for as long as they live, and never in what is pickled."""
+"""Remembers the plan that was carried out on a graph module, for as long as the module lives; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def remember(done: CarriedOut, *modules: fx.GraphModule) -> None:
 
 def carried_out(gm: fx.GraphModule) -> CarriedOut | None:
     """What was last carried out on a graph: audited, or else prepared."""
-    return outcome_of(gm) or _applied.get(gm)
+    return last_audited(gm) or _applied.get(gm)
 
 
-def outcome_of(gm: fx.GraphModule) -> CarriedOut | None:
+def last_audited(gm: fx.GraphModule) -> CarriedOut | None:
     """What was carried out on a graph, or on the joint graph that it is a half of, and audited."""
     return _audited.get(gm)
 

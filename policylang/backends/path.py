@@ -1,4 +1,4 @@
-"""A path: one way of carrying plans out, from the graph that it takes to the report of what came out.
+"""The base class of the paths: planning, rank check, graph surgery, audit and report, in this order.
 
 A plan is made, compared between ranks, carried out, audited and remembered. That order stands here; a class for each
 path says what it does otherwise. The classes are registered in :mod:`policylang.planning.capabilities`.

@@ -1,13 +1,16 @@
-"""What the joint-graph backend refuses, each with the mend: the one place where these sentences are written."""
+"""Diagnostics for graphs that the paths refuse, and for partitions that cannot be made."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from policylang.graph.facts import Flag, GraphKind, Phase
+from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
+from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.decision import saves
 from policylang.planning.decisions.safety import why_unsafe
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
@@ -27,54 +30,46 @@ def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
     facts = plan.facts
     found: list[Diagnostic] = []
     for row in facts.forward:
-        decision = plan.decisions[row]
-        if not facts.flags[row] & Flag.MULTI_OUTPUT or decision is None or decision.action is None:
-            continue
-        if not decision.action.saves:
+        if not facts.flags[row] & Flag.MULTI_OUTPUT or not saves(plan.decisions[row]):
             continue
         readers = [user for user in facts.users[row] if facts.owners[user] != facts.owners[row]]
         reader = next((user for user in readers if facts.phases[user] == Phase.BACKWARD), None)
-        if reader is None or facts.targets[reader] == "builtin.getitem":
+        if reader is None or facts.targets[reader] == GETITEM:
             continue
-        rule = None if decision.rule is None else plan.policy.rules[decision.rule]
-        asked = f"`{rule.text}` cannot save" if rule is not None else "nothing can save"
-        found.append(
-            Diagnostic(
-                UNSAVEABLE,
-                f"{asked} `{facts.names[row]}` ({facts.targets[row]}): it returns several values at once, and "
-                f"`{facts.names[reader]}` in the backward reads them as one",
-                span=None if rule is None else rule.span,
-                help="recompute it with a later rule",
-            )
+        rule = plan.rule_of(row)
+        asked, span = (f"`{rule.text}` cannot save", rule.span) if rule is not None else ("nothing can save", None)
+        message = (
+            f"{asked} `{facts.names[row]}` ({facts.targets[row]}): it returns several values at once, and "
+            f"`{facts.names[reader]}` in the backward reads them as one"
         )
+        found.append(diagnose(UNSAVEABLE, message, span, help="recompute it with a later rule"))
     return tuple(found)
 
 
 def unsafe_after_all(plan: Plan, needs: Needs, capabilities: Capabilities) -> tuple[Diagnostic, ...]:
     """Decided recomputations that turn out to be needed only now that nodes are merged and min-cut has chosen, and
     that would be wrong. Planning has looked at all that it could see to be needed; this is the second lock."""
-    by_rule: dict[int, list[tuple[int, str]]] = {}
+    by_rule: dict[int, dict[int, str]] = {}
     for row in needs.recomputed:
         decision = plan.decisions[row]
         if decision is None or decision.rule is None or plan.facts.owners[row] != row:
             continue
         reason = why_unsafe(plan.facts, row, capabilities)
         if reason is not None:
-            by_rule.setdefault(decision.rule, []).append((row, reason))
-    return tuple(_unsafe(plan, rule, by_rule[rule]) for rule in sorted(by_rule))
-
-
-def _unsafe(plan: Plan, index: int, found: list[tuple[int, str]]) -> Diagnostic:
-    rule = plan.policy.rules[index]
-    rows, reasons = [row for row, _ in found], [reason for _, reason in found]
-    help = f"save these values with a later rule, or write `optional {rule.text}` to have them saved"
-    return planning_refusals.unsafe(rule.text, rule.span, rows, reasons, plan.facts, help)
+            by_rule.setdefault(decision.rule, {})[row] = reason
+    found = []
+    for index, reasons in sorted(by_rule.items()):
+        rule = plan.policy.rules[index]
+        help = f"save these values with a later rule, or write `optional {rule.text}` to have them saved"
+        rows, why = list(reasons), list(reasons.values())
+        found.append(planning_refusals.unsafe(rule.text, rule.span, rows, why, plan.facts, help))
+    return tuple(found)
 
 
 def no_partition(plan: Plan, error: RuntimeError) -> Diagnostic:
     """PyTorch's min-cut gave up: a decided recomputation needs what it can neither save nor recompute."""
     undecided = plan.policy.undecided
-    return Diagnostic(
+    return diagnose(
         NO_PARTITION,
         "PyTorch's min-cut finds no way to decide what the rules of this policy leave to it",
         span=None if undecided is None else undecided.span,
@@ -85,7 +80,7 @@ def no_partition(plan: Plan, error: RuntimeError) -> Diagnostic:
 
 def not_a_graph(given: object, wanted: str) -> Diagnostic:
     kind = f"the graph of a `{type(given).__name__}` comes" if isinstance(given, nn.Module) else "a graph comes"
-    return Diagnostic(
+    return diagnose(
         NOT_A_GRAPH,
         f"{wanted}, and this is a `{type(given).__name__}`",
         help=f"{kind} out of `policylang.trace_step` or AOTAutograd; or compile the model with `policylang.backend`",
@@ -93,7 +88,7 @@ def not_a_graph(given: object, wanted: str) -> Diagnostic:
 
 
 def not_a_joint_graph() -> Diagnostic:
-    return Diagnostic(
+    return diagnose(
         NOT_A_JOINT_GRAPH,
         "this is no joint graph: none of its inputs is a tangent",
         help="partition what AOTAutograd hands its `partition_fn`; a flat graph is done with `policylang.apply` alone",
@@ -101,7 +96,7 @@ def not_a_joint_graph() -> Diagnostic:
 
 
 def no_path(kind: GraphKind) -> Diagnostic:
-    return Diagnostic(
+    return diagnose(
         NO_PATH,
         f"this is a {kind.value} graph, one half of a partition, and the policy has no line that acts on one",
         help="apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
@@ -110,16 +105,15 @@ def no_path(kind: GraphKind) -> Diagnostic:
 
 
 def nothing_decided() -> Diagnostic:
-    return Diagnostic(
-        NOTHING_DECIDED,
-        "no policy has decided anything here yet",
-        help="run the model once, with gradients: under `torch.compile(model, backend=policylang.backend(policy))`, "
-        "or with the checkpoints of `policylang.checkpoint_model(model, policy)`",
+    help = (
+        "run the model once, with gradients: under `torch.compile(model, backend=policylang.backend(policy))`, "
+        "or with the checkpoints of `policylang.checkpoint_model(model, policy)`"
     )
+    return diagnose(NOTHING_DECIDED, "no policy has decided anything here yet", help=help)
 
 
 def nothing_to_report(given: object) -> Diagnostic:
-    return Diagnostic(
+    return diagnose(
         NOT_A_GRAPH,
         f"a report is on a graph, a model or a backend, and this is a `{type(given).__name__}`",
         help="of a compiled function, give the backend: `backend = policylang.backend(policy)`",
@@ -127,15 +121,12 @@ def nothing_to_report(given: object) -> Diagnostic:
 
 
 def no_policy() -> Diagnostic:
-    return Diagnostic(
-        NO_POLICY,
-        "no policy was applied to this graph",
-        help="call `policylang.apply(gm, policy)` first, or pass `policy=`",
-    )
+    help = "call `policylang.apply(gm, policy)` first, or pass `policy=`"
+    return diagnose(NO_POLICY, "no policy was applied to this graph", help=help)
 
 
 def updates_buffer(node: str, target: str) -> Diagnostic:
-    return Diagnostic(
+    return diagnose(
         UPDATES_BUFFER,
         f"the forward updates a buffer (`{node}`, {target}), which torch cannot differentiate a second time",
         help="update the buffers outside of what is compiled twice, or freeze them (`module.eval()` for BatchNorm)",

@@ -24,7 +24,7 @@ class ModuleMatcher(Protocol):
 
 
 @frozen(eq=False)
-class Blocks:
+class BlockTable:
     """Blocks are numbered from 0 in the order in which the graph reaches them."""
 
     block_of: Sequence[int]
@@ -35,7 +35,7 @@ class Blocks:
     """The number of the block that the whole graph is, where a model's blocks are graphs of their own."""
 
 
-def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> Blocks:
+def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     """The blocks of a graph.
 
     With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has
@@ -48,17 +48,17 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> Blocks:
         return _by_region(facts)
     prefix = _largest_list(facts)
     if prefix is None:
-        return Blocks(array("i", [OUTSIDE]) * len(facts), ())
+        return BlockTable(array("i", [OUTSIDE]) * len(facts), ())
     depth = len(prefix)
     return _by_module(facts, lambda path: _numbered_child(path, prefix, depth))
 
 
-def is_one_block(blocks: Blocks, facts: Facts) -> bool:
+def is_one_block(blocks: BlockTable, facts: Facts) -> bool:
     """Whether a graph is one block and nothing beside it, as that of a block compiled on its own."""
     return len(blocks.names) == 1 and all(blocks.block_of[facts.owners[row]] == 0 for row in facts.forward)
 
 
-def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> Blocks:
+def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTable:
     numbers: dict[str, int] = {}
     block_of = array("i", [OUTSIDE]) * len(facts)
     modules, owners = facts.modules, facts.owners
@@ -72,10 +72,10 @@ def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> Blocks:
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
             block_of[row] = number_of(modules[row] or modules[owners[row]])
-    return Blocks(block_of, tuple(numbers))
+    return BlockTable(block_of, tuple(numbers))
 
 
-def _by_region(facts: Facts) -> Blocks:
+def _by_region(facts: Facts) -> BlockTable:
     numbers: dict[int, int] = {}
     block_of = array("i", [OUTSIDE]) * len(facts)
     regions, owners = facts.ac_regions, facts.owners
@@ -85,7 +85,7 @@ def _by_region(facts: Facts) -> Blocks:
             region = regions[owners[row]]
         if region is not None:
             block_of[row] = numbers.setdefault(region, len(numbers))
-    return Blocks(block_of, tuple(f"region {region}" for region in numbers))
+    return BlockTable(block_of, tuple(f"region {region}" for region in numbers))
 
 
 def _numbered_child(path: str, prefix: tuple[str, ...], depth: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Chains, straight lines of data flow: ``chain after``, ``S chain after T``, ``per chain``, ``from parameter`` mean.
+"""Chains, straight lines of data flow: what ``chain after``, ``S chain after T``, ``per chain`` and others denote.
 
 From a node the line goes on to its only forward user, while that user reads no other node; backwards, to the only node
 it reads. Symbolic sizes are not counted among what a node reads: ``view(x, [s0, 8])`` with a dynamic ``s0`` is still

@@ -51,6 +51,9 @@ EPILOGUE = "epilogue"
 SESSION = "__policylang_session__"
 """The attribute of a checkpoint's ``context_fn`` that is ours: its session, whose ``policy`` it follows."""
 
+COMPILER = "__policylang_compiler__"
+"""The attribute of a backend for ``torch.compile`` that follows a policy."""
+
 ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN)
 """Every ``custom`` key of a partition's; what does not belong to a second compilation is taken off by these names."""
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.caching.fingerprint import policy_key
-from policylang.backends.dispatch import apply_to_step
+from policylang.backends.dispatch import apply_policy
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect
@@ -76,7 +76,7 @@ class MemoryPolicy:
             message = f"a memory policy acts on the graph of a whole step, and this is a {facts.kind.value} graph"
             help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism"
             raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
-        apply_to_step(gm, self.policy, facts, self.mesh)
+        apply_policy(gm, self.policy, self.mesh, facts=facts)
         _take_off_tags(gm)
         return gm
 

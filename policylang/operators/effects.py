@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as python_operator
 from typing import Any
 
 from attrs import frozen
@@ -95,3 +96,16 @@ def asks_for_sizes(node: fx.Node) -> bool:
     namespace, _, rest = describe(node.target).name.partition(".")
     name = rest.partition(".")[0]
     return namespace == "aten" and (name.startswith(_SIZES_ONLY) or name.endswith("_like"))
+
+
+def function(node: fx.Node) -> str:
+    """The name of what a node calls."""
+    return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
+
+
+def piece_of_draw(node: Any) -> int | None:
+    """Of what a random operator that keeps its state returns: 0 for the state it started from, 1 for what it drew."""
+    if not isinstance(node, fx.Node) or node.target is not python_operator.getitem:
+        return None
+    keeper, piece = node.args
+    return int(piece) if isinstance(keeper, fx.Node) and function(keeper) == SAVES_RANDOM_STATE else None

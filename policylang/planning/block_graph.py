@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import field, frozen
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import BlockTable
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import (
@@ -29,7 +29,7 @@ class Place:
 
     reach: int
     """The first row that a second run does not reach."""
-    blocks: Blocks | None = None
+    blocks: BlockTable | None = None
     """Where the graph is one block: that one, among the others. None for a whole model."""
     numbered: bool = True
     """Whether it is known which block it is."""

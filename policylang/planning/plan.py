@@ -75,6 +75,11 @@ class Plan:
             return build_sequential_schedule(self.facts, self.rerun)
         return schedule_of(self.facts, self.decisions)
 
+    def rule_of(self, row: int) -> Rule | None:
+        """The rule that decided a row, if one did."""
+        decision = self.decisions[row]
+        return None if decision is None or decision.rule is None else self.policy.rules[decision.rule]
+
 
 def schedule_of(facts: Facts, decisions: Sequence[Decision | None]) -> Schedule:
     """The steps under some decisions."""

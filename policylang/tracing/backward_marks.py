@@ -42,7 +42,8 @@ class BackwardRegions:
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            if self.inside or _creates_graph(args, kwargs):
+            # _engine_run_backward(outputs, grads, keep_graph, create_graph, inputs, ...)
+            if self.inside or kwargs.get("create_graph", len(args) > 2 and args[2]):
                 return original(outputs, *args, **kwargs)
             self.inside = True
             try:
@@ -53,11 +54,6 @@ class BackwardRegions:
                 self.count += 1
 
         return run
-
-
-def _creates_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Of ``_engine_run_backward(outputs, grads, keep_graph, create_graph, inputs, ...)``."""
-    return bool(kwargs.get("create_graph", args[2] if len(args) > 2 else False))
 
 
 @contextmanager

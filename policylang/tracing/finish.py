@@ -1,4 +1,4 @@
-"""The last pass of a trace: dead code goes, every node says forward or backward, inputs get their names."""
+"""The last pass over a traced step: drops dead code, marks each node forward or backward, and names the inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from policylang.tracing.forward_marks import FORWARD_STACK, STACK, TAGS
 
 _LEAKS = (*TAGS, STACK, FORWARD_STACK)
 """What a backward node may have of the surroundings of the call that made it, and is not about it."""
-_WORDS: dict[InputKind, Literal["user", "parameter"]] = {InputKind.USER: "user", InputKind.PARAMETER: "parameter"}
+_WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+}
 
 
 @frozen
@@ -44,20 +47,15 @@ def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
         else:
             node.meta.pop("autograd_backward", None)
             node.meta["custom"] = {**annotations, PHASE: FORWARD}
-            _remember_stack(node, stacks)
+            number = node.meta.get("seq_nr")
+            if number is not None:  # the first with a number is the operator that autograd numbered
+                stacks.setdefault(number, node.meta.get(STACK))
     gm.recompile()
 
 
 def _begins_region(node: fx.Node) -> bool:
     """The gradient of the loss with respect to itself is made just before the engine is called."""
     return is_seed(node) and any(REGION in custom(user.meta) for user in node.users)
-
-
-def _remember_stack(node: fx.Node, stacks: dict[int, Any]) -> None:
-    """The first forward node with a number is the operator that autograd numbered; those that follow it need none."""
-    number = node.meta.get("seq_nr")
-    if number is not None:
-        stacks.setdefault(number, node.meta.get(STACK))
 
 
 def _finish_backward(node: fx.Node, annotations: dict[str, Any], stacks: dict[int, Any]) -> None:
@@ -77,6 +75,11 @@ def _forget(node: fx.Node) -> None:
 
 def _name_inputs(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
     for position, (node, described) in enumerate(zip(graph.find_nodes(op="placeholder"), inputs, strict=True)):
-        prefix = "" if described.kind is InputKind.USER else f"{described.kind.name.lower()}_"
-        rename_node(node, prefix + described.name)
-        node.meta["desc"] = input_descriptor(_WORDS.get(described.kind, "buffer"), described.name, position)
+        name_input(node, described.kind, described.name, position)
+
+
+def name_input(node: fx.Node, kind: InputKind, name: str, position: int) -> None:
+    """Name a placeholder, and describe it as torch's own tracer does."""
+    word = _WORDS.get(kind)
+    rename_node(node, f"{word}_{name}" if word else name)
+    node.meta["desc"] = input_descriptor(word or "user", name, position)

@@ -1,13 +1,14 @@
-"""What a graph is specialised to (batch, model, optimizer), and whether a call brings the same."""
+"""What a traced graph is specialised to (batch, model, optimizer), and the check that a call brings the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
 
+from policylang.language.figures import counted, listed
 from policylang.torch_compat.tracing import tree_flatten, tree_paths
 from policylang.tracing.checks import BATCH_CHANGED, MODEL_CHANGED, problem
 from policylang.tracing.step_state import ModelState, OptimizerState
@@ -52,7 +53,14 @@ class BatchSignature:
         """The tensors of a batch, in order. Raises PolicyGraphError if it is not what was traced."""
         leaves, spec = tree_flatten(batch)
         if spec != self.spec:
-            self._refuse_structure(batch)
+            came = tree_paths(batch)
+            raise problem(
+                BATCH_CHANGED,
+                "the batch has another structure than the one this step was traced for: "
+                f"{counted(len(self.paths), 'leaf', 'leaves')} then, {counted(len(came), 'leaf', 'leaves')} now",
+                help="pass what `trace_step` was given after `loss_fn`, in the same order and with the same keys",
+                details=[f"{when}: {_inputs(paths)}" for when, paths in (("traced", self.paths), ("called", came))],
+            )
         differences = [
             f"input{path}: traced with {_text(kind)}, called with {_text(_kind(leaf))}"
             for path, kind, leaf in zip(self.paths, self.kinds, leaves, strict=True)
@@ -66,16 +74,6 @@ class BatchSignature:
                 details=_first(differences),
             )
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-    def _refuse_structure(self, batch: tuple[Any, ...]) -> None:
-        came = tree_paths(batch)
-        raise problem(
-            BATCH_CHANGED,
-            f"the batch has another structure than the one this step was traced for: {_leaves(self.paths)} then, "
-            f"{_leaves(came)} now",
-            help="pass what `trace_step` was given after `loss_fn`, in the same order and with the same keys",
-            details=[f"traced: {_listed(self.paths)}", f"called: {_listed(came)}"],
-        )
 
 
 @frozen(eq=False)
@@ -91,10 +89,9 @@ class ModelSignature:
     @classmethod
     def of(cls, model: torch.nn.Module, state: ModelState) -> ModelSignature:
         named = dict(zip(state.names, state.tensors, strict=True))
-        kinds = {name: TensorKind.of(value) for name, value in named.items()}
         needs = {name: value.requires_grad for name, value in named.items()}
         modes = {path: module.training for path, module in model.named_modules()}
-        return cls(kinds, needs, modes, tuple(state.attributes))
+        return cls(_kinds(named), needs, modes, tuple(state.attributes))
 
     def check(self, model: torch.nn.Module, state: ModelState) -> None:
         """Raises PolicyGraphError if the graph no longer is the model's."""
@@ -112,19 +109,11 @@ class ModelSignature:
         found = [f"`{name}`: gone" for name in self.kinds if name not in now.kinds]
         for name, kind in now.kinds.items():
             before = self.kinds.get(name)
-            if before is None:
-                found.append(f"`{name}`: new")
-            elif before != kind:
-                found.append(f"`{name}`: traced with {before}, now {kind}")
+            if before != kind:
+                found.append(f"`{name}`: new" if before is None else f"`{name}`: traced with {before}, now {kind}")
         if not found:
-            words = {True: "with a gradient", False: "without one"}
-            for name, needed in self.requires_grad.items():
-                if needed != now.requires_grad[name]:
-                    found.append(f"`{name}`: traced {words[needed]}, now {words[not needed]}")
-        words = {True: "train mode", False: "eval mode"}
-        for path, training in self.modes.items():
-            if now.modes.get(path, training) != training:
-                found.append(f"`{path or 'the model'}`: traced in {words[training]}, now in {words[not training]}")
+            found += _turned(self.requires_grad, now.requires_grad, ("without one", "with a gradient"))
+        found += _turned(self.modes, now.modes, ("in eval mode", "in train mode"))
         return found or ["its modules are others"]
 
 
@@ -137,7 +126,7 @@ class OptimizerSignature:
 
     @classmethod
     def of(cls, state: OptimizerState) -> OptimizerSignature:
-        return cls({name: TensorKind.of(value) for name, value in state.tensors.items()}, state.settings)
+        return cls(_kinds(state.tensors), state.settings)
 
     def check(self, state: OptimizerState) -> None:
         """Raises PolicyGraphError if the graph no longer is the optimizer's."""
@@ -164,6 +153,16 @@ class OptimizerSignature:
         return found
 
 
+def _kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorKind]:
+    return {name: TensorKind.of(value) for name, value in tensors.items()}
+
+
+def _turned(before: Mapping[str, bool], now: Mapping[str, bool], words: tuple[str, str]) -> Iterator[str]:
+    for name, value in before.items():
+        if now.get(name, value) != value:
+            yield f"`{name or 'the model'}`: traced {words[value]}, now {words[not value]}"
+
+
 def _kind(leaf: Any) -> Any:
     return TensorKind.of(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
@@ -178,12 +177,8 @@ def _text(kind: Any) -> str:
     return str(kind) if isinstance(kind, TensorKind) else f"the {type(kind).__name__} `{kind!r}`"
 
 
-def _leaves(paths: Sequence[str]) -> str:
-    return f"{len(paths)} {'leaf' if len(paths) == 1 else 'leaves'}"
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(f"input{path}" for path in _first(list(paths))) or "nothing"
+def _inputs(paths: Sequence[str]) -> str:
+    return listed([f"input{path}" for path in paths], _MOST_DIFFERENCES) or "nothing"
 
 
 def _first(lines: list[str]) -> list[str]:

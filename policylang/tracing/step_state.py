@@ -15,7 +15,6 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from policylang.errors import PolicyGraphError
 from policylang.torch_compat.tracing import accumulation_hooks
 from policylang.tracing.checks import OPTIMIZER, UNTRACEABLE, problem
 
@@ -182,7 +181,13 @@ class OptimizerState:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:
-                    raise _stranger(parameter)
+                    raise problem(
+                        OPTIMIZER,
+                        f"the optimizer updates a tensor of shape {list(parameter.shape)} that is no parameter of the "
+                        "model",
+                        help="make the optimizer from `model.parameters()` of the model that is traced, after the last "
+                        "`model.to(...)`",
+                    )
                 for key, value in _state_tensors(optimizer, parameter):
                     tensors[f"{names[id(parameter)]}.{key}"] = value
         settings = ({k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups)
@@ -244,11 +249,3 @@ def _rate(group: dict[str, Any]) -> Tensor:
 def _state_tensors(optimizer: Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:
     state = optimizer.state.get(parameter, {})
     return [(key, state[key]) for key in sorted(state, key=str) if isinstance(state[key], Tensor)]
-
-
-def _stranger(parameter: Tensor) -> PolicyGraphError:
-    return problem(
-        OPTIMIZER,
-        f"the optimizer updates a tensor of shape {list(parameter.shape)} that is no parameter of the model",
-        help="make the optimizer from `model.parameters()` of the model that is traced, after the last `model.to(...)`",
-    )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from policylang.api.load import parse
 from policylang.backends.joint import cse
-from policylang.backends.joint.path import plan_joint
+from policylang.backends.joint.path import JointPartitioner
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from tests.backends.test_partition_cases import names, traced
@@ -30,7 +30,7 @@ def graph() -> Traced:
 
 def eliminate(graph: Traced, policy: str) -> tuple[Any, cse.Merged]:
     gm = graph.fresh()
-    made = plan_joint(gm, parse(policy), num_fwd_outputs=graph.num_fwd_outputs)
+    made = JointPartitioner(parse(policy)).plan(gm, num_fwd_outputs=graph.num_fwd_outputs)
     merged = cse.eliminate(gm.graph, made)
     gm.graph.lint()
     return gm, merged
@@ -97,7 +97,7 @@ def test_a_recomputation_that_nothing_needed_does_not_bind_its_twin(policy: str)
 def test_what_planning_could_not_see_is_refused_before_the_graph_is_split(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cse, "_used_by_backward", lambda plan: lambda row: True)
+    monkeypatch.setattr(cse, "_used_by_backward", lambda plan: frozenset(range(len(plan.facts))))
     graph = trace(Twins(), (torch.randn(4, 8),), lambda output: output.sum())
     with pytest.raises(PolicyMatchError, match="reads memory that the graph changes") as caught:
         graph.run(policy)
@@ -151,7 +151,7 @@ def test_a_write_between_keeps_twins_apart() -> None:
     with gm.graph.inserting_before(second):
         write = gm.graph.call_function(torch.ops.aten.add_.Tensor, (first.args[0], 1))
         write.meta = dict(first.meta)
-    made = plan_joint(gm, parse("save everything"), num_fwd_outputs=graph.num_fwd_outputs)
+    made = JointPartitioner(parse("save everything")).plan(gm, num_fwd_outputs=graph.num_fwd_outputs)
     cse.eliminate(gm.graph, made)
     assert "sin_1" in names(gm.graph)
 

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import policylang
 from policylang.backends.torch_compile import custom_partitioner
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
+from policylang.graph.facts import GraphKind
 
 POLICY = "recompute everything\nsave first sin\n"
 SAME_POLICY = "# moves every line\n\nrecompute   everything\nsave first sin"
@@ -147,12 +148,14 @@ def test_graphs_with_rewritten_collectives_are_not_taken_from_other_processes(mo
     assert other.uuid() == before[1]
 
 
-def test_aot_autograd_takes_it_as_a_partition_function() -> None:
+def test_aot_autograd_takes_it_as_a_partition_function(tmp_path: Path) -> None:
     split = partitioner(POLICY)
     backend = aot_autograd(fw_compiler=lambda gm, _: gm, partition_fn=split)
     found = gradient(lambda model: torch.compile(model, backend=backend))
     assert torch.equal(found, gradient(lambda model: torch.compile(model, backend="aot_eager")))
     assert [rule.decided for rule in policylang.report(split).rules] == [4, 1]
+    (written,) = policylang.snapshot(split, tmp_path / "model.graph")
+    assert policylang.load_snapshot(written).kind is GraphKind.JOINT
 
 
 def test_mistakes_are_told_as_they_are() -> None:

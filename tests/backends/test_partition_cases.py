@@ -105,8 +105,8 @@ def test_min_cut_does_not_undo_a_rule(llama: Traced) -> None:
         ruled = {facts.names[row]: d.action for row, d in enumerate(decisions) if d is not None and d.rule is not None}
         assert not [name for name in partition.audit.recomputed if name in ruled and ruled[name].saves]
         assert not [name for name in partition.audit.saved if name in ruled and ruled[name].recomputes]
-        assert partition.audit.auto_saved
-        assert set(partition.audit.saved) - set(partition.audit.auto_saved)
+        assert set(partition.audit.saved) & ruled.keys()
+        assert set(partition.audit.saved) - ruled.keys()
 
 
 def test_a_graph_without_a_backward_is_split_into_all_and_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,7 +30,7 @@ def test_same_bits_and_the_planned_live_set(drawn: list[int], recompute: list[bo
     after = before.fresh()
     facts = collect(after.gm)
     plan = decided(facts, lambda owner: recompute[owner % len(recompute)])
-    outcome = rematerialise(after.gm, plan)
+    rematerialise(after.gm, plan)
     after.gm.graph.lint()
     expected_inputs, expected = before.fresh(), None
     expected = expected_inputs.run()
@@ -38,10 +39,16 @@ def test_same_bits_and_the_planned_live_set(drawn: list[int], recompute: list[bo
 
     found = audit_flat(plan, after.gm.graph)
     assert found.differences == ()
-    assert found.saved == outcome.saved
-    assert found.saved_bytes == outcome.saved_bytes
-    assert found.recomputed == tuple(sorted(outcome.recomputed, key=facts.index.__getitem__))
+    assert set(found.saved) <= marked(after.gm.graph, marks.SAVED).keys()
+    again = set(marked(after.gm.graph, marks.RECOMPUTED).values())
+    assert found.recomputed == tuple(sorted(again, key=facts.index.__getitem__))
     check_places(after.gm.graph, facts)
+
+
+def marked(graph: fx.Graph, mark: str) -> dict[str, Any]:
+    """By the name of each node that carries a mark, what it says."""
+    found = {node.name: marks.custom(node.meta).get(mark) for node in graph.nodes}
+    return {name: said for name, said in found.items() if said is not None}
 
 
 def check_places(graph: fx.Graph, facts: Facts) -> None:
@@ -75,10 +82,8 @@ def writes_for(copy: fx.Node, needed: set[fx.Node]) -> bool:
 def test_nothing_to_recompute_leaves_the_graph_alone() -> None:
     flat = random_flat(list(range(60)))
     before = [(node.name, node.target, node.args) for node in flat.gm.graph.nodes]
-    outcome = rematerialise(flat.gm, decided(collect(flat.gm), lambda _owner: False))
+    rematerialise(flat.gm, decided(collect(flat.gm), lambda _owner: False))
     assert [(node.name, node.target, node.args) for node in flat.gm.graph.nodes] == before
-    assert outcome.recomputed == ()
-    assert outcome.erased == ()
 
 
 @pytest.mark.parametrize("layers", [50, 200])
@@ -86,6 +91,5 @@ def test_copies_grow_with_the_graph_not_with_its_square(layers: int) -> None:
     """Operations are counted, not time: every forward node is copied once, whatever the depth."""
     flat = random_flat([0, 1, 0] * 4 * layers, segments=2)
     facts = collect(flat.gm)
-    outcome = rematerialise(flat.gm, decided(facts, lambda _owner: True))
-    assert len(outcome.regions) == 1
-    assert 0 < sum(len(region.copies) for region in outcome.regions) <= len(facts.forward)
+    rematerialise(flat.gm, decided(facts, lambda _owner: True))
+    assert 0 < len(marked(flat.gm.graph, marks.RECOMPUTED)) <= len(facts.forward)

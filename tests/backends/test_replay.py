@@ -17,12 +17,13 @@ from policylang import PolicyGraphError, PolicyMatchError
 from policylang.backends.joint.partitioner import Partition, _saved_marks
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.joint.recompilable_forward import recompilable
-from policylang.backends.surgery.tags import record_saved
+from policylang.backends.surgery.tags import mark_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
-from policylang.graph.reading.saved_markers import COPIES, from_annotation
+from policylang.graph.reading.saved_markers import from_annotation
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Policy
+from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import Needs
 from tests.support.compiled import fresh_dynamo
 from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
@@ -124,7 +125,9 @@ def saved_memory(partition: Partition) -> Counter[tuple[str, int, str]]:
     kept: set[int] = set()
     for name in partition.audit.saved:
         row = roots[facts.index[name]]
-        if facts.targets[row] in COPIES and all(facts.phases[user] == Phase.BACKWARD for user in facts.users[row]):
+        if facts.targets[row] in AUTOGRAD_COPIES and all(
+            facts.phases[user] == Phase.BACKWARD for user in facts.users[row]
+        ):
             row = roots[facts.inputs[row][0]]
         if facts.ops[row] == "call_function":
             kept.add(row)
@@ -250,7 +253,7 @@ def test_a_tuple_saved_in_part_is_an_error() -> None:
     facts = first.partition.plan.facts
     piece, *_ = (facts.index[name] for name in first.partition.audit.saved if name.startswith("getitem"))
     needs = Needs(saved=(piece,), recomputed=(facts.owners[piece],))
-    record_saved(first.partition.forward.graph, _saved_marks(facts, needs))
+    mark_saved(first.partition.forward.graph, _saved_marks(facts, needs))
     module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
     with pytest.raises(PolicyMatchError, match="scaled_dot_product_flash_attention_for_cpu` is lost") as caught:
         torch.compile(module, backend=policylang.backend(replay(), inner="aot_eager"))(*first.arguments)

@@ -1,4 +1,4 @@
-"""`policylang.commands.small_llama`: what it proves, and how it fails."""
+"""`policylang demo`: what it proves, and how it fails."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_missing_package_is_named_with_the_mend(policylang, monkeypatch):
     assert outcome == (
         2,
         "",
-        'policylang.commands.small_llama: the demo needs `transformers`\nhelp: pip install "policylang[demo]"\n',
+        'policylang demo: the demo needs `transformers`\nhelp: pip install "policylang[demo]"\n',
     )
 
 

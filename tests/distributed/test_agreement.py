@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.backends.joint import partitioner
+from policylang.backends import path
 from policylang.ranks.comparison import PATIENCE
 from policylang.ranks.message_store import SWITCH
 from tests.support.meshed import WIDTH, Meshed
@@ -159,7 +159,7 @@ def dies_with_a_plan(rank: int) -> list[str]:
     step = traced(mesh)
     nodes = len(step.gm.graph.nodes)
     os.environ[PATIENCE] = "3"
-    with mock.patch.object(partitioner, "agree_on_plan", die if rank == 2 else partitioner.agree_on_plan):
+    with mock.patch.object(path, "agree_on_plan", die if rank == 2 else path.agree_on_plan):
         compiled = torch.compile(model, backend=policylang.backend(policy, inner="aot_eager"))
         found = [said(lambda: compiled(BATCH))]
     found.append(said(lambda: step.apply(policy)))

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
-from policylang.backends.graph_registry import outcome_of
+from policylang.backends.graph_registry import last_audited
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.torch_compat import inductor
@@ -274,4 +274,4 @@ def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: 
     assert plan is not None
     assert plan.edits.done
     assert_facts_hold(joint.gm, plan)
-    assert outcome_of(joint.gm) is None
+    assert last_audited(joint.gm) is None

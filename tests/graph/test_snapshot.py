@@ -94,7 +94,7 @@ def test_every_field_is_stored() -> None:
 
 
 def test_every_field_is_checked_when_it_is_read() -> None:
-    """A field that is added to facts needs a check in ``graph/checks.py``, since a file may say anything of it."""
+    """A field added to facts needs a check in ``graph/files/validation.py``, since a file may say anything of it."""
     where_they_are_read = {"names", "inputs", "owners", "arguments", "users"}
     for each in attrs.fields(Facts):
         known = COLUMNS if snapshot.is_column(each.name) else DOCUMENT

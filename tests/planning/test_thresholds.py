@@ -8,7 +8,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 import policylang
-from policylang.backends.joint.path import plan_joint
+from policylang.backends.joint.path import JointPartitioner
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.planning.capabilities import EAGER, FLAT, HOOK, JOINT, Capabilities
@@ -212,11 +212,10 @@ def test_a_graph_as_torch_compile_hands_it_over(dynamic: bool) -> None:
     with fake_ranks(4):
         joint = capture_joint(Sharded(), [torch.ones(24, 64)], dynamic=dynamic)
         made, grown = (
-            plan_joint(
+            JointPartitioner(policylang.parse(f"undecided -> recompute\noptional save mm where bytes > {limit}")).plan(
                 joint.gm,
-                policylang.parse(f"undecided -> recompute\noptional save mm where bytes > {limit}"),
-                joint.static_lifetime_input_indices,
                 num_fwd_outputs=joint.num_fwd_outputs,
+                static_inputs=joint.static_lifetime_input_indices,
             )
             for limit in ("1 KiB", "1 GiB")
         )

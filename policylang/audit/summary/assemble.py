@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -12,22 +12,24 @@ from policylang.audit.summary.data import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
+    LeftAlone,
     Report,
+    RewriteReport,
     RuleReport,
     ValuesReport,
 )
-from policylang.audit.summary.edits import rewrite_reports
 from policylang.graph.facts import GraphKind
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
-from policylang.language.syntax import Action
+from policylang.language.syntax import Action, Policy
 from policylang.planning.decision import Decision, Why
-from policylang.planning.graph_edit import Edits
+from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.plan import Plan, RuleOutcome
 
 if TYPE_CHECKING:
     from policylang.audit.data import Audit
 
+_ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
@@ -55,20 +57,20 @@ def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Edits] | Non
 def _report(plan: Plan, audit: Audit | None) -> Report:
     facts = plan.facts
     owned = [row for row in facts.forward if facts.owners[row] == row]
-    costs = _Costs(plan, audit)
+    amounts = _amounts_by_rule(plan, audit) if audit else {}
     return Report(
         policy=plan.policy.name,
         forward_nodes=len(owned),
         blocks=len(plan.block_names),
         decisions=_decisions(plan),
-        rules=tuple(_rule(outcome, costs, index) for index, outcome in enumerate(plan.rules)),
-        undecided=sum(_why(plan, row) is Why.UNDECIDED for row in owned),
+        rules=tuple(_rule(outcome, amounts, index) for index, outcome in enumerate(plan.rules)),
+        undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
         recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
         offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
-        undecided_saved_bytes=audit.saved_bytes - costs.saved.total() if audit else None,
+        undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
@@ -87,8 +89,8 @@ def _decisions(plan: Plan) -> dict[str, DecisionReport]:
         if planned is None:
             continue
         if planned not in known:
-            rule = None if planned.rule is None else plan.policy.rules[planned.rule].source
-            known[planned] = DecisionReport(word(planned.action), rule, planned.reason)
+            rule = plan.rule_of(row)
+            known[planned] = DecisionReport(word(planned.action), rule.source if rule else None, planned.reason)
         found[plan.facts.names[row]] = known[planned]
     return found
 
@@ -98,41 +100,35 @@ def word(action: Action | None) -> str:
     return "auto" if action is None else action.word
 
 
-def _why(plan: Plan, row: int) -> Why | None:
-    planned = plan.decisions[row]
-    return None if planned is None else planned.why
-
-
-class _Costs:
-    """What each rule's saved values keep alive and its recomputed ones cost, by the number of the rule.
+def _amounts_by_rule(plan: Plan, audit: Audit) -> dict[str, Counter[int]]:
+    """What each rule's saved and offloaded values keep alive and its recomputed ones cost, by the number of the rule.
 
     Memory that values of several rules look into counts for the first of them in graph order.
     """
-
-    def __init__(self, plan: Plan, audit: Audit | None) -> None:
-        self.known = audit is not None
-        self.saved, self.flops, self.offloaded = Counter[int](), Counter[int](), Counter[int]()
-        if audit is None:
-            return
-        facts, roots = plan.facts, storage_roots(plan.facts)
-        first: dict[int, int] = {}
-        for name in audit.saved:
-            first.setdefault(roots[facts.index[name]], facts.index[name])
-        recomputed, offloaded = ([facts.index[name] for name in names] for names in (audit.recomputed, audit.offloaded))
-        kept = [(row, facts.bytes[root]) for root, row in first.items() if facts.ops[root] == "call_function"]
-        _add(self.saved, plan, kept)
-        _add(self.flops, plan, [(row, facts.flops[row]) for row in recomputed])
-        _add(self.offloaded, plan, [(row, facts.bytes[row]) for row in offloaded])
+    facts, roots = plan.facts, storage_roots(plan.facts)
+    saved, recomputed, offloaded = (
+        [facts.index[name] for name in names] for names in (audit.saved, audit.recomputed, audit.offloaded)
+    )
+    first = {roots[row]: row for row in reversed(saved)}
+    return {
+        "saved_bytes": _summed(
+            plan, ((row, facts.bytes[root]) for root, row in first.items() if facts.ops[root] == "call_function")
+        ),
+        "recomputed_flops": _summed(plan, ((row, facts.flops[row]) for row in recomputed)),
+        "offloaded_bytes": _summed(plan, ((row, facts.bytes[row]) for row in offloaded)),
+    }
 
 
-def _add(amounts: Counter[int], plan: Plan, costs: Iterable[tuple[int, int]]) -> None:
+def _summed(plan: Plan, costs: Iterable[tuple[int, int]]) -> Counter[int]:
+    amounts = Counter[int]()
     for row, amount in costs:
         planned = plan.decisions[row]
         if planned is not None and planned.rule is not None:
             amounts[planned.rule] += amount
+    return amounts
 
 
-def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
+def _rule(outcome: RuleOutcome, amounts: Mapping[str, Counter[int]], index: int) -> RuleReport:
     return RuleReport(
         source=outcome.rule.source,
         text=outcome.rule.text,
@@ -140,12 +136,43 @@ def _rule(outcome: RuleOutcome, costs: _Costs, index: int) -> RuleReport:
         decided=len(outcome.decided),
         overridden=sum(outcome.overridden_by.values()),
         kept_by_user=outcome.kept_by_user,
-        saved_bytes=costs.saved[index] if costs.known else None,
-        recomputed_flops=costs.flops[index] if costs.known else None,
-        offloaded_bytes=costs.offloaded[index] if costs.known else None,
+        **{name: by_rule[index] for name, by_rule in amounts.items()},
     )
 
 
 def _sentence(diagnostic: Diagnostic) -> str:
     where = f"{diagnostic.span.location}: " if diagnostic.span else ""
     return f"{where}{diagnostic.message} ({diagnostic.code})"
+
+
+def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[RewriteReport, ...]:
+    """One account a line. ``half``: of which half of a partition; there, lines that did nothing more are left out."""
+    found = []
+    for index, statement in enumerate(policy.rewrites):
+        mine = edits.of(index)
+        if half and not mine.done:
+            continue
+        left = () if half else mine.refused
+        found.append(
+            RewriteReport(
+                source=statement.span.location,
+                text=" ".join(statement.span.text.split()),
+                half=half,
+                done=len(mine.done),
+                gone=sum(edit.fewer_collectives for edit in mine.done),
+                ranks=max((edit.proof.ranks for edit in mine.done), default=0),
+                proven=not any(edit.proof.assumed for edit in mine.done),
+                notes=_notes(mine.done),
+                left=tuple(LeftAlone(each.collectives, each.reason, each.detail) for each in left),
+            )
+        )
+    return tuple(found)
+
+
+def _notes(done: Sequence[Edit]) -> tuple[str, ...]:
+    """Each once, in the order of their first appearance."""
+    said: list[str] = []
+    for edit in done:
+        assumed = edit.proof.assumed and f"taken for granted: {edit.proof.assumed}"
+        said += (edit.note, assumed, "" if edit.proof.exact else _ROUNDING)
+    return tuple(dict.fromkeys(filter(None, said)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from attrs import fields
@@ -17,30 +18,30 @@ def combined(reports: Iterable[Report]) -> Report:
     graphs = tuple(reports)
     if len(graphs) == 1:
         return graphs[0]
+
+    def each(name: str) -> list[Any]:
+        return [getattr(graph, name) for graph in graphs]
+
+    together: dict[str, Any] = {
+        **{name: sum(each(name)) for name in ("forward_nodes", "blocks", "undecided", "forward_flops")},
+        **{name: _summed(each(name)) for name in ("saved", "recomputed", "offloaded")},
+        **{name: tuple(chain.from_iterable(each(name))) for name in ("rewrites", "expectations")},
+        **{name: tuple(dict.fromkeys(chain.from_iterable(each(name)))) for name in ("warnings", "notes")},
+    }
     return Report(
-        policy=", ".join(dict.fromkeys(graph.policy for graph in graphs)),
-        forward_nodes=sum(graph.forward_nodes for graph in graphs),
-        blocks=sum(graph.blocks for graph in graphs),
+        policy=", ".join(dict.fromkeys(each("policy"))),
         decisions={
             f"{number}/{name}": decision
             for number, graph in enumerate(graphs)
             for name, decision in graph.decisions.items()
         },
         rules=_summed_rules(graphs),
-        undecided=sum(graph.undecided for graph in graphs),
         undecided_fate=graphs[0].undecided_fate,
-        saved=_summed([graph.saved for graph in graphs]),
-        recomputed=_summed([graph.recomputed for graph in graphs]),
-        offloaded=_summed([graph.offloaded for graph in graphs]),
-        forward_flops=sum(graph.forward_flops for graph in graphs),
-        undecided_saved_bytes=_sum(graph.undecided_saved_bytes for graph in graphs),
-        rewrites=tuple(rewrite for graph in graphs for rewrite in graph.rewrites),
-        expectations=tuple(expectation for graph in graphs for expectation in graph.expectations),
-        warnings=tuple(dict.fromkeys(warning for graph in graphs for warning in graph.warnings)),
-        notes=tuple(dict.fromkeys(note for graph in graphs for note in graph.notes)),
-        audit=_joined([graph.audit for graph in graphs]),
-        from_cache=all(graph.from_cache for graph in graphs),
+        undecided_saved_bytes=_sum(each("undecided_saved_bytes")),
+        audit=_joined(each("audit")),
+        from_cache=all(each("from_cache")),
         graphs=graphs,
+        **together,
     )
 
 

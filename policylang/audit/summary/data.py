@@ -1,4 +1,4 @@
-"""The report on a graph: what was decided, by which line, and what the graph that came out does."""
+"""The report on a graph, as data: what was decided, by which line, and what the transformed graph does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Blocks of a model in checkpoints (``torch.utils.checkpoint``) that follow a policy."""
+"""Puts checkpoints (``torch.utils.checkpoint``) that follow a policy around the blocks of a model.
+
+Either each block's forward is replaced by one in a checkpoint, or hooks on the blocks say which of them a checkpoint of
+the user's runs.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +14,53 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field, frozen
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.blocks import blocks_in
-from policylang.backends.eager.session import BlockCall, CheckpointContext, Session, session_behind
-from policylang.backends.eager.standing_aside import stands_aside
-from policylang.backends.eager.watch import Watch
+from policylang.backends.eager.eligibility import stands_aside
+from policylang.backends.eager.session import BlockCall, Contexts, Session, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
+from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 
-Contexts = Callable[[], tuple[CheckpointContext, CheckpointContext]]
-"""What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
+
+def blocks_in(model: nn.Module, policy: Policy, root: str) -> dict[nn.Module, str]:
+    """Each block below a model and its path, in the order of the model's modules.
+
+    Those that the policy's ``blocks`` names; without it, the numbered children of the ``ModuleList`` with the most
+    parameters; lists of one child give way to any list of two. A model that is itself a block has none below it.
+    """
+    if policy.blocks is None:
+        return {} if root else _largest_list(model)
+    glob = PathGlob(policy.blocks.glob)
+    if root and glob.outermost(root) is not None:
+        return {}
+    found: dict[nn.Module, str] = {}
+    for path, module in model.named_modules():
+        full = ".".join(part for part in (root, normalise(path)[1]) if part)
+        if path and glob.outermost(full) == full:
+            found.setdefault(module, full)
+    return found
 
 
-def _contexts_of(session: Session) -> Contexts:
-    """A plain function, the only thing that ``torch.compile`` takes: it knows then whose checkpoint it has."""
-
-    def contexts() -> tuple[CheckpointContext, CheckpointContext]:
-        return session.contexts()
-
-    setattr(contexts, marks.SESSION, session)
-    return contexts
-
-
-@define(eq=False)
-class _Known:
-    """The sessions of one module, so that ``context_fn`` may be written inside a training loop."""
-
-    made: dict[Any, Contexts] = field(factory=dict)
+def _largest_list(model: nn.Module) -> dict[nn.Module, str]:
+    modules = model.named_modules()
+    lists = [(path, module) for path, module in modules if isinstance(module, nn.ModuleList)]
+    if not lists:
+        return {}
+    path, largest = max(lists, key=lambda each: (len(each[1]) > 1, _size(each[1])))
+    return {child: normalise(f"{path}.{name}")[1] for name, child in largest.named_children()}
 
 
-_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+_known: WeakKeyDictionary[nn.Module, dict[Any, Contexts]] = WeakKeyDictionary()
+"""By module and policy, so that ``context_fn`` may be written inside a training loop."""
 
 
 def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any, root: str, strict: bool) -> Contexts:
@@ -54,9 +70,9 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
         policy: gives the policy where it is not known by its identity yet.
         root, strict: as in ``policylang.context_fn``.
     """
-    known = _known.setdefault(module, _Known())
+    known = _known.setdefault(module, {})
     key = (identity, root, strict)
-    if key not in known.made:
+    if key not in known:
         loaded = policy()
         root = normalise(root)[1]
         blocks = blocks_in(module, loaded, root)
@@ -66,22 +82,24 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
             session.add(block, name, number)
         for watched, region in list(session.regions.items()):
             Watch(session, region.root, region.number).put_on(watched)
-        known.made[key] = _contexts_of(session)
-    return known.made[key]
+        known[key] = session.context_fn()
+    return known[key]
 
 
 def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state: bool) -> None:
     """Put a checkpoint around each block of a model, in place. Raises ``PolicyGraphError`` where it has no blocks."""
     blocks = blocks_in(model, policy, "")
     if not blocks:
-        raise problems.no_blocks(model, policy)
+        kind = type(model).__name__
+        if policy.blocks is None:
+            raise problems.NO_LIST.error(kind=kind)
+        raise problems.NO_BLOCKS.error(span=policy.blocks.span, glob=policy.blocks.glob, kind=kind)
     session = Session(policy, strict, tuple(blocks.values()))
-    contexts = _contexts_of(session)
     for number, (block, name) in enumerate(blocks.items()):
         session.add(block, name, number)
         own = block.__dict__.get("forward")
         inner = own.forward if isinstance(own, Checkpointed) else block.forward
-        block.forward = Checkpointed(block, inner, session, name, number, preserve_rng_state, contexts)
+        block.forward = Checkpointed(block, inner, session, name, number, preserve_rng_state)
         if not isinstance(own, Checkpointed):
             block.register_forward_pre_hook(_note_replica)
 
@@ -96,7 +114,11 @@ class Checkpointed:
     root: str
     number: int | None
     preserve_rng_state: bool
-    contexts: Contexts
+    contexts: Contexts = field(init=False)
+
+    @contexts.default
+    def _of_session(self) -> Contexts:
+        return self.session.context_fn()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
@@ -121,17 +143,12 @@ class Checkpointed:
             session = memo[id(self.session)] = self.session.again()
         module = copy.deepcopy(self.module, memo)
         session.add(module, self.root, self.number)
-        forward = copy.deepcopy(self.forward, memo)
-        return self._with(module, forward, session)
+        return evolve(self, module=module, forward=copy.deepcopy(self.forward, memo), session=session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For ``torch.save(model)``: what is loaded follows the policy as it was."""
         parts = (self.module, self.forward, self.session, self.root, self.number, self.preserve_rng_state)
         return _restored, parts
-
-    def _with(self, module: nn.Module, forward: Callable[..., Any], session: Session) -> Checkpointed:
-        contexts = self.contexts if session is self.session else _contexts_of(session)
-        return Checkpointed(module, forward, session, self.root, self.number, self.preserve_rng_state, contexts)
 
     def _for(self, replica: nn.Module) -> Checkpointed:
         """For a copy of the block that has the same ``forward``, as ``nn.DataParallel`` makes them.
@@ -140,8 +157,8 @@ class Checkpointed:
         """
         function = getattr(self.forward, "__func__", None)
         if function is None or getattr(self.forward, "__self__", None) is not self.module:
-            raise problems.only_one_block(problems.block(self.module, self.root))
-        return self._with(replica, MethodType(function, replica), self.session)
+            raise problems.ONLY_ONE_BLOCK.error(name=problems.block(self.module, self.root))
+        return evolve(self, module=replica, forward=MethodType(function, replica))
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
@@ -159,16 +176,10 @@ class Checkpointed:
 _called = threading.local()
 
 
-def _restored(
-    module: nn.Module,
-    forward: Callable[..., Any],
-    session: Session,
-    root: str,
-    number: int | None,
-    preserve_rng_state: bool,
-) -> Checkpointed:
-    session.add(module, root, number)
-    return Checkpointed(module, forward, session, root, number, preserve_rng_state, _contexts_of(session))
+def _restored(*parts: Any) -> Checkpointed:
+    own = Checkpointed(*parts)
+    own.session.add(own.module, own.root, own.number)
+    return own
 
 
 def _note_replica(module: nn.Module, _args: Any) -> None:
@@ -188,6 +199,58 @@ def _take_replica(own: Checkpointed) -> nn.Module | None:
     return replica
 
 
+@frozen(eq=False)
+class Watch:
+    """The hooks of one block that say that a checkpoint runs it, and with what inputs.
+
+    Either the block is called inside the checkpoint, or the checkpoint lies in the block's own call, around its
+    forward. The hooks come after what other hooks do before a forward (FSDP gathers weights there) and before what they
+    do after it: that is none of the block's. A copied model has watches of its own, which know its blocks by what they
+    are called.
+    """
+
+    session: Session
+    root: str
+    number: int | None
+
+    def put_on(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(self.before, with_kwargs=True)
+        module.register_forward_hook(self.after, prepend=True)
+        module.register_forward_hook(self.done, always_call=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        return Watch(self.session, self.root, self.number)
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():  # our compiler takes the checkpoint out, others ask for its contexts
+            return
+        called = BlockCall(self.session, module, self.session.add(module, self.root, self.number), args, kwargs)
+        around = self.session.around()
+        if around is not None:
+            around.begin(called)
+        else:
+            this_thread.called.append(called)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        around = self.session.around()
+        if around is not None:
+            around.end(module, output)
+        elif self._is_last(module):
+            for each in this_thread.called[-1].checkpoints:
+                each.returned(output)
+
+    def done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Also where the block raised."""
+        if not torch.compiler.is_compiling() and self._is_last(module):
+            this_thread.called.pop()
+
+    def _is_last(self, module: nn.Module) -> bool:
+        last = this_thread.called[-1] if this_thread.called else None
+        return last is not None and last.module is module and last.session is self.session
+
+
 def sessions_of(subject: object) -> list[Session]:
     """The sessions that a model, a block or a context function stands for."""
     own = session_behind(subject)
@@ -199,5 +262,5 @@ def sessions_of(subject: object) -> list[Session]:
     wrapped = list(dict.fromkeys(each.session for each in forwards if isinstance(each, Checkpointed)))
     if wrapped:
         return wrapped
-    known = [found for module in subject.modules() if (found := _known.get(module)) is not None]
-    return [getattr(made, marks.SESSION) for each in known for made in each.made.values()]
+    known = [found for module in subject.modules() for found in _known.get(module, {}).values()]
+    return [getattr(found, marks.SESSION) for found in known]

@@ -1,4 +1,4 @@
-"""The eager path: a policy in a checkpoint, which follows its plan operator by operator as the block runs."""
+"""The eager path: a checkpoint that follows its plan operator by operator as the block runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EagerPath(BackendPath):
     """A block of a model is traced the first time it is called in some way; its trace is what is planned."""
 
     name: ClassVar[str] = "eager"
-    front: ClassVar[str] = "policylang.backends.torch_compile.reported_checkpoints:reported"
+    front: ClassVar[str] = "policylang.backends.torch_compile.subjects:of_checkpoints"
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
         """All or nothing: what other blocks may answer is raised with what none can."""

@@ -1,30 +1,33 @@
-"""One block of a model under a policy: its plans by the way it is called, and what became of them."""
+"""Plans one block of a model under a policy, each time it is first called in some way, and keeps the plans.
+
+The key of a plan is all of a call that changes which operators it runs, as far as that is visible from outside.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from attrs import define, evolve, field
+import torch
+from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from policylang.audit.data import Audit
 from policylang.backends.eager import problems
-from policylang.backends.eager.compilers import carries_policies
+from policylang.backends.eager.eligibility import check_parts
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call
 from policylang.backends.eager.execution.instructions import PlannedInstructions
-from policylang.backends.eager.execution.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.observation.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.fsdp_hooks import gathered_over, is_first_fsdp
-from policylang.backends.eager.observation.origins import tensors_in
+from policylang.backends.eager.observation.origins import HeldResult, tensors_in
+from policylang.backends.eager.observation.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.path import EagerPath, HeldTensors
-from policylang.backends.eager.signature import signature_of
 from policylang.backends.path import raise_differences
 from policylang.errors import PolicyGraphError
-from policylang.graph.blocks import Blocks, blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
@@ -33,7 +36,8 @@ from policylang.planning.block_graph import Place
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing
-from policylang.torch_compat.dynamo import is_compiled
+from policylang.torch_compat.dynamo import compiled_in_place
+from policylang.torch_compat.eager import forward_derivatives
 
 _PATH = EagerPath()
 
@@ -47,18 +51,21 @@ class CachedPlan:
     audit: Audit | None = None
 
 
-@define(eq=False)
+@frozen(eq=False)
 class RunningBlock:
-    """A call of a block that has not returned: one that follows a plan, or one that is observed."""
+    """A call of a block that has not returned: one that is observed, or one that follows a plan."""
 
+    region: CheckpointRegion
     key: Hashable
     module: nn.Module
+    run: Observation | FollowedCall
     kept: CachedPlan | None = None
-    call: FollowedCall | None = None
-    observation: Observation | None = None
-    before: Before | None = None
-    gathered_over: tuple[tuple[int, ...], ...] = ()
-    """Ranks that FSDP gathers weights over inside the block, each time it runs."""
+
+    def so_far(self) -> FollowedCall:
+        """What it holds already, for a part of it that runs again from within."""
+        if isinstance(self.run, FollowedCall):
+            return self.run
+        return unfinished_call(problems.block(self.module, self.region.root), self.run)
 
 
 Traces = dict[Hashable, BlockTrace]
@@ -86,18 +93,13 @@ class CheckpointRegion:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunningBlock:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
         modules = list(module.modules())
-        key = signature_of(modules, args, kwargs)
-        running = RunningBlock(key, module, self.kept.get(key))
-        if running.kept is None:
-            self._refuse_compiled(module)
-            self._refuse_first_fsdp(module)
-            running.observation = Observation.of(module, args, kwargs)
-            running.before = Before.of(modules, (args, kwargs))
-            running.gathered_over = gathered_over(module)
-        else:
-            found = surroundings(modules, (args, kwargs), running.kept.volatile)
-            running.call = self._call(running, running.kept.instructions, found)
-        return running
+        key = call_key(modules, args, kwargs)
+        kept = self.kept.get(key)
+        if kept is None:
+            check_parts(module, self.root)
+            return RunningBlock(self, key, module, Observation.of(module, args, kwargs))
+        found = surroundings(modules, (args, kwargs), kept.volatile)
+        return RunningBlock(self, key, module, self._call(key, module, kept, found), kept)
 
     def end(self, running: RunningBlock, returned: Iterable[Tensor]) -> FollowedCall | None:
         """After the forward: what its backward is to follow; None where nothing is read by any.
@@ -106,41 +108,33 @@ class CheckpointRegion:
         its kind holds other values than planned. Other memory for the same values, which is a kernel's choice, is said
         in the report.
         """
-        if running.observation is not None:
-            self._plan(running, running.observation, list(returned))
-        call, kept = running.call, running.kept
-        if call is None or kept is None:
-            return None
-        if call.left_out and self.kept.get(running.key) is kept:
+        call = running.run
+        if isinstance(call, Observation):
+            return self._plan(running, call, list(returned))
+        if call.left_out and self.kept.get(running.key) is running.kept:
             del self.kept[running.key]  # observed again: from now on the block does without what it makes once
         return call
 
-    def so_far(self, running: RunningBlock) -> FollowedCall:
-        """Of a call that has not returned and runs again from within."""
-        if running.call is not None:
-            return running.call
-        assert running.observation is not None
-        assert running.before is not None
-        found = running.before.surroundings(running.before.volatile())
-        return unfinished_call(self._named(running.module), running.observation, found)
-
-    def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> None:
+    def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> FollowedCall | None:
+        key, module = running.key, running.module
         if not observation.read_by_backward:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
-                problems.warn(problems.hooked(self._named(running.module)))
+                problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
-            return
-        trace = self._trace(observation, returned)
+            return None
+        same = fingerprint(observation, returned)
+        if same not in self.traces:
+            self.traces[same] = trace_of(observation, returned)
+        trace = self.traces[same].under(self.root)
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
-        topic = f"checkpoint of {self._named(running.module)}"
-        with comparing(topic, known=self.agreed, around=running.gathered_over):
-            instructions, self.nothing[running.key] = self._instructions(trace, running.module)
-        before = running.before
-        assert before is not None
-        volatile = before.volatile()
-        running.kept = self.kept[running.key] = CachedPlan(instructions, volatile)
-        running.call = observed_call(self._call(running, instructions, before.surroundings(volatile)), observation)
-        self._audit(running.kept, running.call, before)
+        topic = f"checkpoint of {self._named(module)}"
+        with comparing(topic, known=self.agreed, around=observation.gathered_over):
+            instructions, self.nothing[key] = self._instructions(trace, module)
+        before, volatile = observation.before, observation.before.volatile()
+        kept = self.kept[key] = CachedPlan(instructions, volatile)
+        call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
+        self._audit(kept, call, before)
+        return call
 
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
@@ -149,16 +143,8 @@ class CheckpointRegion:
         nothing = tuple(found for found in plan.diagnostics if is_error(found))
         return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
 
-    def _trace(self, observation: Observation, returned: list[Tensor]) -> BlockTrace:
-        """Blocks that do the same share what is known of it."""
-        key = fingerprint(observation, returned)
-        found = self.traces.get(key)
-        if found is None:
-            found = self.traces[key] = trace_of(observation, returned)
-        return found.under(self.root)
-
-    def _call(self, running: RunningBlock, instructions: PlannedInstructions, found: Surroundings) -> FollowedCall:
-        return FollowedCall(self._named(running.module), instructions, partial(self._drifted, running.key), found)
+    def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:
+        return FollowedCall(self._named(module), kept.instructions, partial(self._drifted, key), found)
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
@@ -166,36 +152,18 @@ class CheckpointRegion:
         kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
-    def _refuse_compiled(self, module: nn.Module) -> None:
-        """A block that our compiler left to eager is followed there; any other compiled code has no operators."""
-        name = self._named(module)
-        for path, inner in module.named_modules():
-            if not is_compiled(inner):
-                continue
-            if inner is not module:
-                raise problems.compiled_part(name, problems.block(inner, ".".join(filter(None, (self.root, path)))))
-            if not carries_policies(module):
-                raise problems.compiled(name)
-            problems.warn(problems.runs_uncompiled(name))
-
-    def _refuse_first_fsdp(self, module: nn.Module) -> None:
-        for path, inner in module.named_modules():
-            if is_first_fsdp(inner):
-                part = problems.block(inner, ".".join(filter(None, (self.root, path))))
-                raise problems.first_fsdp(self._named(module), part)
-
     def _place(self, trace: BlockTrace, module: nn.Module) -> Place:
         place, facts = Place(trace.reach_row, unchanged=trace.unchanged, inner=trace.inner), trace.facts
         if self.number is not None:
-            blocks = Blocks(array("i", [self.number]) * len(facts), self.names, alone=self.number)
+            blocks = BlockTable(array("i", [self.number]) * len(facts), self.names, alone=self.number)
             return evolve(place, blocks=blocks)
-        glob = self.policy.blocks
-        if glob is not None and not _is_block(glob.glob, self.root):
-            matcher = PathGlob(glob.glob)
-            if blocks_of(facts, matcher).names:
+        if self.policy.blocks is not None:
+            glob = PathGlob(self.policy.blocks.glob)
+            is_block = bool(self.root) and glob.outermost(self.root) == self.root
+            if not is_block and blocks_of(facts, glob).names:
                 return place
         name = self.root or type(module).__name__
-        return evolve(place, blocks=Blocks(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
+        return evolve(place, blocks=BlockTable(array("i", bytes(4 * len(facts))), (name,), alone=0), numbered=False)
 
     def _named(self, module: nn.Module) -> str:
         return problems.block(module, self.root)
@@ -207,22 +175,59 @@ class CheckpointRegion:
         problems.warn(found)
 
 
-def _is_block(glob: str, root: str) -> bool:
-    return bool(root) and PathGlob(glob).outermost(root) == root
-
-
 def _of_one_block(plan: Plan, name: str) -> Plan:
     """The plan of a block that is the whole graph counts it as one block, whichever it is."""
-    if not plan.block_names or len(set(plan.block_of)) > 1:
-        return plan
     number = plan.block_of[0] if len(plan.block_of) else 0
-    if number < 0:
+    if not plan.block_names or len(set(plan.block_of)) > 1 or number < 0:
         return plan
     return evolve(plan, block_of=array("i", bytes(4 * len(plan.facts))), block_names=(plan.block_names[number],))
 
 
-def _read(entry: Any, read: frozenset[int] | None) -> list[Tensor]:
+def _read(held: HeldResult, read: frozenset[int] | None) -> list[Tensor]:
     """Of what an operator gave, what anyone reads: the rest is only stood in for."""
-    if read is None or not isinstance(entry, tuple | list):
-        return list(tensors_in(entry))
-    return [tensor for at, part in enumerate(entry) if at in read for tensor in tensors_in(part)]
+    if read is None or not isinstance(held.value, tuple | list):
+        return list(tensors_in(held.value))
+    return list(tensors_in([part for at, part in enumerate(held.value) if at in read]))
+
+
+# --- the key of a plan ------------------------------------------------------------------------------------------------
+
+
+def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """Shapes, strides, dtypes, devices and gradients of inputs, plain values, the modes of the modules, which
+    parameters are trained, which modules are compiled, autocast, and whether derivatives are taken forwards."""
+    devices: dict[str, None] = {"cpu": None}
+    inputs = (_kind(args, devices), _kind(kwargs, devices))
+    modes = tuple([each.training for each in modules])
+    parameters = tuple([_parameter(value) for each in modules for value in each._parameters.values()])
+    autocast = tuple([_autocast(device) for device in devices])
+    return inputs, modes, parameters, compiled_in_place(modules), autocast, forward_derivatives()
+
+
+def _parameter(value: Tensor | None) -> Hashable:
+    if value is None:
+        return None
+    if is_lazy(value):  # its shape is known once it has been used
+        return (type(value),)
+    return value.requires_grad, value.dtype, value.shape
+
+
+def _kind(value: Any, devices: dict[str, None]) -> Hashable:
+    if isinstance(value, Tensor):
+        devices[value.device.type] = None
+        layout = value.stride() if value.layout is torch.strided else value.layout
+        return type(value), value.shape, layout, value.dtype, value.device, value.requires_grad
+    if isinstance(value, tuple | list):
+        return type(value), tuple([_kind(part, devices) for part in value])
+    if isinstance(value, Mapping):
+        return type(value), tuple([(key, _kind(part, devices)) for key, part in value.items()])
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return type(value), value
+    return (type(value),)
+
+
+def _autocast(device: str) -> Hashable:
+    if not torch.amp.is_autocast_available(device):  # there is none of tensors without data
+        return device
+    enabled = torch.is_autocast_enabled(device)
+    return device, enabled, torch.get_autocast_dtype(device) if enabled else None

@@ -1,13 +1,13 @@
 """The blocks of one model under one policy, and the two contexts that a checkpoint enters around each call of one.
 
 A checkpoint asks for its contexts without saying what it is about to run. Which block that is, and with what inputs,
-the block's stand-in for its forward says, or hooks on the blocks do (:mod:`policylang.backends.eager.watch`).
+the block's stand-in for its forward says, or hooks on the blocks do (:mod:`policylang.backends.eager.checkpoint`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -18,15 +18,14 @@ from torch import nn
 
 from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.eager import problems
-from policylang.backends.eager.compilers import carries_policies
+from policylang.backends.eager.eligibility import carries_policies, traced_for_others
 from policylang.backends.eager.execution.followed_call import FollowedCall
-from policylang.backends.eager.execution.replay import ForwardMode, RecomputeMode
+from policylang.backends.eager.execution.plan_modes import ForwardMode, RecomputeMode
+from policylang.backends.eager.observation.block_mode import moments, unseen_since
 from policylang.backends.eager.observation.first_call import Observer, watched
 from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
-from policylang.backends.eager.observation.modes import moments, unseen_since
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces
-from policylang.backends.eager.standing_aside import written_down
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.syntax import Policy
@@ -43,7 +42,8 @@ from policylang.torch_compat.eager import (
     transformed,
 )
 
-_running = threading.local()
+Contexts = Callable[[], tuple["CheckpointContext", "CheckpointContext"]]
+"""What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
 
 
 @define(eq=False)
@@ -55,16 +55,16 @@ class Session:
     names: tuple[str, ...] = ()
     """Of the model's blocks, in order; empty where only one module is known."""
     regions: WeakKeyDictionary[nn.Module, CheckpointRegion] = field(factory=WeakKeyDictionary)
-    settled: bool = False
+    unmatched_compared: bool = False
     compiled: bool = False
     """Whether a compiler under the same policy has carried it out in one of the checkpoints."""
     graphs: WeakSet[CompiledGraph] = field(factory=WeakSet)
     """What our compiler made of its blocks."""
     agreed: list[Policy] = field(factory=list)
     """Policies of compilers, found to say what ours says."""
-
     traces: Traces = field(factory=dict)
     """What is known of blocks, shared by those that do the same."""
+    _context_fn: Contexts | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without what it has seen: a model that is loaded is observed anew."""
@@ -83,16 +83,24 @@ class Session:
         """Of a copy of the model, still without its blocks."""
         return Session(self.policy, self.strict, self.names)
 
-    def contexts(self) -> tuple[CheckpointContext, CheckpointContext]:
-        """What a checkpoint enters around the forward and around the recomputation of one call.
+    def named(self, block: nn.Module) -> str:
+        """A block as a sentence names it."""
+        return problems.block(block, self.regions[block].root)
 
-        Raises ``PolicyGraphError`` where another compiler than ours asks for them: ours takes checkpoints out of what
-        it compiles (:mod:`policylang.backends.torch_compile.inner_checkpoints`).
-        """
-        if being_compiled() and not checkpoints_are_tagged() and not written_down():
-            raise problems.compiled(problems.AROUND_IT)
-        first = CheckpointContext(self, None)
-        return first, CheckpointContext(self, first)
+    def context_fn(self) -> Contexts:
+        """A plain function, the only thing that ``torch.compile`` takes: it knows then whose checkpoint it has."""
+        if self._context_fn is None:
+
+            def contexts() -> tuple[CheckpointContext, CheckpointContext]:
+                # ours takes checkpoints out of what it compiles: torch_compile.inner_checkpoints
+                if being_compiled() and not checkpoints_are_tagged() and not traced_for_others():
+                    raise problems.COMPILED.error(name=problems.AROUND_IT)
+                first = CheckpointContext(self, None)
+                return first, CheckpointContext(self, first)
+
+            setattr(contexts, marks.SESSION, self)
+            self._context_fn = contexts
+        return self._context_fn
 
     def follow(self, policy: Policy) -> None:
         """A compiler carries out a policy in one of the checkpoints. Raises ``PolicyMatchError`` unless it is ours."""
@@ -110,21 +118,20 @@ class Session:
         """Where no name is known: what kind of module it is."""
         return next((type(module).__name__ for module in self.regions), "block")
 
-    def is_block(self, module: nn.Module) -> bool:
-        """Whether a module that checkpoints may run is a block, and not the model around the blocks."""
-        return not self.names or self.regions[module].number is not None
-
     def nothing_ran(self) -> PolicyGraphError:
         """A checkpoint ran none of the blocks, or one whose hooks the compiler has taken away."""
-        compiled = {module: region.root for module, region in self.regions.items() if is_compiled(module)}
-        others = [problems.block(module, root) for module, root in compiled.items() if not carries_policies(module)]
+        compiled = [module for module in self.regions if is_compiled(module)]
+        others = [module for module in compiled if not carries_policies(module)]
         if others:
-            return problems.compiled(others[0])
-        if compiled:
-            return problems.left_alone([problems.block(module, root) for module, root in compiled.items()])
-        return problems.not_run([region.root for region in self.regions.values()])
+            return problems.COMPILED.error(name=self.named(others[0]))
+        if compiled:  # which of them is not known: its hooks were left to the compiler
+            first, last = self.named(compiled[0]), self.named(compiled[-1])
+            several = f"one of {len(compiled)} blocks, {first} to {last},"
+            return problems.LEFT_ALONE.error(names=first if len(compiled) == 1 else several)
+        names = [region.root or "the module itself" for region in self.regions.values()]
+        return problems.NOT_RUN.error([f"made for: {name}" for name in names[:8]])
 
-    def settle(self) -> None:
+    def check_unmatched(self) -> None:
         """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called.
 
         Blocks without anything for their backward to read say nothing. A copied model has its own of each block.
@@ -132,9 +139,9 @@ class Session:
         regions = [region for region in self.regions.values() if region.number is not None]
         called = {region.number for region in regions if region.nothing or region.idle}
         ways = [found for region in regions for found in region.nothing.values()]
-        if self.settled or len(self.names) < 2 or len(called) < len(self.names) or not ways:
+        if self.unmatched_compared or len(self.names) < 2 or len(called) < len(self.names) or not ways:
             return
-        self.settled = True
+        self.unmatched_compared = True
         shared = set.intersection(*({(each.message, each.span) for each in found} for found in ways))
         wrong = [each for each in ways[0] if (each.message, each.span) in shared]
         if wrong:
@@ -148,8 +155,7 @@ class Session:
 
 def innermost() -> CheckpointContext | None:
     """The innermost context that is entered in this thread."""
-    found: list[CheckpointContext] = stack("around")
-    return found[-1] if found else None
+    return this_thread.around[-1] if this_thread.around else None
 
 
 def session_behind(context_fn: object) -> Session | None:
@@ -158,13 +164,16 @@ def session_behind(context_fn: object) -> Session | None:
     return session if isinstance(session, Session) else None
 
 
-def stack(name: str) -> list[Any]:
+class _Running(threading.local):
     """Of this thread: a backward has threads of its own."""
-    found: list[Any] | None = getattr(_running, name, None)
-    if found is None:
-        found = []
-        setattr(_running, name, found)
-    return found
+
+    def __init__(self) -> None:
+        self.around: list[CheckpointContext] = []
+        self.called: list[BlockCall] = []
+
+
+this_thread = _Running()
+"""The contexts that are entered, and the blocks that are called outside of any."""
 
 
 @frozen(eq=False)
@@ -187,7 +196,6 @@ class CheckpointContext:
         self.session = session
         self.first = first
         self.began = next(moments)
-        self.region: CheckpointRegion | None = None
         self.call: FollowedCall | None = None
         """Once the block has returned, what its recomputation is to follow; None where nothing asks for one."""
         self.running: RunningBlock | None = None
@@ -207,11 +215,11 @@ class CheckpointContext:
 
     def __enter__(self) -> CheckpointContext:
         if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
-            raise problems.compiled(problems.AROUND_IT)
-        stack("around").append(self)
+            raise problems.COMPILED.error(name=problems.AROUND_IT)
+        this_thread.around.append(self)
         self.block, self._depth, self._plainly = None, 0, False
         self._gave_way, self._hooks = False, saved_tensor_hooks()
-        if transformed() or written_down():
+        if transformed() or traced_for_others():
             self._plainly = True
         elif graph_being_traced() is None:
             self._begin_within()
@@ -233,7 +241,7 @@ class CheckpointContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        stack("around").remove(self)
+        this_thread.around.remove(self)
         if self._aside:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
@@ -249,11 +257,13 @@ class CheckpointContext:
             if self.first.lies_within:
                 self._begin_again(self.first)
             return
-        called: list[BlockCall] = stack("called")
-        if called and called[-1].session is self.session and self.session.is_block(called[-1].module):
+        call = this_thread.called[-1] if this_thread.called else None
+        if call is None or call.session is not self.session:
+            return
+        if call.region.number is not None or not self.session.names:  # not the model around the blocks
             self.lies_within = True
-            self.begin(called[-1])
-            called[-1].checkpoints.append(self)
+            self.begin(call)
+            call.checkpoints.append(self)
 
     def begin(self, block: BlockCall) -> None:
         """A block is about to run: follow its plan from here on. One inside another is part of it."""
@@ -261,10 +271,11 @@ class CheckpointContext:
             self._depth += block.module is self.block
             return
         if is_wrapped_by_compiler(block.module):  # its code says by itself whose it is
-            self._refuse_other_compilers(block.module)
+            if not carries_policies(block.module):
+                raise problems.COMPILED.error(name=self.session.named(block.module))
             return
         if self.block is not None:
-            raise problems.run_twice(problems.block(self.block, self.session.regions[self.block].root))
+            raise problems.RUN_TWICE.error(name=self.session.named(self.block))
         self.block = block.module
         if self.first is None:
             self._begin_first(block)
@@ -272,27 +283,21 @@ class CheckpointContext:
             self._begin_again(self.first)
 
     def _begin_first(self, block: BlockCall) -> None:
-        self.region = block.region
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         clear_cast_weights()
         self._contexts.enter_context(gathers_aside(block.module))
-        if self.running.call is not None:
-            self.mode = ForwardMode(self.running.call)
-            self._contexts.enter_context(self.mode)
+        run = self.running.run
+        if isinstance(run, FollowedCall):
+            self.mode = self._contexts.enter_context(ForwardMode(run))
         else:
-            assert self.running.observation is not None
-            self.mode = self._contexts.enter_context(watched(self.running.observation))
+            self.mode = self._contexts.enter_context(watched(run))
 
     def _begin_again(self, first: CheckpointContext) -> None:
         """The block runs a second time; or while it is still running, where it differentiates a part of itself."""
         self.block = first.block
-        call, mode = first.call, first.mode
         clear_cast_weights()
-        within = first.running is not None and mode is not None
-        if within:
-            assert first.region is not None
-            assert first.running is not None
-            call = first.region.so_far(first.running)
+        within = first.mode is not None and first.running is not None
+        call = first.running.so_far() if within and first.running is not None else first.call
         # A block that runs within it asks for this run, and has not made it. While the block itself is running, nor
         # has one around it: how much then runs again is another matter once there is a plan.
         self._contexts.enter_context(unseen_since(0 if within else first.began))
@@ -303,10 +308,6 @@ class CheckpointContext:
             self._contexts.enter_context(gathers_aside(first.block))
         self._contexts.enter_context(call.surroundings.again())
         self.mode = self._contexts.enter_context(RecomputeMode(call, within=within))
-
-    def _refuse_other_compilers(self, module: nn.Module) -> None:
-        if not carries_policies(module):
-            raise problems.compiled(problems.block(module, self.session.regions[module].root))
 
     def end(self, module: nn.Module, output: Any) -> None:
         """A block has run."""
@@ -321,12 +322,11 @@ class CheckpointContext:
 
     def returned(self, output: Any) -> None:
         """The forward is over, and this is what it has returned: whatever is to be planned is planned now."""
-        region, running = self.region, self.running
-        if region is None or running is None:
+        running, self.running = self.running, None
+        if running is None:
             return
-        self.running = None
-        self.call = region.end(running, tensors_in(output))
-        self.session.settle()
+        self.call = running.region.end(running, tensors_in(output))
+        self.session.check_unmatched()
 
     def _leave(self, finished: bool) -> None:
         mode, self.mode = self.mode, None

@@ -1,4 +1,4 @@
-"""The flat path: a policy on a graph of forward, loss and backward in one, which is rematerialised and audited."""
+"""The flat path: rematerialises and audits a graph of forward, loss and backward in one."""
 
 from __future__ import annotations
 
@@ -27,17 +27,10 @@ class FlatPath(BackendPath):
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         """What was erased and copied under one policy cannot be decided again by another."""
         done = next((words for node in gm.graph.nodes if (words := _done(node)) is not None), None)
-        if done is None:
-            return
-        raise PolicyGraphError(
-            [
-                diagnose(
-                    APPLIED_BEFORE,
-                    f"a policy was carried out on this graph before: {done}",
-                    help="trace the step again, and apply one policy; `include` puts two policies into one",
-                )
-            ]
-        )
+        if done is not None:
+            message = f"a policy was carried out on this graph before: {done}"
+            help = "trace the step again, and apply one policy; `include` puts two policies into one"
+            raise PolicyGraphError([diagnose(APPLIED_BEFORE, message, help=help)])
 
     def carry_out(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         super().carry_out(gm, plan, seconds)

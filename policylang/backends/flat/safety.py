@@ -1,4 +1,4 @@
-"""What has to hold before a flat graph is changed. All of it is looked at first: a refusal leaves the graph untouched.
+"""Checks a flat graph before it is rematerialised: a refusal leaves the graph untouched.
 
 Planning refuses by rule and by name what its facts show to be unsafe. This is the second lock: it knows where each copy
 will stand, and looks at the operators themselves.
@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import torch.fx as fx
 
+from policylang.backends.surgery.edits import first_difference
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.memory import GraphMemory
 from policylang.graph.schedule import StepKind
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.codes import diagnose
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
 
@@ -23,48 +24,26 @@ GRAPH_CHANGED = "APL381"
 
 def check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
     """Raise PolicyGraphError where the graph is not the one that ``facts`` describe."""
-    if len(nodes) == len(facts) and all(map(_same, nodes, facts.names)):
+    difference = first_difference(nodes, facts)
+    if difference is None:
         return
-    at = next(
-        (row for row, (node, name) in enumerate(zip(nodes, facts.names, strict=False)) if node.name != name),
-        min(len(nodes), len(facts)),
-    )
-    planned = facts.names[at] if at < len(facts) else "nothing more"
-    found = nodes[at].name if at < len(nodes) else "nothing more"
-    raise PolicyGraphError(
-        [
-            Diagnostic(
-                GRAPH_CHANGED,
-                f"the graph changed after it was planned: node {at} was `{planned}` and is `{found}`",
-                help="plan again after the last pass that changes the graph",
-            )
-        ]
-    )
-
-
-def _same(node: fx.Node, name: str) -> bool:
-    return str(node.name) == name
+    at, found, planned = difference
+    names = f"node {at} was `{planned or 'nothing more'}` and is `{found or 'nothing more'}`"
+    message = f"the graph changed after it was planned: {names}"
+    help = "plan again after the last pass that changes the graph"
+    raise PolicyGraphError([diagnose(GRAPH_CHANGED, message, help=help)])
 
 
 def check(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
     """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
-    found = list(_unsafe(plan, nodes, memory))
-    if not found:
-        return
-    diagnostics = []
-    for row, reason in found:
-        decision = plan.decisions[row]
-        rule = plan.policy.rules[decision.rule] if decision is not None and decision.rule is not None else None
-        who = f"`{rule.text}`" if rule is not None else "the policy"
-        diagnostics.append(
-            Diagnostic(
-                UNSAFE,
-                f"{who} cannot recompute `{plan.facts.names[row]}`: {reason}",
-                span=rule.span if rule is not None else None,
-                help="save it, or make the rule `optional`",
-            )
-        )
-    raise PolicyMatchError(diagnostics)
+    found = []
+    for row, reason in _unsafe(plan, nodes, memory):
+        rule = plan.rule_of(row)
+        who, span = (f"`{rule.text}`", rule.span) if rule is not None else ("the policy", None)
+        message = f"{who} cannot recompute `{plan.facts.names[row]}`: {reason}"
+        found.append(diagnose(UNSAFE, message, span, help="save it, or make the rule `optional`"))
+    if found:
+        raise PolicyMatchError(found)
 
 
 def _unsafe(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""The half path: a policy on one half of a partition. What it saves is decided there, so only the edits act."""
+"""The half path: carries out the edits of a policy on one half of a partition, where saving is decided already."""
 
 from __future__ import annotations
 
@@ -81,16 +81,15 @@ def _only_rewrites(policy: Policy) -> Policy:
 
 def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
     """What becomes of a policy's other lines where a user applies it to a half."""
-    count = len(policy.rules) + len(policy.expectations)
-    if not count:
+    deciding = (*policy.rules, *policy.expectations)
+    if not deciding:
         return ()
-    first = (*policy.rules, *policy.expectations)[0]
-    lines = f"{count} lines decide" if count > 1 else "1 line decides"
+    lines = f"{len(deciding)} lines decide" if len(deciding) > 1 else "1 line decides"
     return (
         diagnose(
             ONLY_REWRITES,
             f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled",
-            span=first.span,
+            span=deciding[0].span,
             help="apply the policy to the joint graph; of a half, its `fuse` and `collapse` lines are carried out",
         ),
     )

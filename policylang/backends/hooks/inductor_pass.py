@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from policylang.backends import refusals
 from policylang.backends.caching import fingerprint
+from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.backends.dispatch import apply_policy
 from policylang.backends.hooks.path import HookPath
 from policylang.errors import PolicyError, PolicyGraphError
@@ -30,7 +31,7 @@ WRONG_HOOK = "APL331"
 _Base: Any = inductor.graph_pass_base()
 
 
-class PolicyPass(_Base):  # type: ignore[misc]
+class PolicyPass(KeyedForCaches, _Base):  # type: ignore[misc]
     """What :func:`pass_` returns."""
 
     def __init__(self, policy: Policy, mesh: Any = None, agree: bool = True) -> None:
@@ -65,14 +66,6 @@ class PolicyPass(_Base):  # type: ignore[misc]
         except PolicyError as error:
             raise dynamo.through_dynamo(error, sys._getframe()) from None
         return None
-
-    def uuid(self) -> str:
-        """Stands for the pass in the keys of Inductor's caches."""
-        return self._key
-
-    def __getstate__(self) -> dict[str, str]:
-        # for keys alone: a policy's tree holds comments and line numbers, which decide nothing
-        return {"_key": self._key}
 
 
 def _tag(gm: fx.GraphModule, policy: Policy, mesh: Any, hooks: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The hook path: a policy behind a hook of Inductor's, where a joint graph is tagged for PyTorch's min-cut.
+"""The hook path: tags a joint graph behind a hook of Inductor's, for PyTorch's min-cut partitioner.
 
 Min-cut knows no lines but tags, and decides after the policy, so nothing can be audited here; ranks are not compared.
 """
@@ -47,12 +47,12 @@ def _beyond_min_cut(plan: Plan) -> list[Diagnostic]:
         for rule in policy.rules
         if rule.action is Action.PREFER_SAVE
     ]
-    for expectation, outcome in zip(policy.expectations, plan.expectations, strict=True):
-        if outcome.status == "deferred":
+    for expectation, planned in zip(policy.expectations, plan.expectations, strict=True):
+        if planned.status == "deferred":
             found.append(
                 diagnose(
                     NOT_BY_MIN_CUT,
-                    f"`{outcome.text}` cannot be checked behind a hook of Inductor's: min-cut decides after it",
+                    f"`{planned.text}` cannot be checked behind a hook of Inductor's: min-cut decides after it",
                     expectation.span,
                     help="write `undecided -> save` or `undecided -> recompute`, or compile with `policylang.backend`",
                 )

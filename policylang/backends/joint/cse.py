@@ -1,4 +1,4 @@
-"""Common subexpressions of a joint graph, eliminated without losing what was decided about them.
+"""Eliminates common subexpressions of a joint graph without losing what was decided about them.
 
 PyTorch's own elimination keeps the first of two equal nodes and drops the other's metadata, tags included. Here the
 kept node takes over the stronger decision of the two: save beats recompute, recompute beats undecided. A decision on
@@ -89,23 +89,20 @@ def _is_decided(row: int, plan: Plan, strongest: Mapping[int, Decision]) -> bool
     return decision is not None and decision.action is not None
 
 
-def _used_by_backward(plan: Plan) -> Callable[[int], bool]:
-    """Whether the plan, as it stands, may need a row or a piece of it for the backward."""
-    owners = plan.facts.owners
+def _used_by_backward(plan: Plan) -> frozenset[int]:
+    """The owners of the rows that the plan, as it stands, may need for the backward, whole or in pieces."""
     needs = backward_needs(plan.facts, plan.decisions)
     columns = (needs.saved, needs.offloaded, needs.recomputed, needs.undecided, needs.contingent)
-    used = {owners[row] for column in columns for row in column}
-    return lambda row: owners[row] in used
+    return frozenset(plan.facts.owners[row] for column in columns for row in column)
 
 
-def _merge(dropped: int, kept: int, plan: Plan, strongest: dict[int, Decision], is_used: Callable[[int], bool]) -> None:
+def _merge(dropped: int, kept: int, plan: Plan, strongest: dict[int, Decision], used: frozenset[int]) -> None:
     """Let the kept row, and whatever shares its decision, take over a stronger decision."""
-    theirs = plan.decisions[dropped]
+    owners, theirs = plan.facts.owners, plan.decisions[dropped]
     ours = strongest.get(kept, plan.decisions[kept])
-    took_over = kept in strongest
-    if theirs is None or _strength(theirs, is_used(dropped)) <= _strength(ours, took_over or is_used(kept)):
-        return
-    strongest[kept] = theirs
+    is_used = kept in strongest or owners[kept] in used
+    if theirs is not None and _strength(theirs, owners[dropped] in used) > _strength(ours, is_used):
+        strongest[kept] = theirs
 
 
 def _strength(decision: Decision | None, is_used: bool) -> int:

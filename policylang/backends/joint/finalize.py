@@ -1,4 +1,4 @@
-"""The plan as it stands on the graph that is about to be split: nodes merged, what min-cut chose filled in.
+"""Finalizes a plan on the graph that is about to be split: equal nodes merged, min-cut's choices filled in.
 
 A plan is made on the user's graph. Before the graph is split, equal nodes are merged and, with ``undecided -> auto``,
 PyTorch's min-cut decides the values no rule touched. This module carries both into a plan of the same shape, from
@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from policylang.backends.joint.cse import Merged
-from policylang.backends.surgery.tags import UNSAFE
+from policylang.backends.surgery.tags import is_unsafe
 from policylang.graph.facts import Facts, Flag, InputKind, Phase, read_by_backward, users_of
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
@@ -72,32 +72,28 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
         for row in facts.forward:
             decision = decisions[row]
             if decision is not None and decision.action is None:
-                unsafe = (flags[row] | flags[facts.owners[row]]) & UNSAFE
-                decisions[row] = _AUTO_SAVE if row in wanted or unsafe else _AUTO_RECOMPUTE
+                decisions[row] = _AUTO_SAVE if row in wanted or is_unsafe(facts, row) else _AUTO_RECOMPUTE
         leaving = _offloaded_memory(plan)
         for row in wanted:
             if phases[row] == Phase.BACKWARD and not (leaving and storage_roots(facts)[row] in leaving):
                 phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
     for row in _sizes_of_forward_values(facts):
         phases[row], decisions[row] = Phase.FORWARD, _SIZE
-    live = bytearray(len(facts))
-    for row in gradients:
-        live[row] = 1
+    live = set(gradients)
     for row in range(len(facts) - 1, -1, -1):
         if phases[row] != Phase.BACKWARD:
             continue
-        if not live[row] and not flags[row] & _EFFECTS:
+        if row not in live and not flags[row] & _EFFECTS:
             inputs[row] = ()
-        for source in inputs[row]:
-            live[source] = 1
+        live.update(inputs[row])
     flags = [flag & ~_FEEDS_BACKWARD for flag in flags]
     for row in read_by_backward(phases, inputs, facts.owners):
         flags[row] |= _FEEDS_BACKWARD
     return evolve(plan, facts=evolve(facts, phases=phases, inputs=inputs, flags=flags), decisions=decisions)
 
 
-def moves(plan: Plan) -> Plan:
-    """The plan with what is offloaded settled once more: merged nodes share memory, and so does what min-cut saves.
+def resolve_offloads_again(plan: Plan) -> Plan:
+    """The plan with its offloads decided once more: merged nodes share memory, and so does what min-cut saves.
 
     What stays on the device after all is in the diagnostics.
     """
@@ -112,8 +108,7 @@ def moves(plan: Plan) -> Plan:
 
 def _offloaded_memory(plan: Plan) -> frozenset[int]:
     """The rows whose memory leaves the device, as far as decisions go."""
-    rows = [row for row, decision in enumerate(plan.decisions) if offloads(decision)]
-    return frozenset(storage_roots(plan.facts)[row] for row in rows) if rows else frozenset()
+    return frozenset(storage_roots(plan.facts)[row] for row, by in enumerate(plan.decisions) if offloads(by))
 
 
 def _sizes_of_forward_values(facts: Facts) -> list[int]:

@@ -1,4 +1,4 @@
-"""Values that a partition moves to the host: the forward returns the copy on the host, the backward fetches it.
+"""Offloads values of a partition: the forward returns a copy on the host, which the backward fetches.
 
 A value that is offloaded crosses from the forward to the backward like one that is saved, and goes by its name, until
 the two halves stand. Then the copy takes its place: it is returned where the value was, and comes in where the value

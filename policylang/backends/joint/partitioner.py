@@ -1,4 +1,4 @@
-"""The exact partitioner of joint graphs: saves what the plan saves and the backward needs, and nothing else.
+"""Partitions a joint graph exactly as planned: saves what the plan saves and the backward needs, and nothing else.
 
 The order matters. The plan was made on the user's graph, and everything wrong with it raised before the graph was
 touched; now equal nodes are merged, tags written, values chosen, and the graph is split by PyTorch's own extraction.
@@ -7,7 +7,7 @@ What came out is audited.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve, field, frozen
 from torch import fx
@@ -21,9 +21,8 @@ from policylang.backends.joint import cse, finalize
 from policylang.backends.joint.offload import crossings, move_across
 from policylang.backends.joint.split import finish, split
 from policylang.backends.path import raise_differences, raise_errors
-from policylang.backends.runtime.garbage import collector_paused
 from policylang.backends.runtime.groups import RankOrder
-from policylang.backends.runtime.stages import timed
+from policylang.backends.runtime.stages import collector_paused, timed
 from policylang.backends.surgery import tags
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
@@ -48,26 +47,21 @@ class Partition:
     forward: fx.GraphModule
     backward: fx.GraphModule
     plan: Plan
-    """As made on the user's graph, with every expectation settled."""
+    """As made on the user's graph, with every expectation checked."""
     audit: Audit
     seconds: dict[str, float] = field(factory=dict)
     """By stage, in the order they ran."""
-    halves: tuple[Half, ...] = ()
-    """What was rewritten in the halves once they were apart; empty where the policy rewrites nothing."""
+    halves: Mapping[str, Edits] = field(factory=dict)
+    """What was rewritten in the ``forward`` and in the ``backward`` once they were apart."""
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
     schedule: Schedule | None = None
     """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked."""
 
     @property
-    def rewritten_halves(self) -> dict[str, Edits]:
-        """By ``forward`` and ``backward``."""
-        return {half.kind.value: half.plan.edits for half in self.halves}
-
-    @property
     def carried_out(self) -> CarriedOut:
         """What is kept of it without its graphs."""
-        return CarriedOut("joint", self.plan, self.audit, self.seconds, self.rewritten_halves)
+        return CarriedOut("joint", self.plan, self.audit, self.seconds, self.halves)
 
 
 @collector_paused()
@@ -76,10 +70,10 @@ def partition_planned(
     plan: Plan,
     *,
     num_fwd_outputs: int,
-    static_inputs: Sequence[int] = (),
-    root: str = "",
-    seconds: dict[str, float] | None = None,
-    groups: Sequence[RankOrder] = (),
+    static_inputs: Sequence[int],
+    root: str,
+    seconds: dict[str, float],
+    groups: Sequence[RankOrder],
 ) -> Partition:
     """Split a joint graph after a plan whose rewrites are carried out and whose facts are the graph's. Changes ``gm``.
 
@@ -90,24 +84,23 @@ def partition_planned(
     where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
     expectation fails.
     """
-    seconds = {} if seconds is None else seconds
     with timed(seconds, "cse"):
         merged = cse.eliminate(gm.graph, plan) if cse_enabled() else cse.NOTHING_MERGED
-        merged_plan = finalize.moves(finalize.merge(plan, merged))
+        merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
     with timed(seconds, "tag"):
         tags.write(gm.graph, merged_plan)
     with timed(seconds, "choose"):
-        settled, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
-        plan, failures = check_deferred(evolve(plan, diagnostics=settled.diagnostics), settled, needs)
+        final, needs = _choose(gm, merged_plan, num_fwd_outputs, static_inputs)
+        plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
         raise_errors(failures)
     with timed(seconds, "split"):
-        tags.record_saved(gm.graph, _saved_marks(settled.facts, needs))
-        forward, backward = split(gm, settled, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+        tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
+        forward, backward = split(gm, final, needs, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     with timed(seconds, "audit"):
-        found = read_halves(settled, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
-        result = audit(settled, needs, found)
+        found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
+        result = audit(final, needs, found)
     raise_differences(result.differences)
-    crossing = crossings(settled.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
+    crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
     halves: tuple[Half, ...] = ()
     if plan.policy.rewrites:
         with timed(seconds, "rewrite halves"):
@@ -115,8 +108,8 @@ def partition_planned(
             halves = tuple(rewrite_half(half, plan, kind, root=root) for half, kind in kinds)
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
     with timed(seconds, "move"):
-        move_across(settled, crossing, forward.graph, backward.graph)
-        raise_differences(audit_copies(settled, needs, found, forward.graph, backward.graph))
+        move_across(final, crossing, forward.graph, backward.graph)
+        raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
     if is_compared(plan.before):
@@ -124,7 +117,8 @@ def partition_planned(
         runs = [GraphRun(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
         agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
-    partition = Partition(forward, backward, plan, result, seconds, halves, tuple(sorted(made)), settled.schedule)
+    edits = {half.kind.value: half.plan.edits for half in halves}
+    partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), final.schedule)
     remember(partition.carried_out, gm, forward, backward)
     return partition
 
@@ -132,14 +126,14 @@ def partition_planned(
 def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> tuple[Plan, Needs]:
     """What is saved and recomputed; min-cut is asked only where it has something to decide."""
     gradients = finalize.gradient_rows(gm.graph, plan.facts, num_fwd_outputs)
-    settled = finalize.fit(plan, gradients)
-    needs = backward_needs(settled.facts, settled.decisions)
+    final = finalize.fit(plan, gradients)
+    needs = backward_needs(final.facts, final.decisions)
     if not needs.final:
         chosen = _ask_min_cut(gm, plan, num_fwd_outputs, static_inputs)
-        settled = finalize.moves(finalize.fit(plan, gradients, chosen))
-        needs = backward_needs(settled.facts, settled.decisions)
-    raise_errors(refusals.unsafe_after_all(settled, needs, JOINT))
-    return settled, needs
+        final = finalize.resolve_offloads_again(finalize.fit(plan, gradients, chosen))
+        needs = backward_needs(final.facts, final.decisions)
+    raise_errors(refusals.unsafe_after_all(final, needs, JOINT))
+    return final, needs
 
 
 def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> list[int]:
@@ -154,7 +148,7 @@ def _ask_min_cut(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_in
 
 
 def _saved_marks(facts: Facts, needs: Needs) -> dict[str, bool | str]:
-    """The names of the saved values and of the multi-output operators they are pieces of, with what is recorded there.
+    """The names of the saved values and of the multi-output operators they are pieces of, with their marks.
 
     Min-cut may save one piece of a tuple and recompute another; a decision on the operator cannot repeat that.
     """

@@ -1,8 +1,8 @@
-"""The joint path: a policy on a joint graph, which is tagged, and then split as the plan says."""
+"""The joint path: tags a joint graph (forward and backward before partitioning) and splits it as the plan says."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ class JointPath(BackendPath):
     """``apply`` prepares a graph. What it saves is audited once :func:`partition_planned` has split it."""
 
     name: ClassVar[str] = "joint"
-    front: ClassVar[str] = "policylang.backends.torch_compile.reported:reported"
+    front: ClassVar[str] = "policylang.backends.torch_compile.subjects:of_compiled"
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
         return refusals.unsaveable(plan)
@@ -38,28 +38,6 @@ class JointPath(BackendPath):
         super().carry_out(gm, plan, seconds)
         with timed(seconds, "tag"):
             tags.write(gm.graph, plan)
-
-
-def plan_joint(
-    gm: fx.GraphModule,
-    policy: Policy,
-    static_inputs: Sequence[int] | None = None,
-    *,
-    num_fwd_outputs: int,
-    root: str = "",
-    deferred: Collection[str] = (),
-    seconds: dict[str, float] | None = None,
-) -> Plan:
-    """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
-
-    Raises as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
-    """
-    seconds = {} if seconds is None else seconds
-    kind = GraphKind.JOINT if returns_gradients(gm, num_fwd_outputs) else GraphKind.FORWARD
-    with timed(seconds, "collect"):
-        facts = collect(gm, kind=kind, static_inputs=static_inputs, root=root)
-    with timed(seconds, "plan"):
-        return JointPath().plan(facts, policy, deferred=deferred)
 
 
 def returns_gradients(gm: fx.GraphModule, num_fwd_outputs: int) -> bool:
@@ -115,6 +93,25 @@ class JointPartitioner:
         )
         return partition.forward, partition.backward
 
+    def plan(
+        self,
+        gm: fx.GraphModule,
+        *,
+        num_fwd_outputs: int,
+        static_inputs: Sequence[int] | None = None,
+        seconds: dict[str, float] | None = None,
+    ) -> Plan:
+        """Plan a joint graph, without touching it. A graph that returns no gradient has no backward to plan for.
+
+        Raises as :meth:`JointPath.plan` does, and ``PolicyGraphError`` for a graph that is not a joint graph.
+        """
+        seconds = {} if seconds is None else seconds
+        kind = GraphKind.JOINT if returns_gradients(gm, num_fwd_outputs) else GraphKind.FORWARD
+        with timed(seconds, "collect"):
+            facts = collect(gm, kind=kind, static_inputs=static_inputs, root=self.root)
+        with timed(seconds, "plan"):
+            return JointPath().plan(facts, self.policy, deferred=self.deferred)
+
     def partition(
         self,
         gm: fx.GraphModule,
@@ -125,15 +122,21 @@ class JointPartitioner:
     ) -> Partition:
         """The same with everything that is known of how it came about. ``prepared``: the plan of a graph on which its
         edits are carried out."""
-        seconds: dict[str, float] = {}
-        options: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs, "root": self.root, "seconds": seconds}
-        static = static_lifetime_input_indices
+        static, seconds = static_lifetime_input_indices, dict[str, float]()
         groups: tuple[RankOrder, ...] = ()
         if prepared is None:
-            prepared = plan_joint(gm, self.policy, static, deferred=self.deferred, **options)
+            prepared = self.plan(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static, seconds=seconds)
             with timed(seconds, "rewrite"):
                 groups = carry_out(gm, prepared)
-        done = partition_planned(gm, prepared, static_inputs=static or (), groups=groups, **options)
+        done = partition_planned(
+            gm,
+            prepared,
+            num_fwd_outputs=num_fwd_outputs,
+            static_inputs=static or (),
+            root=self.root,
+            seconds=seconds,
+            groups=groups,
+        )
         collected = _partitioned.get()
         if collected is not None:
             collected.append(done)

@@ -1,26 +1,26 @@
-"""The forward half of a partition as a module that can be differentiated and compiled again.
+"""Turns the forward half of a partition into a module that can be differentiated and compiled again.
 
 A parallelizer that partitions a graph and hands the result to ``torch.compile`` has it partitioned a second time. What
-the first partition saved is recorded on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
+the first partition saved is marked on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
 decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from policylang.backends import refusals
-from policylang.backends.joint.saved_markers import leave_records, unread
+from policylang.backends.joint.saved_markers import dead_operators, leave_markers
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.facts import Flag
 from policylang.operators.categories import describe
+from policylang.operators.effects import function, piece_of_draw, unread
+from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 
-_UPDATES_STATISTICS = frozenset({"aten._native_batch_norm_legit_functional.default"})
-"""Functional by name, and traced by writing to a clone that autograd has kept."""
 _FORWARD_ONLY = ("recompute", "ac_graph_id", "partitioner_tag")
 """Keys that say what a node was in the first joint graph; in the second one they are to be found afresh."""
 
@@ -42,9 +42,13 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
             graph.output(fx.map_arg(tuple(node.args[0][:num_fwd_outputs]), copies.__getitem__))
         else:
             copies[node] = _copied(graph, node, copies)
-    saved = {copies[node]: mark for node in copies if (mark := _saved(node))}
-    gone = unread(graph)
-    leave_records(graph, saved, gone)
+    saved = {
+        copies[node]: mark
+        for node in copies
+        if node.op == "call_function" and (mark := marks.custom(node.meta).get(marks.SAVED))
+    }
+    gone = dead_operators(graph)
+    leave_markers(graph, saved, gone)
     for node in gone:
         graph.erase_node(node)
     return fx.GraphModule(forward, graph)
@@ -53,7 +57,7 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
 def _refuse_updates(forward: fx.GraphModule) -> None:
     for node in forward.graph.nodes:
         operator = describe(node.target) if node.op == "call_function" else None
-        if operator is not None and (operator.flags & Flag.WRITES or operator.name in _UPDATES_STATISTICS):
+        if operator is not None and (operator.flags & Flag.WRITES or unread(node, operator)):
             raise PolicyGraphError([refusals.updates_buffer(node.name, operator.name)])
 
 
@@ -65,13 +69,13 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> f
             operator, fx.map_arg(arguments, copies.__getitem__), fx.map_arg(keywords, copies.__getitem__)
         )
         copy.meta = dict(node.meta)
-    elif (drawn := _drawn_by(node)) is not None:
-        copy = copies[drawn]
+    elif piece_of_draw(node) == 1:
+        copy = copies[node.args[0]]
     else:
         copy = graph.node_copy(node, copies.__getitem__)
     for key in _FORWARD_ONLY:
         copy.meta.pop(key, None)
-    annotations = _without_marks(copy.meta.pop("custom", {}))
+    annotations = {key: value for key, value in copy.meta.pop("custom", {}).items() if key not in marks.ALL}
     if annotations:
         copy.meta["custom"] = annotations
     return copy
@@ -79,30 +83,7 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> f
 
 def _without_kept_state(node: fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
     """The random operator inside a wrapper that keeps its generator's state for the backward."""
-    name = _operator(node)
-    if name == "run_and_save_rng_state":
-        return node.args[0], tuple(node.args[1:]), dict(node.kwargs)
-    if name == "graphsafe_run_with_rng_state":
-        keywords = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
-        return node.args[0], tuple(node.args[1:]), keywords
-    return None
-
-
-def _drawn_by(node: fx.Node) -> fx.Node | None:
-    """The wrapper whose draw a ``getitem`` reads: it returns the state first and the draw second."""
-    if _operator(node) != "getitem" or node.args[1] != 1 or not isinstance(node.args[0], fx.Node):
+    if function(node) not in (SAVES_RANDOM_STATE, RUNS_WITH_RANDOM_STATE[1]):
         return None
-    source = node.args[0]
-    return source if _operator(source) == "run_and_save_rng_state" else None
-
-
-def _operator(node: fx.Node) -> str:
-    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-
-
-def _saved(node: fx.Node) -> object:
-    return marks.custom(node.meta).get(marks.SAVED) if node.op == "call_function" else None
-
-
-def _without_marks(annotations: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in annotations.items() if key not in marks.ALL}
+    keywords = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
+    return node.args[0], tuple(node.args[1:]), keywords

@@ -1,7 +1,7 @@
-"""Records of what a partition saved, left on the operators of a forward that is to be traced again.
+"""Leaves markers of what a partition saved on the operators of a forward that is to be traced again.
 
 See :mod:`policylang.graph.reading.saved_markers` for how they are read. Every saved value that the forward holds is
-counted: one that tracing will not make again leaves a record that is missed, not a gap that nobody sees.
+counted: one that tracing will not make again leaves a marker that is missed, not a gap that nobody sees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from policylang.operators.categories import describe
 from policylang.operators.names import AUTOGRAD_COPIES, GETITEM, VIEWS_UNSAID
 
 
-def unread(graph: fx.Graph) -> dict[fx.Node, None]:
+def dead_operators(graph: fx.Graph) -> dict[fx.Node, None]:
     """The operators that lead to no output, last first. What only the backward read, autograd makes anew."""
     found: dict[fx.Node, None] = {}
     for node in reversed(graph.nodes):
@@ -29,10 +29,10 @@ def unread(graph: fx.Graph) -> dict[fx.Node, None]:
     return found
 
 
-def leave_records(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collection[fx.Node]) -> None:
-    """Write the records of the ``saved`` nodes, given with the mark that the partition left on each.
+def leave_markers(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collection[fx.Node]) -> None:
+    """Write the markers of the ``saved`` nodes, given with the mark that the partition left on each.
 
-    ``gone``: the nodes that tracing will not meet. What autograd kept of an input needs no record: inputs stay alive.
+    ``gone``: the nodes that tracing will not meet. What autograd kept of an input needs no marker: inputs stay alive.
     """
     drafts: dict[fx.Node, SavedMarker] = {}
     for node, mark in saved.items():
@@ -50,8 +50,8 @@ def leave_records(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collec
     _number(graph, drafts)
     partition = _digest(graph, drafts)
     for bearer, draft in drafts.items():
-        record = evolve(draft, partition=partition)
-        bearer.meta["custom"] = {**marks.custom(bearer.meta), marks.SAVED: record.annotation()}
+        marker = evolve(draft, partition=partition)
+        bearer.meta["custom"] = {**marks.custom(bearer.meta), marks.SAVED: marker.annotation()}
 
 
 def _draft(node: fx.Node) -> SavedMarker:

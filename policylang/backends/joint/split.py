@@ -1,4 +1,4 @@
-"""A joint graph split in two around given saved values, and each half brought into the shape it is to run in."""
+"""Splits a joint graph in two around given saved values, and prepares each half for AOTAutograd."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def split(
     facts = plan.facts
     nodes = {node.name: node for node in joint.graph.nodes}
     rows = (*needs.saved, *needs.offloaded, *needs.inputs, *needs.symbolic)
-    kept = [nodes[facts.names[row]] for row in sorted(rows)]
-    kept = [node for node in kept if node.op != "get_attr"]
-    symbols = [node for node in kept if partition.is_symbolic(node)]
-    opaque = [node for node in kept if not partition.is_symbolic(node) and partition.is_opaque(node)]
-    tensors = [node for node in kept if not partition.is_symbolic(node) and not partition.is_opaque(node)]
+    symbols, opaque, tensors = list[fx.Node](), list[fx.Node](), list[fx.Node]()
+    for node in (nodes[facts.names[row]] for row in sorted(rows)):
+        if node.op != "get_attr":
+            (symbols if partition.is_symbolic(node) else opaque if partition.is_opaque(node) else tensors).append(node)
     _exempt_statistics(joint.graph, facts)
     with partition.modules_without_code():
         forward, backward = partition.extract_forward_backward(

@@ -54,7 +54,8 @@ def ensure(orders: Iterable[RankOrder]) -> None:
         if group_ranks(order.name) == order.ranks:
             continue
         process_groups.forget_group(order.name)  # of a group that was destroyed
-        same = next((known for known in process_groups.known_groups() if _serves(known, order)), None)
+        serving = (order.ranks, order.backend)
+        same = next((known for known in process_groups.known_groups() if (known.ranks, known.backend) == serving), None)
         if same is not None:
             process_groups.rename_group(same.name, order.name)
         else:
@@ -80,7 +81,3 @@ def to_json(orders: Collection[RankOrder]) -> list[Any]:
 def from_json(data: Iterable[Any]) -> tuple[RankOrder, ...]:
     """Raises ``TypeError`` or ``ValueError`` for data that is not what :func:`to_json` writes."""
     return tuple(RankOrder(tuple(map(int, ranks)), str(backend)) for ranks, backend in data)
-
-
-def _serves(known: process_groups.KnownGroup, order: RankOrder) -> bool:
-    return known.ranks == order.ranks and known.backend == order.backend

@@ -1,4 +1,4 @@
-"""Values moved to the host and back: the copies that a schedule plans, put into a graph.
+"""Inserts the copies to the host and back that a schedule plans into a graph.
 
 A copy to the host stands right behind the step before it, a copy back right before the step behind it; steps whose node
 a graph does not have are passed over. What another pass made reads the copies too: a copy stands behind what it copies

@@ -1,4 +1,4 @@
-"""Planned edits, carried out on an FX graph exactly as they were planned.
+"""Carries planned edits (``fuse``, ``collapse``) out on an FX graph, exactly as they were planned.
 
 Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
 there the process groups); what comes out is held against the plan, node by node.
@@ -7,7 +7,8 @@ there the process groups); what comes out is held against the plan, node by node
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -188,19 +189,19 @@ def _said(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> str:
     return f"{dtype}{list(shape)} with strides {list(stride)}"
 
 
+def first_difference(nodes: Iterable[fx.Node], facts: Facts) -> tuple[int, str, str] | None:
+    """Where a graph is not the one that facts describe: the position, the name there, and the name that was planned;
+    a name is empty where the graph, or the plan, has ended."""
+    pairs = zip_longest((node.name for node in nodes), facts.names, fillvalue="")
+    return next(((at, found, planned) for at, (found, planned) in enumerate(pairs) if found != planned), None)
+
+
 def _check_names(graph: fx.Graph, facts: Facts, complaint: str) -> None:
-    for found, planned in _side_by_side(graph, facts):
-        if found != planned:
-            have = f"has `{found}`" if found else "ends"
-            _refuse(f"the graph {complaint}: it {have} where the plan {f'has `{planned}`' if planned else 'ends'}")
-
-
-def _side_by_side(graph: fx.Graph, facts: Facts) -> Iterator[tuple[str, str]]:
-    names = iter(facts.names)
-    for node in graph.nodes:
-        yield node.name, next(names, "")
-    for name in names:
-        yield "", name
+    difference = first_difference(graph.nodes, facts)
+    if difference is not None:
+        _, found, planned = difference
+        have = f"has `{found}`" if found else "ends"
+        _refuse(f"the graph {complaint}: it {have} where the plan {f'has `{planned}`' if planned else 'ends'}")
 
 
 def _refuse(message: str) -> None:

@@ -1,4 +1,4 @@
-"""The nodes of a graph brought into the order of a schedule, by moving the nodes that are there.
+"""Sorts the nodes of a graph into the order of a schedule, by moving them.
 
 One rule for the nodes that a schedule does not know, constants and what torch adds: a ``getitem`` stands right behind
 what it reads, a node with an effect or without readers right behind the one it stood behind, any other right before the

@@ -1,5 +1,4 @@
-"""Random operators that run twice and draw the same numbers: the forward keeps the generator's state, the copy starts
-from it.
+"""Makes a random operator that runs twice draw the same numbers: its second run starts from the state that is kept.
 
 The state is read before the operator draws and put back after the copy has drawn, so that every other random operator
 of the step draws what it would have drawn without the recomputation.
@@ -74,7 +73,7 @@ def _with_device(node: fx.Node) -> dict[str, Any]:
     takes_device = isinstance(node.target, OpOverload) and any(
         argument.name == "device" for argument in schema_of(node.target).arguments
     )
-    tensor = next((leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)), None)
+    tensor = _first_tensor(node.meta.get("val"))
     if takes_device and tensor is not None:
         kwargs["device"] = tensor.device
     return kwargs
@@ -82,10 +81,14 @@ def _with_device(node: fx.Node) -> dict[str, Any]:
 
 def _state_value(value: Any) -> torch.Tensor | None:
     """A generator's state as a fake tensor beside ``value``; None where the graph carries no fake values."""
-    tensor = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)
+    tensor = _first_tensor(value)
     mode = getattr(tensor, "fake_mode", None)
     if tensor is None or mode is None:
         return None
     size = 16 if tensor.device.type == "cuda" else torch.get_rng_state().numel()
     with mode:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    return next((leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)), None)

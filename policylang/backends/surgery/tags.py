@@ -1,4 +1,4 @@
-"""Decisions written onto nodes: the ``recompute`` tag that PyTorch's partitioners read, and who decided.
+"""Writes decisions onto nodes: the ``recompute`` tag that PyTorch's partitioners read, and who decided.
 
 Only forward nodes are tagged. Tagging again with the same plan changes nothing; tagging with another one first takes
 off what policylang wrote before, and gives back the user's own tags that an ``override`` rule had replaced.
@@ -21,8 +21,7 @@ from policylang.planning.plan import Plan
 _RECOMPUTE = "recompute"
 _REGION = "ac_graph_id"
 
-UNSAFE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
-"""What a second run would get wrong on this path; random numbers it can replay."""
+_UNSAFE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
 def write(graph: fx.Graph, plan: Plan) -> None:
@@ -38,7 +37,8 @@ def write(graph: fx.Graph, plan: Plan) -> None:
         if decision is None or (decision.why is Why.UNDECIDED and decision.action is None):
             continue
         if decision.why is Why.USER:
-            _keep_user_tag(node, decision)
+            assert decision.action is not None
+            node.meta[_RECOMPUTE] = CheckpointPolicy[decision.action.value]
         else:
             _tag(node, decision, provenance(plan, decision))
 
@@ -63,7 +63,7 @@ def lent_to_min_cut(graph: fx.Graph, plan: Plan) -> Iterator[None]:
         if row is None or decision is None:
             continue
         action = decision.action
-        if _is_unsafe(facts, row) if action is None else action.saves or action.offloads:
+        if is_unsafe(facts, row) if action is None else action.saves or action.offloads:
             node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     try:
         yield
@@ -86,8 +86,9 @@ def _communicated_in_backward(facts: Facts) -> set[int]:
     return found
 
 
-def _is_unsafe(facts: Facts, row: int) -> bool:
-    return bool((facts.flags[row] | facts.flags[facts.owners[row]]) & UNSAFE)
+def is_unsafe(facts: Facts, row: int) -> bool:
+    """Whether a second run would get a value wrong on this path; random numbers it can replay."""
+    return bool((facts.flags[row] | facts.flags[facts.owners[row]]) & _UNSAFE)
 
 
 def provenance(plan: Plan, decision: Decision) -> str:
@@ -117,7 +118,7 @@ def remove(node: fx.Node) -> None:
         meta[_REGION] = region
 
 
-def record_saved(graph: fx.Graph, saved: Mapping[str, bool | str]) -> None:
+def mark_saved(graph: fx.Graph, saved: Mapping[str, bool | str]) -> None:
     """Leave ``custom["policylang_saved"]`` on the named nodes and no others, for ``where recorded saved``."""
     for node in graph.nodes:
         if node.name in saved:
@@ -140,11 +141,6 @@ def _tag(node: fx.Node, decision: Decision, who: str) -> None:
     else:
         meta[_RECOMPUTE] = CheckpointPolicy[decision.action.value]
         meta[_REGION] = marks.AC_GRAPH_ID
-
-
-def _keep_user_tag(node: fx.Node, decision: Decision) -> None:
-    assert decision.action is not None
-    node.meta[_RECOMPUTE] = CheckpointPolicy[decision.action.value]
 
 
 def _set_custom(meta: dict[str, Any], annotations: dict[str, Any]) -> None:

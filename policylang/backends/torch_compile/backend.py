@@ -1,7 +1,4 @@
-"""A backend of ``torch.compile`` under one policy, over Inductor or over AOTAutograd alone.
-
-Here diagnostics become exceptions, and what was decided is kept for reports.
-"""
+"""A backend of ``torch.compile`` under one policy, over Inductor or over AOTAutograd alone."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from torch import fx
 
 from policylang.backends.caching import fingerprint
 from policylang.backends.compiled_graphs import CompiledGraph, described, of_model
-from policylang.backends.eager.compilers import MARK
 from policylang.backends.eager.session import Session, innermost
 from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
@@ -27,6 +23,7 @@ from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.options import Inner
 from policylang.backends.torch_compile.pending_matches import watched
 from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
+from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
@@ -46,7 +43,7 @@ class PolicyBackend:
 
     def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
         self.__name__ = "policylang"  # what Dynamo calls it in its messages
-        setattr(self, MARK, True)
+        setattr(self, marks.COMPILER, True)
         self.policy = policy
         self.inner: Inner = inner
         self.root = root
@@ -54,7 +51,7 @@ class PolicyBackend:
         self._partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
         self._key = fingerprint.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
-        self._settled = True
+        self._answered = True
         self._known: dict[int, Known] = {}
         """By code, the graphs that ranks have agreed on."""
         self._born = next(_births)
@@ -99,7 +96,7 @@ class PolicyBackend:
         """Forget the graphs compiled so far; ``torch._dynamo.reset()`` calls it."""
         self._graphs.clear()
         self._known.clear()
-        self._settled = True
+        self._answered = True
 
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]
@@ -113,16 +110,15 @@ class PolicyBackend:
         topic = dynamo_graph.topic_of("compiling", "a graph", root)
         compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
-            outcome = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
+            compiled = dynamo_graph.with_inductor(partitioner, key, gm, example_inputs, settings, compare)
         else:
-            outcome = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
-        graph.findings, graph.from_cache = outcome.findings, outcome.from_cache
+            compiled = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
+        graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
         self._graphs.append(graph)
         for session in sessions:
             session.graphs.add(graph)
-        self._settled = not self._unanswered()
-        run = _explaining(outcome.run, outcome.why_gone)
-        return self._announced(watched(run, graph, lambda: self._settled, self.check))
+        self._answered = not self._unanswered()
+        return self._as_called(watched(compiled.run, graph, lambda: self._answered, self.check), compiled.why_gone)
 
     def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
         """Take the checkpoints of ours out of a graph. Their sessions, and the one of which the graph is a block.
@@ -157,35 +153,27 @@ class PolicyBackend:
         partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
         return partitioner, f"{fingerprint.policy_key(policy, root=root)}:block", root
 
-    def _announced(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Where it runs in a checkpoint of ours, that is to leave what is saved to it."""
+    def _as_called(self, run: Callable[..., Any], why_gone: dynamo_graph.WhyGone) -> Callable[..., Any]:
+        """``run``; a checkpoint of ours around it leaves what is saved to it, and where a collective in it fails since
+        another rank has stopped, the error says why that rank did."""
 
         def call(*arguments: Any) -> Any:
             around = innermost()
             if around is not None:
                 around.give_way(self.policy)
-            return run(*arguments)
+            try:
+                return run(*arguments)
+            except RuntimeError as error:
+                why = why_gone()
+                if why is None:
+                    raise
+                raise why from error
 
         return call
 
     def _unanswered(self) -> tuple[Diagnostic, ...]:
         found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
         return model_wide_errors.shared_by_all(self.policy, found, root=self.root)
-
-
-def _explaining(run: Callable[..., Any], why_gone: dynamo_graph.WhyGone) -> Callable[..., Any]:
-    """``run``; where a collective in it fails because another rank has stopped, the error says why that rank did."""
-
-    def call(*arguments: Any) -> Any:
-        try:
-            return run(*arguments)
-        except RuntimeError as error:
-            why = why_gone()
-            if why is None:
-                raise
-            raise why from error
-
-    return call
 
 
 def policy_around(gm: fx.GraphModule) -> Policy | None:

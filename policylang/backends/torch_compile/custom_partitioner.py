@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import fx
 
 from policylang.backends.caching import fingerprint
+from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.backends.findings import Findings, findings_of
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.torch_compile import dynamo_graph
@@ -27,12 +26,9 @@ from policylang.torch_compat import dynamo, inductor
 
 _Base: Any = inductor.partitioner_base()
 _THIS_PROCESS = uuid.uuid4().hex
-_split: WeakKeyDictionary[PolicyPartitioner, list[Findings]] = WeakKeyDictionary()
-_known: WeakKeyDictionary[PolicyPartitioner, dict[int, Known]] = WeakKeyDictionary()
-"""By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
 
-class PolicyPartitioner(_Base):  # type: ignore[misc]
+class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
     """What :func:`partitioner` returns."""
 
     def __init__(self, policy: Policy, root: str = "", agree: bool = True) -> None:
@@ -41,6 +37,10 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         self.agree = agree
         self._partitioner = JointPartitioner(policy, root=root)
         self._key = fingerprint.policy_key(policy, root=root)
+        self.findings: list[Findings] = []
+        """What was decided on each graph that it split in this process, in order."""
+        self._known: dict[int, Known] = {}
+        """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
 
     def __repr__(self) -> str:
         root = f", root={self.root!r}" if self.root else ""
@@ -48,7 +48,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph. Raises as ``policylang.partition`` does."""
-        known = _known.setdefault(self, {}).setdefault(dynamo.code_being_compiled(), [])
+        known = self._known.setdefault(dynamo.code_being_compiled(), [])
         topic = dynamo_graph.topic_of("splitting", "a joint graph", self.root)
         settings = dynamo_graph.comparable_settings
         try:
@@ -58,7 +58,7 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
             if not dynamo.dynamo_graphs():
                 raise
             raise dynamo.through_dynamo(error, sys._getframe()) from None
-        _split.setdefault(self, []).extend(findings_of(each.carried_out) for each in done)
+        self.findings.extend(findings_of(each.carried_out) for each in done)
         return halves
 
     def uuid(self) -> str:
@@ -72,17 +72,8 @@ class PolicyPartitioner(_Base):  # type: ignore[misc]
         compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return _THIS_PROCESS if compares or self.policy.rewrites else ""
 
-    def __getstate__(self) -> dict[str, str]:
-        # for keys alone: a policy's tree holds comments and line numbers, which decide nothing
-        return {"_key": self._key}
-
     def __copy__(self) -> PolicyPartitioner:
         return self
 
     def __deepcopy__(self, memo: object) -> PolicyPartitioner:
         return self
-
-
-def split_by(subject: PolicyPartitioner) -> Sequence[Findings]:
-    """What was decided on each graph that it split in this process, in order."""
-    return tuple(_split.get(subject, ()))

@@ -1,4 +1,4 @@
-"""One graph of Dynamo's through AOTAutograd, with what was decided known even when the compiled graph was cached."""
+"""Compiles one graph of Dynamo's through AOTAutograd, and finds the decisions on a graph that comes from a cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import fx
 
 from policylang.backends.caching import fingerprint, sidecar
@@ -20,7 +20,6 @@ from policylang.backends.findings import Findings, findings_of, from_json, to_js
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.runtime import groups
-from policylang.backends.runtime.groups import RankOrder
 from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import RankComparison, agree_on_cached
@@ -43,10 +42,6 @@ Compare = Callable[..., AbstractContextManager[RankComparison]]
 WhyGone = Callable[[], PolicyDivergenceError | None]
 
 
-def _nobody_has() -> None:
-    return None
-
-
 @frozen
 class CompiledCode:
     """What one graph of Dynamo's was compiled to."""
@@ -55,9 +50,9 @@ class CompiledCode:
     """The compiled graph."""
     findings: tuple[Findings, ...]
     """Empty where there was nothing to decide."""
-    from_cache: bool = False
-    why_gone: WhyGone = _nobody_has
+    why_gone: WhyGone
     """Asked where a collective of the graph fails: why another rank takes no part in it."""
+    from_cache: bool = False
 
 
 def topic_of(doing: str, graph: str, root: str) -> str:
@@ -72,7 +67,7 @@ def with_aot_eager(
     the comparison of ranks."""
     with compare() as comparison, partitions() as done:
         run = inductor.compile_with_aot_eager(gm, inputs, partitioner)
-        return CompiledCode(run, _findings(done), why_gone=comparison.why_gone())
+        return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
 def with_inductor(
@@ -89,11 +84,34 @@ def with_inductor(
     assumed to hold. The process groups that a cached graph names are made before it runs. A rank that has the graph in
     its caches compares the plan of the sidecar with those of ranks that partition, where these compare theirs.
     """
-    if partitioner.policy.offloads:
+    policy = partitioner.policy
+    if policy.offloads:
         settings = {**_IN_ORDER, **settings}
     with compare(settings=partial(comparable_settings, settings)) as comparison:
-        outcome = _with_inductor(partitioner, key, gm, inputs, settings, comparison)
-        return evolve(outcome, why_gone=comparison.why_gone())
+        key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(policy)}"
+        remembered_as = fingerprint.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
+        patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
+        is_differentiated = needs_gradients(gm, inputs)
+        hits = inductor.cache_hits()
+        with partitions() as done:
+            run = inductor.compile_with_inductor(gm, inputs, patched)
+        if not is_differentiated:
+            return CompiledCode(run, (), comparison.why_gone())
+        if not done and inductor.cache_hits() > hits:
+            findings = _from_sidecar(remembered_as, policy)
+            if findings is not None:
+                return CompiledCode(run, findings, comparison.why_gone(), from_cache=True)
+            log.info("no sidecar says what was decided for a cached graph: compiling it again")
+            with partitions() as done:
+                run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
+        findings = _findings(done)
+        content = {
+            "partitions": [to_json(found) for found in findings],
+            "groups": groups.to_json([order for partition in done for order in partition.groups]),
+            "accounts": [account.pack() for account in comparison.accounts],
+        }
+        sidecar.write(remembered_as, content)
+        return CompiledCode(run, findings, comparison.why_gone())
 
 
 def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
@@ -101,40 +119,6 @@ def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list
     settings = {**inductor.inductor_settings(), **given}
     chosen = {name: value for name, value in settings.items() if _MOVES_COLLECTIVES.search(name)}
     return inductor.settings_lines("torch._inductor.config", chosen)
-
-
-def _with_inductor(
-    partitioner: JointPartitioner,
-    key: str,
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    settings: Mapping[str, Any],
-    comparison: RankComparison,
-) -> CompiledCode:
-    key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(partitioner.policy)}"
-    remembered_as = fingerprint.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
-    patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
-    wanted = needs_gradients(gm, inputs)
-    hits = inductor.cache_hits()
-    with partitions() as done:
-        run = inductor.compile_with_inductor(gm, inputs, patched)
-    if not wanted:
-        return CompiledCode(run, ())
-    if not done and inductor.cache_hits() > hits:
-        remembered = _remembered(remembered_as, partitioner.policy)
-        if remembered is not None and groups.can_ensure(remembered.groups):
-            agree_on_cached(remembered.accounts, partitioner.policy)
-            groups.ensure(remembered.groups)
-            return CompiledCode(run, remembered.findings, from_cache=True)
-        log.info("no record of what was decided for a cached graph: compiling it again")
-        with partitions() as done:
-            run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
-    findings = _findings(done)
-    made = [order for partition in done for order in partition.groups]
-    partitions_as_json = [to_json(found) for found in findings]
-    told = [account.pack() for account in comparison.accounts]
-    sidecar.write(remembered_as, {"partitions": partitions_as_json, "groups": groups.to_json(made), "accounts": told})
-    return CompiledCode(run, findings)
 
 
 def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -147,22 +131,20 @@ def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:
     return tuple(findings_of(partition.carried_out) for partition in done)
 
 
-@frozen
-class _Remembered:
-    findings: tuple[Findings, ...]
-    groups: tuple[RankOrder, ...]
-    """Those that the compiled graph names."""
-    accounts: tuple[RankAccount, ...]
-    """What other ranks compare."""
-
-
-def _remembered(key: str, policy: Policy) -> _Remembered | None:
+def _from_sidecar(key: str, policy: Policy) -> tuple[Findings, ...] | None:
+    """What was decided for a graph that Inductor has in its caches, once the other ranks have the same plan and the
+    process groups that it names are there; None where no sidecar says it."""
     content = sidecar.read(key)
     if content is None:
         return None
     try:
         findings = tuple(from_json(found, policy) for found in content["partitions"])
         accounts = tuple(RankAccount.unpack(account) for account in content["accounts"])
-        return _Remembered(findings, groups.from_json(content["groups"]), accounts)
+        wanted = groups.from_json(content["groups"])
     except (KeyError, TypeError, ValueError):
         return None
+    if not groups.can_ensure(wanted):
+        return None
+    agree_on_cached(accounts, policy)
+    groups.ensure(wanted)
+    return findings

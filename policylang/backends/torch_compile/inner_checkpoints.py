@@ -1,4 +1,4 @@
-"""Checkpoints of ours in the graphs that Dynamo hands to our compiler: taken out, since the policy cuts the graph.
+"""Inlines checkpoints of ours in the graphs that Dynamo hands to our compiler, since the policy cuts those graphs.
 
 Dynamo makes of a checkpoint one operator, whose first argument is a graph of its own and carries the ``context_fn``. In
 the place of that operator we put what the graph computes, before anything is planned. What is compiled then is what
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from attrs import frozen
@@ -19,6 +19,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from policylang.backends.eager.session import Session, session_behind
+from policylang.graph.reading.inputs import attribute
 from policylang.graph.reading.modules import normalise, raw_path
 from policylang.torch_compat.eager import compiled_around
 
@@ -46,53 +47,47 @@ def take_out(gm: fx.GraphModule) -> TakenOut:
             module.delete_all_unused_submodules()
             module.recompile()
     if found:
-        for module in graphs:
-            for node in module.graph.nodes:
-                _straighten(node)
+        for node in (node for module in graphs for node in module.graph.nodes):
+            if stack := node.meta.get("nn_module_stack"):
+                node.meta["nn_module_stack"] = {key: _straight_entry(entry) for key, entry in stack.items()}
     return TakenOut(tuple(found), alone)
 
 
 def first_session(gm: fx.GraphModule) -> Session | None:
     """Of the first checkpoint of ours in a graph, which is left as it is."""
     graphs = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
-    sessions = (_session_of(module, node) for module in graphs for node in module.graph.nodes)
-    return next((session for session in sessions if session is not None), None)
+    return next(
+        (found[0] for module in graphs for node in module.graph.nodes if (found := _behind(module, node))), None
+    )
 
 
 def _take_out_of(module: fx.GraphModule) -> Iterator[Session]:
     pending = list(module.graph.nodes)
     while pending:
         node = pending.pop()
-        session = _session_of(module, node)
-        if session is not None:
+        found = _behind(module, node)
+        if found is not None:
+            session, body = found
             yield session
-            pending += _inline(module, node)
+            pending += _inline(module, node, body)
 
 
-def _body(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
-    """The graph that a checkpoint is around."""
-    kind, _ = compiled_around()
+def _behind(module: fx.GraphModule, node: fx.Node) -> tuple[Session, fx.GraphModule] | None:
+    """The session and the graph of a checkpoint of ours; None for any other node."""
+    kind, context = compiled_around()
     if node.op != "call_function" or node.target is not kind or not node.args:
         return None
     holder = node.args[0]
-    body = _attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
-    return body if isinstance(body, fx.GraphModule) else None
-
-
-def _session_of(module: fx.GraphModule, node: fx.Node) -> Session | None:
-    body = _body(module, node)
-    return None if body is None else session_behind(body.meta.get(compiled_around()[1]))
+    body = attribute(module, str(holder.target)) if isinstance(holder, fx.Node) and holder.op == "get_attr" else None
+    session = session_behind(body.meta.get(context)) if isinstance(body, fx.GraphModule) else None
+    return None if session is None else (session, body)
 
 
 def _alone(gm: fx.GraphModule) -> Session | None:
     """The session of a graph that is one of its blocks: one checkpoint, in which no path leads to a block."""
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
-    if len(calls) != 1:
-        return None
-    session, body = _session_of(gm, calls[0]), _body(gm, calls[0])
-    if session is None or body is None:
-        return None
-    return session if is_part_of_block(body, session) else None
+    found = _behind(gm, calls[0]) if len(calls) == 1 else None
+    return found[0] if found is not None and is_part_of_block(found[1], found[0]) else None
 
 
 def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
@@ -102,10 +97,8 @@ def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
     return not any(path == name or path.startswith(f"{name}.") for path in paths for name in names)
 
 
-def _inline(module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
+def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list[fx.Node]:
     """The nodes that came in the place of a checkpoint."""
-    body = _body(module, node)
-    assert body is not None
     inputs = body.graph.find_nodes(op="placeholder")
     values: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
     with module.graph.inserting_before(node):
@@ -113,7 +106,7 @@ def _inline(module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
     made = [values[old] for old in body.graph.nodes if old.op not in ("placeholder", "output")]
     for new in made:
         if new.op == "get_attr":
-            new.target = _adopted(module, _attribute(body, str(new.target)), str(new.target))
+            new.target = _adopted(module, attribute(body, str(new.target)), str(new.target))
     _replace(node, output)
     return made
 
@@ -138,25 +131,12 @@ def _change(user: fx.Node, old: fx.Node, new: Any) -> None:
     user.kwargs = map_arg(user.kwargs, changed)
 
 
-def _straighten(node: fx.Node) -> None:
-    stack = node.meta.get("nn_module_stack")
-    if stack:
-        node.meta["nn_module_stack"] = dict(_straight_entries(stack.items()))
-
-
-def _straight_entries(entries: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-    for key, entry in entries:
-        yield key, (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
+def _straight_entry(entry: Any) -> Any:
+    return (_straight(entry[0]), *entry[1:]) if isinstance(entry, tuple) else entry
 
 
 def _straight(path: str) -> str:
     return _THROUGH_FORWARD.sub("", path)
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module
 
 
 def _adopted(module: fx.GraphModule, value: Any, path: str) -> str:

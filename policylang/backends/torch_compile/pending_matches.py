@@ -1,4 +1,4 @@
-"""A compiled graph watched until every rule has found something, or the first backward shows that one has not."""
+"""Wraps a compiled graph so that rules that match in none of a model's graphs are an error at its first backward."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from policylang.backends.compiled_graphs import CompiledGraph
 
 
 def watched(
-    compiled: Callable[..., Any], graph: CompiledGraph, is_settled: Callable[[], bool], check: Callable[[], None]
+    compiled: Callable[..., Any], graph: CompiledGraph, is_answered: Callable[[], bool], check: Callable[[], None]
 ) -> Callable[..., Any]:
-    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_settled`` by then.
+    """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then.
 
     By then every graph of the forward has been compiled: that is the earliest moment at which "matches nothing" is
     known, and the last at which the user has lost nothing but one forward. Where no output leads to a backward,
@@ -23,13 +23,13 @@ def watched(
 
     def call(*arguments: Any) -> Any:
         nonlocal unhooked
-        if is_settled() and graph.called:
+        if is_answered() and graph.called:
             return compiled(*arguments)
         graph.note_parameters(arguments)
-        if unhooked and not is_settled():
+        if unhooked and not is_answered():
             check()
         outputs = compiled(*arguments)
-        if not is_settled():
+        if not is_answered():
             unhooked = not _before_backward(outputs, check)
         return outputs
 

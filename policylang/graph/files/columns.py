@@ -1,4 +1,4 @@
-"""The columns of facts as bytes: each distinct value once, and for every row the number of its value.
+"""Encodes the columns of facts as bytes: each distinct value once, and for every row the number of its value.
 
 Rows are written relative to the row that names them, and the numbers at the end of names (``mm_12``) relative to the
 last of their kind. So the equal blocks of a model are equal bytes, which a compressor folds. What is read is in range,
@@ -27,20 +27,25 @@ SLACK = 1 << 20
 
 def write_plain(out: bytearray, values: Iterable[Any]) -> None:
     """Any plain values. ``1`` and ``True`` are two of them."""
-    table: dict[bytes, int] = {}
-    known: dict[tuple[type, Any], int] = {}  # spares the encoding of what is simple and frequent
-    indices = array("I")
+    _write(out, _entries(values))
+
+
+def _entries(values: Iterable[Any]) -> Iterator[bytes]:
+    known: dict[tuple[type, Any], bytes] = {}  # spares the encoding of what is simple and frequent
     for value in values:
         simple = type(value) in (str, int, bool, type(None))
-        index = known.get((type(value), value)) if simple else None
-        if index is None:
-            entry = bytearray()
-            write_value(entry, value)
-            index = table.setdefault(bytes(entry), len(table))
+        entry = known.get((type(value), value)) if simple else None
+        if entry is None:
+            entry = _entry(value)
             if simple:
-                known[type(value), value] = index
-        indices.append(index)
-    _write(out, table, indices)
+                known[type(value), value] = entry
+        yield entry
+
+
+def _entry(value: Any, row: int = 0) -> bytes:
+    entry = bytearray()
+    write_value(entry, value, row)
+    return bytes(entry)
 
 
 def read_plain(reader: Reader, rows: int, check: Callable[[Any], bool], what: str) -> list[Any]:
@@ -87,17 +92,8 @@ def read_reads(reader: Reader, rows: int, what: str) -> list[tuple[int, ...]]:
 
 def write_arguments(out: bytearray, values: Sequence[tuple[Any, ...]]) -> None:
     """Plain values, and in them earlier rows as :class:`Ref`."""
-    table: dict[bytes, int] = {}
-    indices = array("I")
-    nothing = bytearray()
-    write_value(nothing, ())
-    for row, value in enumerate(values):
-        entry = nothing
-        if value:
-            entry = bytearray()
-            write_value(entry, value, row)
-        indices.append(table.setdefault(bytes(entry), len(table)))
-    _write(out, table, indices)
+    nothing = _entry(())
+    _write(out, (_entry(value, row) if value else nothing for row, value in enumerate(values)))
 
 
 def read_arguments(reader: Reader, rows: int, what: str) -> list[tuple[Any, ...]]:
@@ -189,7 +185,9 @@ def _parted(name: str) -> tuple[str, int | None]:
     return name, None
 
 
-def _write(out: bytearray, table: Iterable[bytes], indices: array[int]) -> None:
+def _write(out: bytearray, column: Iterable[bytes]) -> None:
+    table: dict[bytes, int] = {}
+    indices = array("I", [table.setdefault(entry, len(table)) for entry in column])
     entries = list(table)
     write_number(out, len(entries))
     for entry in entries:

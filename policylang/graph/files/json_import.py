@@ -59,7 +59,7 @@ def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
 
 
 def _rows(recording: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each node's record by field."""
+    """The fields of each node, by name."""
     fields, nodes = recording.get("fields"), recording.get("nodes")
     if not isinstance(fields, list) or not isinstance(nodes, list):
         raise MalformedError("it has no `fields` and `nodes`")

@@ -1,4 +1,4 @@
-"""Plain values as bytes: numbers, text, tuples of them, and the few classes of facts. Nothing that is read can run.
+"""Encodes plain values as bytes: numbers, text, tuples of them, and the few classes of facts. Nothing read can run.
 
 One byte says what follows; whole numbers are written seven bits at a time, lowest first. What is read is bounded: a
 number has at most 19 bytes, nothing lies deeper than 16 levels, and a reader makes no more values than it may.

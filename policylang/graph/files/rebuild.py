@@ -30,6 +30,7 @@ _SAID: Mapping[str, type] = {
     "desc": str,
 }
 """What ``meta`` may hold, and of which type; each may be null."""
+_NOT_A_NODE = (MalformedError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _libraries: dict[str, torch.library.Library] = {}  # a library takes its operators with it when it goes
 
 
@@ -44,9 +45,7 @@ def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.Graph:
         for number, record in enumerate(rows):
             try:
                 builder.add(record)
-            except MalformedError as error:
-                raise MalformedError(f"node {number}, `{str(record['name'])[:80]}`: {error}") from None
-            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, RecursionError) as error:
+            except _NOT_A_NODE as error:
                 said = str(error).splitlines() or [type(error).__name__]
                 raise MalformedError(f"node {number}, `{str(record['name'])[:80]}`: {said[0][:200]}") from None
     return builder.finished()

@@ -1,4 +1,4 @@
-"""Snapshots: facts in a file, a few bytes a node, with no weights and no code in it.
+"""Writes and reads snapshots: the facts of a graph in a file, a few bytes a node, without weights and code.
 
 The format is described in ``docs/snapshots.md``. Every field of :class:`~policylang.graph.facts.Facts` is stored under
 its name, and a file with other fields is refused rather than read by halves.

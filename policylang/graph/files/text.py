@@ -1,4 +1,4 @@
-"""Small graphs written as text, for policy tests. The form is described in ``docs/policy-tests.md``.
+"""Parses small graphs that are written as text, for policy tests. The form is described in ``docs/policy-tests.md``.
 
 One node a line; what stands above a line ``---`` is forward, below it backward. What a line does not say does not hold
 of its node: nothing is looked up but whether there is such an operator.
@@ -43,7 +43,7 @@ def read_graph(
 
     Without ``kind`` it is a joint graph if it has a backward, else the forward half of one. Linear in the text.
     """
-    reader = _Reader(source, operators or OperatorTable.bundled())
+    reader = _GraphParser(source, operators or OperatorTable.bundled())
     reader.read()
     if reader.problems:
         return None, tuple(reader.problems)
@@ -59,7 +59,7 @@ class _SourceText:
 
 
 @define(eq=False)
-class _Reader:
+class _GraphParser:
     source: Source
     operators: OperatorTable
     builder: GraphBuilder = field(factory=GraphBuilder)
@@ -140,7 +140,7 @@ class _Reader:
 class _Words:
     """What stands behind the call on a line: arguments of :meth:`GraphBuilder.add`, by name."""
 
-    reader: _Reader
+    reader: _GraphParser
     said: dict[str, Any] = field(factory=dict)
     notes: set[str] = field(factory=set)
     flags: int = 0

@@ -5,16 +5,13 @@ A column is checked by its distinct values, which are few; what ties rows to eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
 from policylang.graph.facts import FLAGS, Facts, GraphKind, Group, InputKind, LostMarker, Mesh, Phase
 from policylang.graph.files.plain import DamagedError
 
-_OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
-_PHASES = frozenset(map(int, Phase))
-_INPUT_KINDS = frozenset(map(int, InputKind))
 _ALL_FLAGS = sum(FLAGS.values())
 _LARGEST = 1 << 63
 _MOST_DIMENSIONS = 256
@@ -30,39 +27,39 @@ def _is_amount(value: Any) -> bool:
 
 
 def _is_sizes(value: Any) -> bool:
-    return value is None or (
-        type(value) is tuple and len(value) <= _MOST_DIMENSIONS and all(type(size) is int for size in value)
-    )
+    return type(value) is tuple and len(value) <= _MOST_DIMENSIONS and all(type(size) is int for size in value)
 
 
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or _is_text(value)
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
 
 
 def _is_names(value: Any) -> bool:
     return type(value) is tuple and all(map(_is_text, value))
 
 
-def _is_number_of(known: frozenset[int]) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and value in known
+def _is_one_of(kind: type, known: Iterable[Any]) -> Callable[[Any], bool]:
+    """Of exactly this type: ``True`` is no number."""
+    among = frozenset(known)
+    return lambda value: type(value) is kind and value in among
 
 
 COLUMNS: Mapping[str, Callable[[Any], bool]] = {
-    "ops": lambda value: type(value) is str and value in _OPS,
+    "ops": _is_one_of(str, ("placeholder", "get_attr", "call_function", "output")),
     "targets": _is_text,
-    "phases": _is_number_of(_PHASES),
+    "phases": _is_one_of(int, map(int, Phase)),
     "modules": _is_text,
-    "ac_regions": lambda value: value is None or type(value) is int,
-    "user_tags": _is_text_or_none,
+    "ac_regions": _or_none(lambda value: type(value) is int),
+    "user_tags": _or_none(_is_text),
     "flags": lambda value: _is_amount(value) and value <= _ALL_FLAGS,
     "bytes": _is_amount,
     "numel": _is_amount,
-    "shapes": _is_sizes,
-    "strides": _is_sizes,
+    "shapes": _or_none(_is_sizes),
+    "strides": _or_none(_is_sizes),
     "dtypes": _is_text,
     "devices": _is_text,
     "flops": _is_amount,
-    "input_kinds": _is_number_of(_INPUT_KINDS),
+    "input_kinds": _is_one_of(int, map(int, InputKind)),
     "input_names": _is_text,
     "group_names": _is_text,
     "annotations": _is_names,
@@ -106,7 +103,7 @@ def _is_group(name: str, group: Any) -> bool:
         and _is_text(name)
         and _is_text(group.name)
         and type(group.size) is int
-        and _is_text_or_none(group.dim)
+        and (group.dim is None or _is_text(group.dim))
         and _is_ranks(group.ranks)
     )
 
@@ -128,16 +125,16 @@ def _is_ranks(ranks: Any) -> bool:
     return type(ranks) is tuple and len(ranks) <= _MOST_RANKS and all(map(_is_amount, ranks))
 
 
-def _is_lost_record(record: Any) -> bool:
-    return isinstance(record, LostMarker) and _is_text(record.name) and _is_text(record.reason)
+def _is_lost_marker(marker: Any) -> bool:
+    return isinstance(marker, LostMarker) and _is_text(marker.name) and _is_text(marker.reason)
 
 
 DOCUMENT: Mapping[str, Callable[[Any], bool]] = {
-    "kind": lambda value: type(value) is str and value in {kind.value for kind in GraphKind},
+    "kind": _is_one_of(str, (kind.value for kind in GraphKind)),
     "groups": lambda value: type(value) is dict and all(_is_group(name, group) for name, group in value.items()),
     "meshes": lambda value: type(value) is tuple and all(map(_is_mesh, value)),
-    "rank": lambda value: value is None or _is_amount(value),
+    "rank": _or_none(_is_amount),
     "torch_version": _is_text,
-    "lost_records": lambda value: type(value) is tuple and all(map(_is_lost_record, value)),
+    "lost_records": lambda value: type(value) is tuple and all(map(_is_lost_marker, value)),
 }
 """What is said of the whole graph, and what that may be."""

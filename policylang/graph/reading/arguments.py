@@ -1,4 +1,4 @@
-"""The arguments of layout operators and collectives: what a plan that rewrites chains of them has to know.
+"""Reads the arguments of layout operators and collectives, which rewriting chains of them needs.
 
 Other operators' arguments are not kept: planning does not ask for them, and a million nodes would pay for it.
 """

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from attrs import define, field
 from torch import fx
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, LostMarker, Phase, read_by_backward, users_of
 from policylang.graph.marks import SAVED, annotated, custom, recorded_saved, user_tag
 from policylang.graph.reading.arguments import argument_column
-from policylang.graph.reading.collectives import group_columns
 from policylang.graph.reading.flat_phases import is_seed, said_phase
 from policylang.graph.reading.inputs import InputSource, input_columns
 from policylang.graph.reading.memory import memory_of
-from policylang.graph.reading.meshes import meshes_of
 from policylang.graph.reading.modules import ModulePaths, raw_path
 from policylang.graph.reading.mutation import mutated_reads
 from policylang.graph.reading.phases import PhaseMarks, check_kind, check_operators, is_tangent, kind_of, phases_of
+from policylang.graph.reading.process_groups import group_columns, meshes_of
 from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
 from policylang.graph.reading.values import Measurements
 from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
@@ -72,35 +72,30 @@ def collect(
         PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or
             methods.
     """
-    return _Collector(gm, static_inputs, sources, root, groups or {}, mesh).facts(kind)
+    nodes = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
+    check_operators(nodes)
+    module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
+    static = None if static_inputs is None else frozenset(static_inputs)
+    return _Collector(module, nodes, static, sources, ModulePaths(root), groups or {}, mesh).facts(kind)
 
 
+@define(eq=False)
 class _Collector:
     """The columns of one graph while they are being filled."""
 
-    def __init__(
-        self,
-        gm: fx.GraphModule | fx.Graph,
-        static_inputs: Sequence[int] | None,
-        sources: Sequence[InputSource] | None,
-        root: str,
-        groups: Mapping[str, Group],
-        mesh: Any,
-    ) -> None:
-        self.module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
-        graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-        self.nodes: list[fx.Node] = list(graph.nodes)
-        check_operators(self.nodes)
-        self.static = None if static_inputs is None else frozenset(static_inputs)
-        self.sources = sources
-        self.groups = groups
-        self.mesh = mesh
-        self.row_of = {node: row for row, node in enumerate(self.nodes)}
-        self.operators: list[OperatorInfo] = []
-        self.paths = ModulePaths(root)
+    module: fx.GraphModule | None
+    nodes: list[fx.Node]
+    static: frozenset[int] | None
+    sources: Sequence[InputSource] | None
+    paths: ModulePaths
+    groups: Mapping[str, Group]
+    mesh: Any
+    row_of: dict[fx.Node, int] = field(factory=dict)
+    operators: list[OperatorInfo] = field(factory=list)
 
     def facts(self, kind: GraphKind | None) -> Facts:
-        nodes, row_of = self.nodes, self.row_of
+        nodes = self.nodes
+        row_of = self.row_of = {node: row for row, node in enumerate(nodes)}
         inputs = [tuple([row_of[read] for read in node.all_input_nodes]) for node in nodes]
         ops = [node.op for node in nodes]
         self.operators = [describe(node.target) if node.op == "call_function" else _NO_OPERATOR for node in nodes]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -146,22 +147,21 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
     Without a module, as in a recorded graph, the node's own value has to tell.
     """
     path = str(node.target)
-    value: Any = module
-    if module is None:
-        value = node.meta.get("val")
-    else:
-        for part in path.split("."):
-            value = getattr(value, part, None)
+    value = node.meta.get("val") if module is None else attribute(module, path)
     if isinstance(value, torch.nn.Parameter):
         return Input(InputKind.PARAMETER, path)
     return Input(InputKind.BUFFER, path) if isinstance(value, torch.Tensor) else Input(InputKind.OTHER)
 
 
+def attribute(module: Any, path: str) -> Any:
+    """What a module holds under a dotted path; None where it has no such thing."""
+    return reduce(lambda value, name: getattr(value, name, None), path.split("."), module)
+
+
 def _by_source(source: InputSource) -> Input:
     fields = _FIELD.findall(source.expression)
-    if source.is_parameter or fields[-1:] == ["parameters"]:
-        return Input(InputKind.PARAMETER, source.expression)
-    return Input(InputKind.BUFFER, source.expression) if fields else Input(InputKind.USER)
+    kind = InputKind.PARAMETER if source.is_parameter or fields[-1:] == ["parameters"] else InputKind.BUFFER
+    return Input(kind, source.expression) if fields or source.is_parameter else Input(InputKind.USER)
 
 
 def _by_name(name: str, position: int, static: Collection[int] | None) -> Input:

@@ -1,4 +1,4 @@
-"""Which nodes of a graph share memory, who writes to it, and what a second run would therefore see.
+"""Alias and mutation analysis of a flat graph: who shares memory, who writes it, what a second run would see.
 
 A flat graph is traced as the step runs: dropout is ``empty_like → bernoulli_ → div_``, a counter is ``add_`` on a
 buffer, an optimizer writes parameters. Memory that is born and finished within the forward does not stand in the way
@@ -12,7 +12,7 @@ them and not all of them share storage where the real ones do.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 
 import torch.fx as fx
 from attrs import evolve, field, frozen
@@ -80,7 +80,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> GraphMemory:
         if left_out := written_statistics(node):
             statistics[row] = left_out
             raw_writes.extend((row, row_of[node.args[at]]) for at in left_out)
-    roots = [_find(parents, row) for row in range(len(nodes))]
+    roots = [find_root(parents, row) for row in range(len(nodes))]
     writes: dict[int, list[int]] = {}
     for row, target in raw_writes:
         rows = writes.setdefault(roots[target], [])
@@ -104,7 +104,7 @@ def _nothing_written(length: int) -> GraphMemory:
     return GraphMemory(range(length), {}, [-1] * length, {}, {}, nothing, nothing, bytes(length), nothing, ())
 
 
-def _find(parents: list[int], row: int) -> int:
+def find_root(parents: MutableMapping[int, int] | list[int], row: int) -> int:
     while parents[row] != row:
         parents[row] = parents[parents[row]]
         row = parents[row]
@@ -113,7 +113,7 @@ def _find(parents: list[int], row: int) -> int:
 
 def _join(parents: list[int], left: int, right: int) -> None:
     """The smaller row stays the root: memory is named for the node that made it."""
-    left, right = _find(parents, left), _find(parents, right)
+    left, right = find_root(parents, left), find_root(parents, right)
     if left != right:
         parents[max(left, right)] = min(left, right)
 

@@ -1,4 +1,4 @@
-"""Which nodes read memory that the graph writes: a second run of them would not see what the first one saw.
+"""Finds the nodes that read memory which is written later: a second run would not see what the first one saw.
 
 A functional graph writes nothing itself. What the traced program did to a buffer comes out of the graph as a new value,
 which is copied into the buffer when the forward is over, by a ``copy_`` at the end of the graph or by the runtime.

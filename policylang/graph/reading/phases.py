@@ -1,4 +1,4 @@
-"""Whether a graph is joint, flat or one half of a partition, and which of its nodes are forward and backward."""
+"""Tells whether a graph is joint, flat or a half of a partition, and which nodes are forward and backward."""
 
 from __future__ import annotations
 

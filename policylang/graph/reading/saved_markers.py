@@ -14,6 +14,7 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from policylang.graph.facts import LostMarker, Phase
+from policylang.graph.reading.memory import find_root
 from policylang.operators.names import AUTOGRAD_COPIES
 
 
@@ -150,19 +151,12 @@ class _Group:
 
     def _parts(self) -> dict[int, int]:
         """Row to its connected part: a module that is called twice in one graph runs its operators twice."""
-        parent = {row: row for row in self.rows}
-
-        def root(row: int) -> int:
-            while parent[row] != row:
-                parent[row] = parent[parent[row]]
-                row = parent[row]
-            return row
-
+        parents = {row: row for row in self.rows}
         for row in self.rows:
             for read in self.columns.inputs[row]:
-                if read in parent:
-                    parent[root(row)] = root(read)
-        return {row: root(row) for row in self.rows}
+                if read in parents:
+                    parents[find_root(parents, row)] = find_root(parents, read)
+        return {row: find_root(parents, row) for row in self.rows}
 
     def saved(self) -> Iterator[int]:
         """The rows of what the marker says was saved; a copy that is not made here is the value itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +38,8 @@ class Measurements:
             return SYMBOL
         if isinstance(value, (tuple, list)):
             parts = [self.measure(part) for part in value]
-            total = Value(
-                sum(part.bytes for part in parts), sum(part.numel for part in parts), None, None, "", "", False
-            )
+            size, numel = sum(part.bytes for part in parts), sum(part.numel for part in parts)
+            total = NOTHING._replace(bytes=size, numel=numel)
             return self._measured.setdefault(total, total)
         return NOTHING
 
@@ -58,10 +58,7 @@ class Measurements:
     def _describe(
         self, shape: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
     ) -> Value:
-        numel = 1
-        for length in shape:
-            numel *= length
-        value = Value(
-            numel * dtype.itemsize, numel, shape, stride, str(dtype).removeprefix("torch."), str(device), False
-        )
+        numel = prod(shape)
+        name = str(dtype).removeprefix("torch.")
+        value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device), False)
         return self._measured.setdefault(value, value)

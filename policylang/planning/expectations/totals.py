@@ -7,7 +7,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import BlockTable
 from policylang.language.figures import beside
 from policylang.language.syntax import COMPARISONS, ExpectTotal
 from policylang.planning.liveness import CostedNeeds
@@ -27,7 +27,7 @@ class Finding:
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
 
 
-def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: Blocks, peak: Callable[[], int]) -> Finding:
+def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: BlockTable, peak: Callable[[], int]) -> Finding:
     """Compare a total with its limit. ``peak`` is asked only for ``expect peak``, since it costs a simulation.
 
     While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
@@ -80,7 +80,7 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def numbers(blocks: Blocks) -> Sequence[int]:
+def numbers(blocks: BlockTable) -> Sequence[int]:
     """Of the blocks that are in the graph."""
     return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
 

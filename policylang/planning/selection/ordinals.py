@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from policylang.graph.blocks import Blocks
+from policylang.graph.blocks import BlockTable
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.language.syntax import BlockSet, Ordinal, Scope
@@ -18,7 +18,7 @@ def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
     return Scope.BLOCK if has_blocks else Scope.GRAPH
 
 
-def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: Blocks, chains: Chains) -> list[Hashable]:
+def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTable, chains: Chains) -> list[Hashable]:
     """What each row is counted under: a block's number, a module's path, the name of a chain's first node.
 
     None for a node outside every block under ``per block``: it is not counted.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from policylang.graph.blocks import Blocks, is_one_block
+from policylang.graph.blocks import BlockTable, is_one_block
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, InputKind, forward_users
 from policylang.language.globs import NameGlob, PathGlob
@@ -40,7 +40,7 @@ GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
 _MUTATED = Flag.WRITES | Flag.READS_MUTATED
 
 
-def compile_predicate(predicate: Predicate, facts: Facts, blocks: Blocks, chains: Chains, cuts: Cuts) -> Test:
+def compile_predicate(predicate: Predicate, facts: Facts, blocks: BlockTable, chains: Chains, cuts: Cuts) -> Test:
     """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest."""
     if isinstance(predicate, Not):
         inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts)
@@ -156,7 +156,7 @@ def _annotated(name: str, facts: Facts) -> Test:
     return lambda row: name in annotations[row] or name in annotations[owners[row]]
 
 
-def _is(predicate: Is, facts: Facts, blocks: Blocks, chains: Chains) -> Test:
+def _is(predicate: Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test:
     name = predicate.name
     kind = ORIGINS.get(name)
     if kind is not None:

@@ -12,7 +12,7 @@ from functools import cache
 
 from attrs import fields
 
-from policylang.graph.blocks import Blocks, blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.graph.rowsets import difference, intersection, mask_of, members, union
@@ -96,7 +96,7 @@ def parts_first(
 class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
-    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: Blocks, chains: Chains) -> None:
+    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: BlockTable, chains: Chains) -> None:
         self.facts = facts
         self.lets = lets
         self.blocks = blocks
@@ -200,7 +200,7 @@ class Selections:
         return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
 
 
-def selections_for(policy: Policy, facts: Facts, blocks: Blocks | None = None) -> Selections:
+def selections_for(policy: Policy, facts: Facts, blocks: BlockTable | None = None) -> Selections:
     """What the selectors of a policy denote on a graph, whose blocks are as the policy names them unless given."""
     if blocks is None:
         blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))

@@ -1,4 +1,4 @@
-"""One policy down every path, on one model: what each saves, recomputes and computes, and where they part.
+"""Compares the paths under one policy on one model: what each saves, recomputes and computes.
 
 ``running`` takes one step on each path, ``numbers`` compares what the steps computed, ``values`` what was decided and
 kept, value by value, ``comparison`` puts it together and ``text`` renders it. What counts as agreement is said in

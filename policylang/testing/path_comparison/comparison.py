@@ -1,4 +1,4 @@
-"""A policy on every path of one model: the function behind ``policylang agree``."""
+"""Runs a policy on every path of one model: the function behind ``policylang agree``."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def compare_paths(
 
 def _result(path: str, setup: Setup, policy: Policy, plain: Numbers, progress: Callable[[str], None]) -> PathResult:
     progress(f"the {path} path")
-    outcome = run(setup, path, policy)
-    if not isinstance(outcome, PathRun):
-        return PathResult(path, refused=outcome)
-    return PathResult(path, ran=outcome, numbers=_compared(path, setup, plain, outcome.numbers, progress))
+    stepped = run(setup, path, policy)
+    if not isinstance(stepped, PathRun):
+        return PathResult(path, refused=stepped)
+    return PathResult(path, ran=stepped, numbers=_compared(path, setup, plain, stepped.numbers, progress))
 
 
 def _compared(
@@ -93,4 +93,4 @@ def _compared(
     if comparison.bitwise or STEPS[path].is_plain:
         return comparison
     progress(f"the {path} path without the policy")
-    return evolve(comparison, as_without_policy=numbers.bitwise_equal(run_alone(setup, path), found))
+    return evolve(comparison, as_without_policy=numbers.compare(run_alone(setup, path), found).bitwise)

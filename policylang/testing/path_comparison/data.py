@@ -1,4 +1,4 @@
-"""What the comparison of the paths hands on: plain data about one step on each of them."""
+"""Plain data of the comparison of the paths: one step on each of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from policylang.language.shown import as_text
 
 VERSION = 1
 """Of the plain data."""
+_OF_ERRORS = ("code", "message", "help")
 
 
 @frozen(eq=False)
@@ -205,51 +206,33 @@ class Agreement:
         return as_text(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return _agreement(self)
+        """Plain data, ready for JSON. Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
+        account = asdict(self.account)
+        return {
+            "version": VERSION,
+            "policy": self.policy,
+            "torch": self.torch_version,
+            "agrees": self.agrees,
+            "loss": self.loss,
+            "gradients": self.gradients,
+            "paths": [_path(result) for result in self.results],
+            "values": {
+                **{name: account[name] for name in ("alike", "undecided", "alone")},
+                "differences": [{**each.pop("place"), **each} for each in account["differences"]],
+            },
+            "saved": {"common_bytes": account["common_bytes"], "beside": account["saved"]},
+            "recomputed": {"common_flops": account["common_flops"], "beside": account["recomputed"]},
+        }
 
 
 def side_of(decision: DecisionReport) -> PathDecision:
     return PathDecision(decision.action, decision.rule, decision.reason)
 
 
-def _agreement(found: Agreement) -> dict[str, Any]:
-    """Bytes and FLOPs are whole numbers; differences of numbers are absolute."""
-    account = found.account
-    return {
-        "version": VERSION,
-        "policy": found.policy,
-        "torch": found.torch_version,
-        "agrees": found.agrees,
-        "loss": found.loss,
-        "gradients": found.gradients,
-        "paths": [_path(result) for result in found.results],
-        "values": {
-            "alike": account.alike,
-            "undecided": account.undecided,
-            "alone": account.alone,
-            "differences": [_difference(each) for each in account.differences],
-        },
-        "saved": {
-            "common_bytes": account.common_bytes,
-            "beside": {path: asdict(each) for path, each in account.saved.items()},
-        },
-        "recomputed": {
-            "common_flops": account.common_flops,
-            "beside": {path: asdict(each) for path, each in account.recomputed.items()},
-        },
-    }
-
-
-# --- the table -----------------------------------------------------------------------------------------------------
-
-
 def _path(result: PathResult) -> dict[str, Any]:
     plain: dict[str, Any] = {"path": result.path, "agrees": result.agrees, "refused": None}
     if result.refused is not None:
-        errors = [
-            {"code": each.code, "message": each.message, "help": each.help} for each in result.refused.diagnostics
-        ]
+        errors = [{name: getattr(each, name) for name in _OF_ERRORS} for each in result.refused.diagnostics]
         plain["refused"] = {"diagnostics": errors, "error": result.refused.error}
     if result.ran is not None and result.numbers is not None:
         report = result.ran.report
@@ -267,19 +250,8 @@ def _path(result: PathResult) -> dict[str, Any]:
 
 
 def _comparison(numbers: NumbersComparison) -> dict[str, Any]:
-    def write(each: Equality) -> dict[str, Any]:
-        finite = each.largest if each.largest < float("inf") else None  # JSON has no infinity
-        return {"tensors": each.tensors, "differing": list(each.differing), "largest": finite, "close": each.close}
-
-    return {
-        "bitwise": numbers.bitwise,
-        "as_without_policy": numbers.as_without_policy,
-        "loss": write(numbers.loss),
-        "gradients": write(numbers.gradients),
-        "buffers": write(numbers.buffers),
-    }
-
-
-def _difference(found: PathDifference) -> dict[str, Any]:
-    sides = {path: [asdict(side) for side in each] for path, each in found.sides.items()}
-    return {**asdict(found.place), "number": found.number, "sides": sides}
+    found = asdict(numbers)
+    for name in ("loss", "gradients", "buffers"):
+        if found[name]["largest"] == float("inf"):
+            found[name]["largest"] = None  # JSON has no infinity
+    return {"bitwise": numbers.bitwise, **found}

@@ -1,4 +1,4 @@
-"""Loss, gradients and buffers of two runs of a step, compared."""
+"""Compares loss, gradients and buffers of two runs of a step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ def compare(plain: Numbers, found: Numbers) -> NumbersComparison:
         _equality(plain.gradients, found.gradients),
         _equality(plain.buffers, found.buffers),
     )
-
-
-def bitwise_equal(one: Numbers, other: Numbers) -> bool:
-    return compare(one, other).bitwise
 
 
 def _equality(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Equality:
@@ -44,11 +40,8 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     """NaN is equal to itself here, and zero is not minus zero."""
     if not one.numel():
         return True
-    return bool(torch.equal(_bits(one), _bits(other)))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    bits = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return bool(torch.equal(*bits))
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

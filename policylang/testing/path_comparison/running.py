@@ -1,4 +1,4 @@
-"""One step of a model on each path, from the same weights and the same random numbers."""
+"""Takes one step of a model on each path, from the same weights and the same random numbers."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""A policy on every path, as the table a person reads and as plain data."""
+"""Renders a comparison of the paths as the table that ``policylang agree`` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import figure
+from policylang.language.figures import counted, figure, joined, listed
 from policylang.report.text import table
 from policylang.testing.path_comparison.data import (
     Agreement,
@@ -14,7 +13,6 @@ from policylang.testing.path_comparison.data import (
     Equality,
     PathDecision,
     PathDifference,
-    PathRefusal,
     PathResult,
     ValuePlace,
 )
@@ -33,7 +31,7 @@ def agreement_text(found: Agreement) -> str:
         rows = [(*row[:2], *row[3:]) for row in rows]
     parts = [
         f"policy {found.policy}, one step, held against the plain model: loss {found.loss:.6g}, "
-        f"{_count(found.gradients, 'gradient')}, torch {found.torch_version}",
+        f"{counted(found.gradients, 'gradient')}, torch {found.torch_version}",
         table(rows, right=range(1, 5 if moves else 4)),
         "\n".join([*_refusals(found.results), *_numbers(found.results), *_audits(found.results)]),
         "\n".join(_account(found)),
@@ -50,7 +48,7 @@ def _row(result: PathResult) -> tuple[str, ...]:
     saved = figure(report.saved.bytes, "bytes") if report.saved is not None else ""
     moved = figure(result.offloaded_bytes, "bytes")
     again = report.recomputed
-    count = _count(len(again), "value") if again is not None else ""
+    count = counted(len(again), "value") if again is not None else ""
     flops = figure(again.flops, "flops") if again is not None else ""
     cells = (_equality(each) for each in (numbers.loss, numbers.gradients, numbers.buffers))
     return (result.path, saved, moved, count, flops, *cells)
@@ -62,47 +60,37 @@ def _equality(found: Equality) -> str:
     return f"{len(found.differing)} of {found.tensors} differ, by {found.largest:.1e} at most"
 
 
-def _refusals(results: Iterable[PathResult]) -> list[str]:
-    return [line for result in results if result.refused is not None for line in _refusal(result.path, result.refused)]
+def _refusals(results: Iterable[PathResult]) -> Iterator[str]:
+    for path, refused in ((result.path, result.refused) for result in results if result.refused is not None):
+        if not refused.diagnostics:
+            yield f"{path} cannot run the model: {refused.error}"
+        for found in refused.diagnostics[:_MOST]:
+            where = f"{found.span.location}: " if found.span else ""
+            yield f"{path} cannot carry it out: {found.code}: {where}{found.message}"
+            if found.help is not None:
+                yield f"  help: {found.help}"
+        if len(refused.diagnostics) > _MOST:
+            yield f"  and {len(refused.diagnostics) - _MOST} more reasons"
 
 
-def _refusal(path: str, refused: PathRefusal) -> list[str]:
-    if not refused.diagnostics:
-        return [f"{path} cannot run the model: {refused.error}"]
-    lines = []
-    for found in refused.diagnostics[:_MOST]:
-        lines.append(f"{path} cannot carry it out: {_sentence(found)}")
-        if found.help is not None:
-            lines.append(f"  help: {found.help}")
-    rest = len(refused.diagnostics) - _MOST
-    return [*lines, *([f"  and {rest} more reasons"] if rest > 0 else [])]
-
-
-def _sentence(found: Diagnostic) -> str:
-    where = f"{found.span.location}: " if found.span else ""
-    return f"{found.code}: {where}{found.message}"
-
-
-def _numbers(results: Iterable[PathResult]) -> list[str]:
+def _numbers(results: Iterable[PathResult]) -> Iterator[str]:
     """What is to be said of numbers that are not those of the plain model to the bit."""
-    lines = []
     for result in results:
         numbers = result.numbers
         if numbers is None or numbers.bitwise:
             continue
         if numbers.agrees:
-            lines.append(
+            yield (
                 f"{result.path} rounds otherwise than the plain model, within tolerance; "
                 "without the policy it gives the same bits as with it"
             )
             continue
         if numbers.as_without_policy:
-            lines.append(f"{result.path} COMPUTES something else than the plain model, without the policy too")
+            yield f"{result.path} COMPUTES something else than the plain model, without the policy too"
         else:
-            lines.append(f"{result.path} COMPUTES something else: its bits are not those without the policy")
+            yield f"{result.path} COMPUTES something else: its bits are not those without the policy"
         names = [name for each in (numbers.loss, numbers.gradients, numbers.buffers) for name in each.differing]
-        lines.append(f"  {_some(names)}")
-    return lines
+        yield f"  {listed(names, _MOST)}"
 
 
 def _audits(results: Iterable[PathResult]) -> list[str]:
@@ -122,7 +110,7 @@ def _account(found: Agreement) -> list[str]:
     if len(account.saved) < 2:
         return []
     lines = [
-        f"decisions   {_count(account.alike, 'value')} decided alike, "
+        f"decisions   {counted(account.alike, 'value')} decided alike, "
         f"{account.undecided} undecided and left to each path, {len(account.differences)} decided otherwise"
     ]
     lines += [f"            {path} alone: {_operators(counts)}" for path, counts in account.alone.items()]
@@ -150,7 +138,7 @@ def _operators(counts: Mapping[str, int]) -> str:
     most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = ", ".join(f"{operator} ×{count}" if count > 1 else operator for operator, count in most[:_MOST])
     rest = len(most) - _MOST
-    values = _count(sum(counts.values()), "value")
+    values = counted(sum(counts.values()), "value")
     return f"{values} ({shown}{f' and {rest} more operators' if rest > 0 else ''})"
 
 
@@ -160,7 +148,7 @@ def _differences(differences: Sequence[PathDifference]) -> list[str]:
         lines.append(_name(each.place, each.number))
         lines += [f"  {path:<6} {', '.join(map(_side, sides))}" for path, sides in each.sides.items()]
     rest = len(differences) - _MOST
-    return [*lines, *([f"and {_count(rest, 'more value')} decided otherwise"] if rest > 0 else [])]
+    return [*lines, *([f"and {counted(rest, 'more value')} decided otherwise"] if rest > 0 else [])]
 
 
 def _name(place: ValuePlace, number: int | None) -> str:
@@ -183,29 +171,13 @@ def _verdict(found: Agreement) -> str:
         return "no path carries the policy out on this model"
     problems = []
     if wrong:
-        problems.append(f"{_joined(wrong)} {'is' if len(wrong) == 1 else 'are'} not the plain model")
+        problems.append(f"{joined(wrong)} {'is' if len(wrong) == 1 else 'are'} not the plain model")
     if found.account.differences:
-        problems.append(f"{_count(len(found.account.differences), 'value')} decided otherwise")
+        problems.append(f"{counted(len(found.account.differences), 'value')} decided otherwise")
     if refused:
-        problems.append(f"{_joined(refused)} refused")
+        problems.append(f"{joined(refused)} refused")
     if problems:
         return f"the paths do NOT agree: {'; '.join(problems)}"
     if len(ran) < 2:
-        return f"{_joined(ran)} agrees with the plain model; there is no other path to compare it with"
-    return f"{_joined(ran)} agree"
-
-
-# --- as data -------------------------------------------------------------------------------------------------------
-
-
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST
-    return ", ".join(names[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+        return f"{joined(ran)} agrees with the plain model; there is no other path to compare it with"
+    return f"{joined(ran)} agree"

@@ -1,4 +1,4 @@
-"""The values of several paths side by side: which are decided alike, which are not, and what each path keeps.
+"""Matches the values of several paths: which are decided alike, which are not, and what each path keeps.
 
 Nodes have other names on every path, and some have other neighbours: a compiler merges equal computations, takes a
 dropout as one operator where a trace has four, and knows nothing of the loss. A value is known by its place instead:
@@ -54,7 +54,7 @@ def compare(paths: Mapping[str, PathRun]) -> ValuesAccount:
     if len(values) > 1:
         for place in places:
             tally.add(place, {path: each.sides[place] for path, each in values.items() if place in each.sides})
-    return _settled(tally, values)
+    return _account(tally, values)
 
 
 @define(eq=False)
@@ -147,10 +147,10 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
             values.again[key] = values.again.get(key, 0) + facts.flops[row]
 
 
-# --- what it comes to ----------------------------------------------------------------------------------------------
+# --- totals --------------------------------------------------------------------------------------------------------
 
 
-def _settled(tally: _Tally, values: Mapping[str, _Values]) -> ValuesAccount:
+def _account(tally: _Tally, values: Mapping[str, _Values]) -> ValuesAccount:
     every = list(values.values())
     kept, again = _common([each.kept for each in every]), _common([each.again for each in every])
     return ValuesAccount(

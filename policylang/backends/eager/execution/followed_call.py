@@ -1,61 +1,48 @@
-"""One call of a block: what its forward has left for its backward."""
+"""One call of a block: what its forward holds for its recomputation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Instructions, instructions_so_far
-from policylang.backends.eager.execution.surroundings import Surroundings
 from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.origins import Memory, memory_of, tensors_in
-from policylang.backends.eager.random_states import GeneratorState
+from policylang.backends.eager.observation.origins import HeldResult, memory_of, tensors_in
+from policylang.backends.eager.observation.stream import GeneratorState
+from policylang.backends.eager.observation.surroundings import Surroundings
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
 from policylang.torch_compat.reading import outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
-FREED = object()
+FREED = HeldResult(None, [])
 """Stands for what a backward has used up."""
-
-
-@frozen(eq=False)
-class Noted:
-    """A tensor that an operator read, and that is neither of the block's making nor one of its inputs."""
-
-    tensor: Tensor
-    address: int | None
-    version: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Noted:
-        return cls(tensor, storage_address(tensor), version(tensor))
 
 
 @define(eq=False)
 class FollowedCall:
-    """One call of a block: what its forward holds for its backward."""
+    """One call of a block; its operators are counted from 0, and most fields are by that position."""
 
     name: str
     instructions: Instructions
     on_drift: Callable[[Diagnostic], None]
     """Called where the forward leaves the plan. May raise."""
     surroundings: Surroundings
-    entries: dict[int, Any] = field(factory=dict)
-    """By position: what an operator gave, as tensors without a history."""
-    versions: dict[int, list[Memory]] = field(factory=dict)
+    entries: dict[int, HeldResult] = field(factory=dict)
     states: dict[int, GeneratorState] = field(factory=dict)
     passed: dict[int, list[Tensor]] = field(factory=dict)
-    """By position, of an operator that is not to run again: what it wrote to, from outside the block."""
+    """Of an operator that is not to run again: what it wrote to, from outside the block."""
     let_go: set[int] = field(factory=set)
     """Of these, the ones whose memory has been let go since."""
-    noted: dict[int, list[Any]] = field(factory=dict)
-    """By position: what an operator that runs again has read from outside, as it is when the block has returned."""
+    noted: dict[int, list[Tensor]] = field(factory=dict)
+    """What an operator that runs again has read, and that is neither of the block's making nor one of its inputs."""
+    noted_memory: dict[int, list[tuple[int | None, int]]] = field(factory=dict)
+    """Of these tensors, when the block has returned: the address and how often it has been written to."""
     drifted_at: int | None = None
     tail: list[Any] = field(factory=list)
     """The operators that ran from there on."""
@@ -75,9 +62,10 @@ class FollowedCall:
             if self.drifted_at is None or at < self.drifted_at:
                 for holder in holders:
                     if holder in self.entries:
-                        self.versions[holder] = [memory_of(value) for value in tensors_in(self.entries[holder])]
+                        self.entries[holder] = HeldResult.of(self.entries[holder].value)
         self.note_let_go()
-        self.noted = {at: [Noted.of(each) for each in tensors] for at, tensors in self.noted.items()}
+        for at, tensors in self.noted.items():
+            self.noted_memory[at] = [(storage_address(each), version(each)) for each in tensors]
 
     def note_let_go(self) -> None:
         """What was written from outside, and is gone by now, has to be written again: whoever let go of that memory
@@ -89,29 +77,28 @@ class FollowedCall:
 
 def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
     """Of a call that was observed and has a plan now: what the plan does not save is let go."""
-    instructions = call.instructions
-    kept = [at for at, kind in enumerate(instructions.kinds) if kind == KEEP and at in observation.entries]
-    with outside_of_modes():
-        call.entries = {at: without_unread(observation.entries[at], instructions.read.get(at)) for at in kept}
-    call.versions = {at: _versions(call.entries[at], observation.entries[at], observation.versions[at]) for at in kept}
-    call.states = {at: state for at, state in observation.states.items() if instructions.kinds[at] == DRAW}
-    call.passed = {at: own for at, own in observation.writes.items() if instructions.kinds[at] == PASS}
-    call.noted = {at: observation.noted[at] for at in instructions.from_outside}
+    kinds, read = call.instructions.kinds, call.instructions.read
+    held = {at: entry for at, entry in observation.entries.items() if kinds[at] == KEEP}
+    call.entries = {at: _without_unread(entry, read.get(at)) for at, entry in held.items()}
+    call.states = {at: state for at, state in observation.states.items() if kinds[at] == DRAW}
+    call.passed = {at: own for at, own in observation.writes.items() if kinds[at] == PASS}
+    call.noted = {at: observation.noted[at] for at in call.instructions.from_outside}
     call.count_writes()
     return call
 
 
-def unfinished_call(name: str, observation: Observation, surroundings: Surroundings) -> FollowedCall:
+def unfinished_call(name: str, observation: Observation) -> FollowedCall:
     """Of a call that is being observed and runs again from within: all that it has made so far is held."""
-    return FollowedCall(
-        name, instructions_so_far(observation), problems.warn, surroundings, observation.entries, observation.versions
-    )
+    found = observation.before.surroundings(observation.before.volatile())
+    return FollowedCall(name, instructions_so_far(observation), problems.warn, found, observation.entries)
 
 
-def _versions(entry: Any, whole: Any, found: Sequence[Memory]) -> list[Memory]:
-    """As noted; what stands in for a result that nobody reads is new."""
-    pairs = zip(tensors_in(entry), tensors_in(whole), found, strict=True)
-    return [own if leaf is before else memory_of(leaf) for leaf, before, own in pairs]
+def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult:
+    """Its memory is as it was when it was made; only what stands in for a result that nobody reads is new."""
+    value = without_unread(held.value, read)
+    pairs = zip(tensors_in(value), tensors_in(held.value), held.memory, strict=True)
+    with outside_of_modes():
+        return HeldResult(value, [own if leaf is before else memory_of(leaf) for leaf, before, own in pairs])
 
 
 def without_unread(out: Any, read: frozenset[int] | None) -> Any:

@@ -1,13 +1,12 @@
-"""A plan as a list of what to do at each operator of the running block.
+"""Turns a plan into what to do at each operator of the running block.
 
-There is no order to carry out: the block's own code runs again, in its own order, and the plan's schedule says so. What
-is left to say is what each operator that comes by is to do, which one list cannot: of the steps of a schedule, a stream
-of operators also has those that no row stands for.
+There is no order to carry out: the block's own code runs again, in its own order. A stream of operators also has those
+that no row of the plan stands for, so each operator gets an instruction of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from attrs import field, frozen
@@ -33,7 +32,7 @@ PASS = 3
 DRAW = 4
 """Draws random numbers: the second time from the state of the generator that the first time found."""
 QUIET = 5
-"""Updates running statistics by the way: the second time without them."""
+"""BatchNorm: the second run leaves the running statistics alone."""
 
 _WRITES = int(Flag.WRITES)
 _REPEATABLE = int(Flag.REPEATABLE)
@@ -42,39 +41,33 @@ _RANDOM = int(Flag.RANDOM)
 
 @frozen(eq=False)
 class Instructions:
-    """By operator; ``operators`` and ``kinds`` have one entry more, the end."""
+    """By operator; ``operators`` and ``kinds`` have one entry more, the end. The rest is as in the observed stream."""
 
     operators: tuple[Any, ...]
     kinds: tuple[int, ...]
     reach: int
-    """How many operators a second run comes to."""
     read: dict[int, frozenset[int]] = field(factory=dict)
     """Of operators with several results: which of them anyone reads."""
     written: dict[int, tuple[int, ...]] = field(factory=dict)
     """Of an operator that writes to a held value: the operators that hold it."""
     from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Of an operator that runs again: which of the tensors that it reads are parameters, buffers or constants."""
-    differentiable: frozenset[int] = frozenset()
-    """The operators that a gradient flows through."""
+    """As in the stream, of operators that run again."""
+    differentiable: Collection[int] = ()
 
     def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
-        """Where an operator comes next, behind others at a position that no gradient flows through: they may have made
-        something that is kept, a table in an attribute or in a cache, and need not run a second time."""
-        for position in range(at, len(self.operators) - 1):
+        """Where an operator (None: the end) comes next, behind others at a position that no gradient flows through:
+        they may have made something that is kept, a table in an attribute or in a cache, and need not run again."""
+        for position in range(at, len(self.operators)):
             if self.operators[position] is operator:
                 return position
             if position in self.differentiable:
                 break
         return None
 
-    def only_made_once(self, at: int) -> bool:
-        """Whether no gradient flows through what comes from a position on."""
-        return all(position not in self.differentiable for position in range(at, len(self.operators) - 1))
-
 
 @frozen(eq=False, kw_only=True)
 class PlannedInstructions(Instructions):
-    """What a plan comes to."""
+    """What a plan says, and the plan."""
 
     plan: Plan
     needs: Needs
@@ -83,41 +76,32 @@ class PlannedInstructions(Instructions):
 
 def instructions_so_far(observation: Observation) -> Instructions:
     """Of a call that has no plan yet: whatever it has made is held, and what it has written is written."""
-    kinds = [
-        PASS if writes(operator) else KEEP if at in observation.entries else RUN
-        for at, operator in enumerate(observation.operators)
-    ]
-    reach = len(observation.operators)
-    return Instructions((*observation.operators, None), (*kinds, RUN), reach)
+    operators, held = observation.stream.operators, observation.entries
+    kinds = [PASS if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
+    return Instructions((*operators, None), (*kinds, RUN), len(operators))
 
 
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
-    """What the plan comes to, operator by operator."""
-    facts = plan.facts
+    """What the plan says, operator by operator."""
+    facts, stream = plan.facts, trace.stream
     needs = needs_when_rerun(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
     held = kept_rows(facts, needs)
-    steps = list(zip(trace.operators, trace.rows, strict=True))
+    steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]
+    owners = [facts.owners[row] for row in trace.rows]
     holders: dict[int, list[int]] = {}
-    for at, (kind, row) in enumerate(zip(kinds, trace.rows, strict=True)):
+    for at, kind in enumerate(kinds):
         if kind == KEEP:
-            holders.setdefault(facts.owners[row], []).append(at)
-    written = {
-        at: tuple(holders.get(facts.owners[row], ()))
-        for at, (kind, row) in enumerate(zip(kinds, trace.rows, strict=True))
-        if kind == HELD
-    }
-    from_outside = {
-        at: found for at, found in trace.from_outside.items() if at < trace.reach and kinds[at] in (RUN, DRAW)
-    }
+            holders.setdefault(owners[at], []).append(at)
+    outside = {at: found for at, found in stream.from_outside.items() if at < stream.reach}
     return PlannedInstructions(
-        operators=(*trace.operators, None),
-        kinds=(*(_second(kind, operator) for kind, (operator, _) in zip(kinds, steps, strict=True)), RUN),
-        reach=trace.reach,
+        operators=(*stream.operators, None),
+        kinds=(*map(_second, kinds, stream.operators), RUN),
+        reach=stream.reach,
         read=trace.read,
-        written=written,
-        from_outside=from_outside,
-        differentiable=trace.differentiable,
+        written={at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD},
+        from_outside={at: found for at, found in outside.items() if kinds[at] in (RUN, DRAW)},
+        differentiable=stream.differentiable,
         plan=plan,
         needs=needs,
         rows=trace.rows,

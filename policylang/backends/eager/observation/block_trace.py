@@ -1,4 +1,4 @@
-"""What was observed of a block, as facts to plan with.
+"""Turns the observed first call of a block into a graph, and that into the facts that a plan is made from.
 
 A graph is written down from the operations: inputs as they were met, operators in the order in which they ran, and
 for each value that autograd saved a node that stands for its reader. The backward itself has not run yet, and nothing
@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import operator as python_operator
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 from torch import fx
 
 from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
-from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin
-from policylang.graph.facts import Facts, GraphKind, InputKind
+from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin, mapped
+from policylang.backends.eager.observation.stream import OperatorStream
+from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
 from policylang.operators.names import GETITEM
 from policylang.torch_compat.reading import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
-from policylang.torch_compat.tracing import fake_tensor_mode, input_descriptor, rename_node
+from policylang.torch_compat.tracing import fake_tensor_mode
+from policylang.tracing.finish import name_input
 
 _READER = torch.ops.aten.alias.default
 """Stands for whatever of the backward reads a saved value."""
-_WORDS: dict[InputKind, Literal["user", "parameter", "buffer"]] = {
-    InputKind.PARAMETER: "parameter",
-    InputKind.BUFFER: "buffer",
-}
 
 
 @frozen(eq=False)
@@ -38,20 +36,13 @@ class BlockTrace:
     """What is known of one block called in one way."""
 
     facts: Facts
-    operators: tuple[Any, ...]
-    """The stream."""
+    stream: OperatorStream
     rows: tuple[int, ...]
     """By operator of the stream: its row in the facts, -1 where nobody reads what it gives."""
     read: dict[int, frozenset[int]]
     """Of operators with several results, by position in the stream: which results anyone reads."""
-    reach: int
-    """How many operators a second run comes to."""
     reach_row: int
-    """The first row that it does not come to."""
-    differentiable: frozenset[int]
-    """The operators that a gradient flows through."""
-    from_outside: dict[int, tuple[int, ...]]
-    """By operator: which of the tensors that it reads are parameters, buffers or constants."""
+    """The first row that a second run does not come to."""
     unchanged: frozenset[int]
     """The rows that no operator of the stream stands for: views that give their argument as it is."""
     inner: dict[int, int]
@@ -77,12 +68,10 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         facts = collect(graph.graph, kind=GraphKind.FLAT)
     nodes = [[node for call in range(*span) for node in graph.nodes[call]] for span in observation.spans]
     rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)
-    operators = tuple(observation.operators)
-    read = {
-        at: taken for at, own in enumerate(nodes) if (taken := _read_results(facts, operators[at], own)) is not None
-    }
-    reach = observation.reach
-    beyond = (facts.index[node.name] for own in nodes[reach:] for node in own if node.name in facts.index)
+    stream = observation.stream
+    results = (_read_results(facts, operator, own) for operator, own in zip(stream.operators, nodes, strict=True))
+    read = {at: taken for at, taken in enumerate(results) if taken is not None}
+    beyond = (facts.index[node.name] for own in nodes[stream.reach :] for node in own if node.name in facts.index)
     reach_row = min(beyond, default=len(facts))
     inner = {
         facts.index[node.name]: row
@@ -90,35 +79,27 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         for node in own
         if facts.index.get(node.name, row) < row
     }
-    differentiable = frozenset(observation.differentiable)
-    rows_of_calls = [_row(facts, [node.name for node in own]) for own in graph.nodes]
-    unchanged = frozenset(_outside_of(observation.spans, rows_of_calls))
-    outside = observation.from_outside
-    return BlockTrace(facts, operators, rows, read, reach, reach_row, differentiable, outside, unchanged, inner)
-
-
-def _outside_of(spans: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[int]:
-    """Of the operations' rows, those of operations in none of some spans, which ascend."""
-    at = 0
-    for first, end in (*spans, (len(rows), len(rows))):
-        yield from (row for row in rows[at:first] if row >= 0)
-        at = end
+    in_stream = {call for span in observation.spans for call in range(*span)}
+    others = [own for call, own in enumerate(graph.nodes) if call not in in_stream]
+    unchanged = frozenset(row for own in others if (row := _row(facts, [node.name for node in own])) >= 0)
+    return BlockTrace(facts, stream, rows, read, reach_row, unchanged, inner)
 
 
 def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:
     """The same for calls of which :func:`trace_of` says the same, and as a rule for no other."""
+    stream = observation.stream
     return (
         tuple((each.kind, each.name, TensorFacts.of(each.tensor)) for each in observation.origins.externals),
         tuple(
             (each.operator, _plain(each.args), _plain(each.kwargs), _plain(each.results), each.path)
             for each in observation.operations
         ),
-        tuple(observation.operators),
+        tuple(stream.operators),
         tuple(observation.spans),
         tuple(observation.read_by_backward),
-        observation.reach,
-        frozenset(observation.differentiable),
-        tuple(sorted(observation.from_outside.items())),
+        stream.reach,
+        frozenset(stream.differentiable),
+        tuple(sorted(stream.from_outside.items())),
         tuple(_origins_of(returned, observation)),
     )
 
@@ -162,47 +143,29 @@ class _Graph:
         self.graph.eliminate_dead_code()
 
     def _input(self, external: External, position: int) -> fx.Node:
-        kind = external.kind
-        name = external.name or f"constant_{position}"
         node = self.graph.placeholder("input")
-        rename_node(node, name if kind in (InputKind.USER, InputKind.OTHER) else f"{kind.name.lower()}_{name}")
+        name_input(node, external.kind, external.name or f"constant_{position}", position)
         node.meta["val"] = self._fake(TensorFacts.of(external.tensor))
-        node.meta["desc"] = input_descriptor(_WORDS.get(kind, "user"), name, position)
         return node
 
     def _operation(self, number: int, operation: Operation) -> list[fx.Node]:
-        node = self._call(operation.operator, self._filled(operation.args), self._filled(operation.kwargs), operation)
-        node.meta["val"] = self._value(operation.results)
+        args, kwargs = self._filled(operation.args), self._filled(operation.kwargs)
+        node = self._call(operation.operator, args, kwargs, operation)
         written = [node]
-        if isinstance(operation.results, TensorFacts):
-            self.results[TensorOrigin(number, 0)] = node
-        elif operation.results is not None:
-            count = 0
-            for result, at in self._results(node, operation, written):
-                if at is not None:
-                    self.results[TensorOrigin(number, count)] = result
-                    count += 1
+        for count, result in enumerate(self._results(node, operation.results, operation, written)):
+            self.results[TensorOrigin(number, count)] = result
         return written
 
-    def _results(
-        self, node: fx.Node, operation: Operation, written: list[fx.Node]
-    ) -> Iterator[tuple[fx.Node, TensorFacts | None]]:
-        """The results of an operator that has several, in order, each by a ``getitem`` of its own."""
-        pending = [(node, operation.results)]
-        while pending:
-            source, results = pending.pop(0)
-            if not isinstance(results, list):
-                yield source, results
-                continue
-            parts = []
-            for index, part in enumerate(results):
-                if part is None:
-                    continue
-                piece = self._call(python_operator.getitem, (source, index), {}, operation)
-                piece.meta["val"] = self._value(part)
+    def _results(self, node: fx.Node, results: Any, operation: Operation, written: list[fx.Node]) -> Iterator[fx.Node]:
+        """The results of an operator in order; where it has several, each is a ``getitem`` of its own."""
+        node.meta["val"] = self._value(results)
+        if isinstance(results, TensorFacts):
+            yield node
+        for index, part in enumerate(results if isinstance(results, list) else ()):
+            if part is not None:
+                piece = self._call(python_operator.getitem, (node, index), {}, operation)
                 written.append(piece)
-                parts.append((piece, part))
-            pending[:0] = parts
+                yield from self._results(piece, part, operation, written)
 
     def _call(self, target: Any, args: Any, kwargs: Any, operation: Operation) -> fx.Node:
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name_for(target))
@@ -219,13 +182,7 @@ class _Graph:
         return node
 
     def _filled(self, value: Any) -> Any:
-        if isinstance(value, TensorOrigin):
-            return self.results[value]
-        if isinstance(value, tuple | list):
-            return type(value)([self._filled(part) for part in value])
-        if isinstance(value, dict):
-            return {key: self._filled(part) for key, part in value.items()}
-        return value
+        return mapped(lambda leaf: self.results[leaf] if isinstance(leaf, TensorOrigin) else leaf, value)
 
     def _value(self, described: Any) -> Any:
         if isinstance(described, list):

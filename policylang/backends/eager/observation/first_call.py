@@ -1,4 +1,4 @@
-"""The first call of a block, watched as it runs.
+"""Observes the first call of a block as it runs: its operators, its modules, and what its backward will read.
 
 The call is the one that the program makes. Nothing runs beside it, so there is nothing that the program could notice.
 A dispatch mode sees the operators, hooks of this one call see the modules, and what autograd saves says what the
@@ -19,19 +19,28 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from policylang.backends.eager.observation.fsdp_hooks import gathers
-from policylang.backends.eager.observation.modes import Mode
+from policylang.backends.eager.observation.block_mode import BlockMode
+from policylang.backends.eager.observation.fsdp_hooks import gathered_over, gathers
 from policylang.backends.eager.observation.origins import (
-    Memory,
+    HeldResult,
     Origins,
     TensorOrigin,
     described,
-    memory_of,
+    mapped,
     tensors_in,
+    without_history,
 )
-from policylang.backends.eager.observation.stream import VIEW, draws, is_ignored, is_same_view, writes, written_by
-from policylang.backends.eager.random_states import GeneratorState, generator_of
-from policylang.torch_compat.eager import DispatchMode, detached, is_wrapper_class, saved_tensor_hooks
+from policylang.backends.eager.observation.stream import (
+    GeneratorState,
+    OperatorStream,
+    draws,
+    is_ignored,
+    is_no_step,
+    writes,
+    written_by,
+)
+from policylang.backends.eager.observation.surroundings import Before
+from policylang.torch_compat.eager import DispatchMode, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.reading import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
@@ -71,24 +80,18 @@ class Observation:
 
     module: nn.Module
     origins: Origins
-    operators: list[Any] = field(factory=list)
-    """As the block calls them: on tensors made of tensors (DTensor), one of these is several operations, or none."""
+    before: Before
+    gathered_over: tuple[tuple[int, ...], ...]
+    """Ranks that FSDP gathers weights over inside the block, each time it runs."""
+    stream: OperatorStream = field(factory=OperatorStream)
     spans: list[tuple[int, int]] = field(factory=list)
     """By operator, its operations: the first, and the first of the next."""
     operations: list[Operation] = field(factory=list)
     read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
     """What autograd has saved, in order."""
-    reach: int = 0
-    """How many operators had run when the last value was saved: a checkpoint runs so many again."""
-    differentiable: set[int] = field(factory=set)
-    """The operators that a gradient flows through."""
-    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
-    """By operator: which of the tensors that it reads are parameters, buffers or constants."""
     noted: dict[int, list[Tensor]] = field(factory=dict)
-    """These tensors."""
-    entries: dict[int, Any] = field(factory=dict)
-    """By operator: what it gave, as tensors without a history."""
-    versions: dict[int, list[Memory]] = field(factory=dict)
+    """By operator: the tensors that it reads from outside, as the stream says."""
+    entries: dict[int, HeldResult] = field(factory=dict)
     writes: dict[int, list[Tensor]] = field(factory=dict)
     """By operator: what it says that it writes to."""
     states: dict[int, GeneratorState] = field(factory=dict)
@@ -101,13 +104,19 @@ class Observation:
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Observation:
-        return cls(module, Origins(described(module, tensors_in((args, kwargs)))), path=[("", type(module))])
+        before = Before.of(list(module.modules()), (args, kwargs))
+        origins = Origins(described(module, tensors_in((args, kwargs))))
+        return cls(module, origins, before, gathered_over(module), path=[("", type(module))])
 
-    def operation(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def operation(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator on plain tensors and note it."""
+        if is_ignored(func):
+            out = func(*args, **kwargs)
+            self._same(args, out)
+            return out
         call = len(self.operations)
         read = self._origins(tuple(args)), self._origins(kwargs)
-        out = run()
+        out = func(*args, **kwargs)
         for number, tensor in enumerate(tensors_in(out)):
             self.origins.put(tensor, TensorOrigin(call, number))
         self.operations.append(Operation(func, *read, _described(out), *self.path[-1]))
@@ -115,30 +124,29 @@ class Observation:
 
     def operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Run what the block calls, note it, and hold what it gives."""
-        at, first = len(self.operators), len(self.operations)
+        stream, at, first = self.stream, len(self.stream.operators), len(self.operations)
         if draws(func):
-            self._remember_state(at, args, kwargs)
+            self.states[at] = GeneratorState.before(args, kwargs)
         read = list(enumerate(tensors_in((args, kwargs))))
         if torch.is_grad_enabled() and any(each.requires_grad for _, each in read):
-            self.differentiable.add(at)
+            stream.differentiable.add(at)
             self.hooked = self.hooked or saved_tensor_hooks() != self.hooks
         out = run()
         if writes(func):
             self.writes[at] = list(tensors_in(written_by(func, args, kwargs)))
-        self.operators.append(func)
+        stream.operators.append(func)
         self.spans.append((first, len(self.operations)))
         outside = [(number, each) for number, each in read if self.origins.is_from_outside(each)]
         if outside:
-            self.from_outside[at] = tuple(number for number, _ in outside)
+            stream.from_outside[at] = tuple(number for number, _ in outside)
             self.noted[at] = [each for _, each in outside]
         with outside_of_modes():
-            held = hold(out)
-        if any(True for _ in tensors_in(held)):
+            held = HeldResult.of(without_history(out))
+        if held.memory:
             self.entries[at] = held
-            self.versions[at] = [memory_of(each) for each in tensors_in(held)]
         return out
 
-    def same(self, args: Sequence[Any], out: Any) -> None:
+    def _same(self, args: Sequence[Any], out: Any) -> None:
         """An operator that autograd asks for as often as it likes has given its argument."""
         before = next(tensors_in(args), None)
         if isinstance(out, Tensor) and before is not None:
@@ -150,23 +158,12 @@ class Observation:
     def saved(self, value: Any) -> None:
         """Autograd keeps a value for the backward."""
         if isinstance(value, Tensor):
-            self.reach = len(self.operators)
+            self.stream.reach = len(self.stream.operators)
             for part in take_apart([value])[0]:
                 self.read_by_backward[self.origins.of(part)] = None
 
-    def _remember_state(self, at: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        generator = generator_of(args, kwargs)
-        if generator is not None:
-            self.states[at] = GeneratorState.now(generator)
-
     def _origins(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self.origins.of(value)
-        if isinstance(value, tuple | list):
-            return type(value)([self._origins(part) for part in value])
-        if isinstance(value, dict):
-            return {key: self._origins(part) for key, part in value.items()}
-        return value
+        return mapped(lambda leaf: self.origins.of(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _described(value: Any) -> Any:
@@ -175,54 +172,29 @@ def _described(value: Any) -> Any:
     return [_described(part) for part in value] if isinstance(value, tuple | list) else None
 
 
-def hold(value: Any) -> Any:
-    """What an operator gave, as tensors of the same memory without a history."""
-    if isinstance(value, tuple | list):
-        return type(value)([hold(part) for part in value])
-    return detached(value)
-
-
-class Observer(Mode):
+class Observer(BlockMode):
     """Sees every operator of a block."""
 
     def __init__(self, observation: Observation) -> None:
         super().__init__()
         self.observation = observation
 
-    def left_out_of(self, module: nn.Module) -> list[Any]:
-        """Hooks around those that a module has before its forward, which give its parameters their first values: that
-        happens once, and is no part of what runs again."""
-
-        def suspend(*_given: Any) -> None:
-            self.suspended += 1
-
-        def go_on(*_given: Any) -> None:
-            self.suspended -= 1
-
-        return [
-            module.register_forward_pre_hook(suspend, prepend=True),
-            module.register_forward_pre_hook(go_on),
-        ]
+    def suspend(self, by: int, *_given: Any) -> None:
+        self.suspended += by
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         seen = self.observation
         if self.suspended:
             return self.aside(func, types, args, kwargs)
-        if is_ignored(func):
-            out = func(*args, **kwargs)
-            seen.same(args, out)
-            return out
 
         def run() -> Any:
-            if not any(is_wrapper_class(each) for each in types):
-                return seen.operation(func, args, kwargs, lambda: func(*args, **kwargs))
+            if is_ignored(func) or not any(is_wrapper_class(each) for each in types):
+                return seen.operation(func, args, kwargs)
             with _Inside(seen):
                 return func(*args, **kwargs)
 
-        if func is VIEW and is_same_view(args):
-            return run()
-        return seen.operator(func, args, kwargs, run)
+        return run() if is_no_step(func, args) else seen.operator(func, args, kwargs, run)
 
 
 class _Inside(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
@@ -237,12 +209,7 @@ class _Inside(DispatchMode):  # type: ignore[misc]  # torch does not say what it
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if any(is_wrapper_class(each) for each in types):
             return NotImplemented  # its own kind knows what to run
-        kwargs = kwargs or {}
-        if is_ignored(func):
-            out = func(*args, **kwargs)
-            self._observation.same(args, out)
-            return out
-        return self._observation.operation(func, args, kwargs, lambda: func(*args, **kwargs))
+        return self._observation.operation(func, args, kwargs or {})
 
 
 @contextmanager
@@ -251,6 +218,7 @@ def watched(observation: Observation) -> Iterator[Observer]:
     save, give = saved_tensor_hooks() or (_unchanged, _unchanged)
     watching = [observation]  # autograd keeps the hooks for as long as the graph lives, and is not to keep this
     own = threading.get_ident()  # another thread may run the same modules
+    observer = Observer(observation)
 
     def gathered(_module: nn.Module, *_given: Any) -> None:
         given = observation.origins.given
@@ -269,12 +237,13 @@ def watched(observation: Observation) -> Iterator[Observer]:
             each.saved(value)
         return save(value)
 
-    observer = Observer(observation)
     handles = []
     for path, module in observation.module.named_modules():
         if path:  # first in and last out: what other hooks compute (FSDP gathers weights there) is the module's too
             if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-                handles += observer.left_out_of(module)
+                # its hooks give its parameters their first values: that happens once, and does not run again
+                handles.append(module.register_forward_pre_hook(partial(observer.suspend, 1), prepend=True))
+                handles.append(module.register_forward_pre_hook(partial(observer.suspend, -1)))
             handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
             if gathers(module):  # last: by then whole weights are in the place of the parts that were there

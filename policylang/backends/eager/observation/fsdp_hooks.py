@@ -1,4 +1,4 @@
-"""What ``fully_shard`` does around the modules inside a block is none of the block's.
+"""Keeps what ``fully_shard`` does around the modules inside a block apart from the block's own operators.
 
 Its hooks gather weights before a module runs and let them go afterwards. They do so in a recomputation as well, and in
 another way: what the backward has gathered by then, or is about to, they leave out. The weights lie in memory that is
@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define
 from torch import nn
 
-from policylang.backends.eager.observation.modes import only_readers
+from policylang.backends.eager.observation.block_mode import only_readers
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.torch_compat.eager import is_of_fsdp
 from policylang.torch_compat.process_groups import mesh_ranks
@@ -37,7 +37,7 @@ class _Aside:
 
 def gathers(module: nn.Module) -> bool:
     """Whether FSDP gathers weights before a module runs."""
-    return any(isinstance(hook, _Aside) or is_of_fsdp(hook) for hook in module._forward_pre_hooks.values())
+    return any(_is_either(hook) for hook in module._forward_pre_hooks.values())
 
 
 def gathered_over(block: nn.Module) -> tuple[tuple[int, ...], ...]:

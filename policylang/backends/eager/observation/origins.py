@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from policylang.graph.facts import InputKind
-from policylang.torch_compat.eager import WeakTensorKeyDictionary, storage_address, storage_bytes, version
+from policylang.torch_compat.eager import WeakTensorKeyDictionary, detached, storage_address, storage_bytes, version
 from policylang.torch_compat.subclasses import take_apart
 from policylang.tracing.step_state import read_state
 
@@ -103,6 +103,32 @@ Memory = tuple[int, int]
 
 def memory_of(tensor: Tensor) -> Memory:
     return version(tensor), storage_bytes(tensor)
+
+
+@frozen(eq=False)
+class HeldResult:
+    """What an operator gave, as tensors without a history, and the memory of each."""
+
+    value: Any
+    memory: list[Memory]
+
+    @classmethod
+    def of(cls, value: Any) -> HeldResult:
+        return cls(value, [memory_of(each) for each in tensors_in(value)])
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """An operator's arguments or results with each leaf changed."""
+    if isinstance(value, tuple | list):
+        return type(value)([mapped(change, part) for part in value])
+    if isinstance(value, dict):
+        return {key: mapped(change, part) for key, part in value.items()}
+    return change(value)
+
+
+def without_history(value: Any) -> Any:
+    """What an operator gave, as tensors of the same memory."""
+    return mapped(detached, value)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

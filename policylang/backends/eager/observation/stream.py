@@ -1,18 +1,38 @@
-"""The stream of operators of a block, below autograd, where torch's own selective checkpoint sees it."""
+"""The operators of a block, below autograd, where torch's own selective checkpoint sees them: which count, draw, write.
+
+A checkpoint puts the random generators back once, before the recomputation begins. That is not enough where an operator
+that draws is saved: it does not run again, so the next one would draw its numbers. So each has its state noted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
+from attrs import define, field, frozen
 
-from policylang.torch_compat.eager import ignored_operators
+from policylang.torch_compat.eager import default_generator, ignored_operators
 from policylang.torch_compat.reading import schema_of
 
 _IGNORED = ignored_operators()
 VIEW = torch.ops.aten.view.default
+
+
+@define(eq=False)
+class OperatorStream:
+    """The operators of one call of a block; the other fields count them from 0."""
+
+    operators: list[Any] = field(factory=list)
+    """As the block calls them: on tensors made of tensors (DTensor), one of these is several operations, or none."""
+    reach: int = 0
+    """How many had run when the last value was saved: a checkpoint runs so many again."""
+    differentiable: set[int] = field(factory=set)
+    """Those that a gradient flows through."""
+    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Which of the tensors that an operator reads are parameters, buffers or constants."""
 
 
 @cache
@@ -58,3 +78,35 @@ def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         for at, argument in enumerate(schema_of(operator).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
+
+
+@frozen(eq=False)
+class GeneratorState:
+    """The generator that a call draws from and the state it is in; None where its device has no generator."""
+
+    generator: torch.Generator | None
+    state: torch.Tensor | None
+
+    @classmethod
+    def before(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GeneratorState:
+        """The generator is the one that the call is given, else that of its device."""
+        generator: torch.Generator | None = kwargs.get("generator")
+        if generator is None:
+            device = kwargs.get("device")
+            if device is None:
+                device = next((value.device for value in args if isinstance(value, torch.Tensor)), "cpu")
+            generator = default_generator(torch.device(device))
+        return cls(generator, None if generator is None else generator.get_state())
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Under it the generator draws what it drew then; afterwards it goes on as if it had not."""
+        if self.generator is None or self.state is None:
+            yield
+            return
+        now = self.generator.get_state()
+        self.generator.set_state(self.state)
+        try:
+            yield
+        finally:
+            self.generator.set_state(now)

@@ -1,9 +1,9 @@
-"""What the modes have in common that see a block's operators: whose operators they see."""
+"""The dispatch mode that sees one run of a block, suspended while operators run that are none of the block's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any
 
@@ -16,7 +16,7 @@ moments = count()
 """Tells what began first."""
 
 
-class Mode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
     """Sees every operator of one run of a block."""
 
     supports_higher_order_operators = True
@@ -39,33 +39,29 @@ class Mode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
             self.suspended = suspended
 
 
-@contextmanager
-def unseen_since(moment: int) -> Iterator[None]:
+def _active() -> list[BlockMode]:
+    return [mode for mode in active_modes() if isinstance(mode, BlockMode)]
+
+
+def unseen_since(moment: int) -> AbstractContextManager[None]:
     """What runs meanwhile is no operator of a block whose run began after a moment."""
-    with ExitStack() as suspended:
-        for mode in active_modes():
-            if isinstance(mode, Mode) and mode.began >= moment:
-                suspended.enter_context(_suspended(mode))
-        yield
+    return _suspended([mode for mode in _active() if mode.began >= moment])
 
 
-@contextmanager
-def only_readers(tensors: Iterable[Tensor]) -> Iterator[None]:
+def only_readers(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Of what runs meanwhile, only what reads one of these tensors is an operator of a block."""
-    given = frozenset(id(each) for each in tensors)
-    with ExitStack() as suspended:
-        for mode in active_modes():
-            if isinstance(mode, Mode) and not mode.suspended:
-                suspended.enter_context(_suspended(mode, given))
-        yield
+    return _suspended([mode for mode in _active() if not mode.suspended], frozenset(map(id, tensors)))
 
 
 @contextmanager
-def _suspended(mode: Mode, reading: frozenset[int] = frozenset()) -> Iterator[None]:
-    before, mode.reading = mode.reading, reading
-    mode.suspended += 1
+def _suspended(modes: Collection[BlockMode], reading: frozenset[int] = frozenset()) -> Iterator[None]:
+    before = [mode.reading for mode in modes]
+    for mode in modes:
+        mode.reading = reading
+        mode.suspended += 1
     try:
         yield
     finally:
-        mode.suspended -= 1
-        mode.reading = before
+        for mode, earlier in zip(modes, before, strict=True):
+            mode.suspended -= 1
+            mode.reading = earlier

@@ -1,4 +1,4 @@
-"""A block run under its plan, and run again for the backward, by position in the stream of operators.
+"""The dispatch modes of a block that has a plan: its forward, and the recomputation, by position among its operators.
 
 Torch's own selective checkpoint asks a function about each operator. Here the answers are known before the block runs,
 because the plan has seen it whole; what is left is to follow them, and to notice at once where the block does something
@@ -8,7 +8,7 @@ drift.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,18 +17,24 @@ from torch import Tensor
 from policylang.backends.eager import problems
 from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
-from policylang.backends.eager.observation.modes import Mode
-from policylang.backends.eager.observation.origins import memory_of, tensors_in
-from policylang.backends.eager.observation.stream import VIEW, draws, is_no_step, is_same_view, written_by
-from policylang.backends.eager.random_states import GeneratorState, generator_of
+from policylang.backends.eager.observation.block_mode import BlockMode
+from policylang.backends.eager.observation.origins import HeldResult, memory_of, tensors_in, without_history
+from policylang.backends.eager.observation.stream import (
+    VIEW,
+    GeneratorState,
+    draws,
+    is_no_step,
+    is_same_view,
+    written_by,
+)
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
-from policylang.torch_compat.eager import detached, keeps_graph, storage_address, storage_is_freed, version
+from policylang.torch_compat.eager import keeps_graph, storage_address, storage_is_freed, version
 from policylang.torch_compat.reading import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
 
 
-class ForwardMode(Mode):
+class ForwardMode(BlockMode):
     """A run that follows the plan: holds what it saves."""
 
     def __init__(self, call: FollowedCall) -> None:
@@ -50,10 +56,11 @@ class ForwardMode(Mode):
             self._call.noted[at] = [tensors[number] for number in read]
         kind = self._kinds[at]
         if kind == DRAW:
-            return self._draw(at, func, args, kwargs or {})
+            self._call.states[at] = GeneratorState.before(args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
         if kind == KEEP:
-            self._keep(at, out)
+            held = without_history(without_unread(out, self._call.instructions.read.get(at)))
+            self._call.entries[at] = HeldResult.of(held)
         elif kind == PASS:
             self._call.passed[at] = list(tensors_in(written_by(func, args, kwargs or {})))
         return out
@@ -62,23 +69,11 @@ class ForwardMode(Mode):
         """To be called when the block has returned."""
         call = self._call
         if call.drifted_at is None and self._at != len(self._operators) - 1:
-            if call.instructions.only_made_once(self._at):
-                call.left_out = True
-            else:
+            if call.instructions.after_what_is_made_once(self._at, None) is None:
                 self._drift(None)
+            else:
+                call.left_out = True
         call.count_writes()
-
-    def _keep(self, at: int, out: Any) -> None:
-        call = self._call
-        held = _map(detached, without_unread(out, call.instructions.read.get(at)))
-        call.entries[at] = held
-        call.versions[at] = [memory_of(value) for value in tensors_in(held)]
-
-    def _draw(self, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        generator = generator_of(args, kwargs)
-        if generator is not None:
-            self._call.states[at] = GeneratorState.now(generator)
-        return func(*args, **kwargs)
 
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.suspended:
@@ -92,23 +87,22 @@ class ForwardMode(Mode):
                 self._at, call.left_out = found, True
                 return self.__torch_dispatch__(func, types, args, kwargs)
         drifted_at = self._drift(func) if call.drifted_at is None else call.drifted_at
-        position = drifted_at + len(call.tail)
-        call.tail.append(func)
         if draws(func):
-            return self._draw(position, func, args, kwargs)
+            call.states[drifted_at + len(call.tail)] = GeneratorState.before(args, kwargs)
+        call.tail.append(func)
         return func(*args, **kwargs)
 
     def _drift(self, came: Any) -> int:
-        """From here on every operator is another one than was recorded."""
+        """From here on every operator is another one than in the first call."""
         call, at = self._call, self._at
-        expected = self._operators[at]
+        names = {"expected": problems.operator(self._operators[at]), "came": came}
         call.drifted_at = at
-        self._operators, self._at = _NOTHING, 0
-        call.on_drift(problems.drifted(call.name, at, expected, came))
+        self._operators, self._at = (None,), 0
+        call.on_drift(problems.DRIFTED.diagnostic(name=call.name, number=at + 1, **names))
         return at
 
 
-class RecomputeMode(Mode):
+class RecomputeMode(BlockMode):
     """The recomputation: gives what is held, runs the rest.
 
     ``within`` says that the block itself is still running: it differentiates a part of itself.
@@ -123,37 +117,30 @@ class RecomputeMode(Mode):
         call.note_let_go()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if self.suspended:
-            return self.aside(func, types, args, kwargs or {})
+            return self.aside(func, types, args, kwargs)
         call, at = self._call, self._at
         if call.ran(at) is not func or (func is VIEW and is_same_view(args)):
-            if is_no_step(func, args):
-                return func(*args, **(kwargs or {}))
-            found = self._elsewhere(func)
+            found = None if is_no_step(func, args) else self._elsewhere(func)
             if found is None:
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
             at = found
         self._at = at + 1
-        if call.drifted_at is not None and at >= call.drifted_at:
-            return self._draw(at, func, args, kwargs or {})
-        kind = call.instructions.kinds[at]
-        if kind == KEEP and self._within and at not in call.entries:
-            kind = RUN  # without early stop it goes on, past where the forward is
-        if kind == RUN:
-            if at in call.noted:
-                self._check(at, func, args, kwargs)
-            return func(*args, **kwargs) if kwargs else func(*args)
-        if kind == KEEP:
-            return self._held(at, func)
-        if kind == DRAW:
-            if at in call.noted:
-                self._check(at, func, args, kwargs)
-            return self._draw(at, func, args, kwargs or {})
+        kind = DRAW if call.drifted_at is not None and at >= call.drifted_at else call.instructions.kinds[at]
+        if kind == KEEP and (at in call.entries or not self._within):
+            return self._held(at, func)  # without early stop a run within goes on, past where the forward is
+        if at in call.noted and not self._within:
+            self._check(at, func, list(tensors_in((args, kwargs))))
+        if kind == DRAW and at in call.states:
+            with call.states[at].again():
+                return func(*args, **kwargs)
         if kind == QUIET:
-            return func(*_without(args, statistics_positions(func)), **(kwargs or {}))
-        if at in call.let_go:
-            return func(*args, **(kwargs or {}))
-        return _written(func, args, kwargs or {})
+            statistics = statistics_positions(func)
+            return func(*(None if each in statistics else value for each, value in enumerate(args)), **kwargs)
+        if kind in (RUN, KEEP, DRAW) or at in call.let_go:
+            return func(*args, **kwargs)
+        return _written(func, args, kwargs)
 
     def _elsewhere(self, func: Any) -> int | None:
         """Where the forward ran an operator that is not the next one; None for what it did not run at all, once the
@@ -166,50 +153,39 @@ class RecomputeMode(Mode):
             found = call.instructions.after_what_is_made_once(at, func)
             if found is not None:
                 return found
-        raise problems.diverged(call.name, at, call.ran(at), func)
+        expected = problems.operator(call.ran(at))
+        raise problems.DIVERGED.error(name=call.name, number=at + 1, expected=expected, came=func)
 
-    def _check(self, at: int, func: Any, args: Sequence[Any], kwargs: Any) -> None:
+    def _check(self, at: int, func: Any, tensors: Sequence[Tensor]) -> None:
         """Raises ``PolicyGraphError`` where an operator would read other parameters, buffers or constants."""
         call = self._call
-        if self._within:
-            return
-        tensors = list(tensors_in((args, kwargs)))
-        for number, then in zip(call.instructions.from_outside[at], call.noted[at], strict=True):
+        noted = zip(call.instructions.from_outside[at], call.noted[at], call.noted_memory[at], strict=True)
+        for number, then, (address, written) in noted:
             now = tensors[number]
-            if now is not then.tensor and not _same_value(now, then.tensor):
-                raise problems.other_tensor(call.name, func, at, tuple(then.tensor.shape))
-            if storage_address(then.tensor) != then.address:
-                raise problems.other_tensor(call.name, func, at, tuple(then.tensor.shape))
-            if version(then.tensor) != then.version:
-                found = problems.written_tensor(call.name, func, at, tuple(then.tensor.shape))
-                if then.tensor.requires_grad:
-                    raise PolicyGraphError([found])
-                problems.warn(found)
+            same = (now is then or _same_value(now, then)) and storage_address(then) == address
+            if same and version(then) == written:
+                continue
+            problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
+            found = problem.diagnostic(name=call.name, operator=func, number=at + 1, shape=list(then.shape))
+            if not same or then.requires_grad:
+                raise PolicyGraphError([found])
+            problems.warn(found)
 
     def _held(self, at: int, func: Any) -> Any:
         call = self._call
         entry = call.entries[at]
         if entry is FREED:
-            raise problems.run_again(call.name)
+            raise problems.RUN_AGAIN.error(name=call.name)
         if not self._within:
-            found = [memory_of(value) for value in tensors_in(entry)]
-            if found != call.versions[at]:
-                sizes = [[size for _, size in each] for each in (found, call.versions[at])]
-                raise problems.changed(call.name, func, at, resized=sizes[0] != sizes[1])
+            found = [memory_of(value) for value in tensors_in(entry.value)]
+            if found != entry.memory:
+                resized = [size for _, size in found] != [size for _, size in entry.memory]
+                happened = "its memory was let go or resized" if resized else "that was written to in place"
+                raise problems.CHANGED.error(name=call.name, operator=func, number=at + 1, happened=happened)
         if self._frees:
             call.entries[at] = FREED
-            return entry
-        return _map(detached, entry)
-
-    def _draw(self, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        drawn = self._call.states.get(at)
-        if drawn is None:
-            return func(*args, **kwargs)
-        with drawn.again():
-            return func(*args, **kwargs)
-
-
-_NOTHING = (None,)
+            return entry.value
+        return without_history(entry.value)
 
 
 def _same_value(now: Tensor, then: Tensor) -> bool:
@@ -225,16 +201,6 @@ def _same_value(now: Tensor, then: Tensor) -> bool:
             if not torch.equal(new, old):
                 return False
     return True
-
-
-def _map(change: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)([_map(change, part) for part in value])
-    return change(value)
-
-
-def _without(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    return [None if at in positions else value for at, value in enumerate(args)]
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a block finds around it when it is called, and finds again when it is recomputed.
+"""Attributes, buffers and arguments as a call of a block finds them, put back while the block is recomputed.
 
 A block may write to more than tensors: it puts one buffer in the place of another (``self.mean = 0.9 * self.mean``),
 counts its calls, makes a table on its first call, or appends keys and values to a cache that it is called with. And
@@ -10,12 +10,12 @@ The first call of a block is compared with what was there before it. After that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, frozen
 from torch import Tensor, nn
 
 from policylang.backends.eager.observation.origins import tensors_in
@@ -23,22 +23,21 @@ from policylang.torch_compat.eager import storage_is_freed
 from policylang.torch_compat.subclasses import take_apart
 from policylang.torch_compat.tracing import is_wrapper_subclass
 
-_TABLES = ("_parameters", "_buffers", "_modules")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_STRUCTURE = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
+"""Attributes of every module that are looked at by themselves, or are none of the block's."""
 _MOST_CONTAINERS = 512
 """So many lists, dictionaries and objects are looked at below the arguments of a call."""
 
 MISSING = object()
 
 
-@define(eq=False)
+@frozen(eq=False)
 class Volatile:
-    """What the calls of a block change: of its modules, by their number, the attributes and buffers; and whether it
-    changes what is inside of its arguments."""
+    """What the calls of a block change: of its modules' tables (:func:`_tables`), by their number, the entries; and
+    whether it changes what is inside of its arguments."""
 
-    attributes: dict[int, set[str]] = field(factory=dict)
-    buffers: dict[int, set[str]] = field(factory=dict)
-    arguments: bool = False
+    entries: dict[int, set[str]]
+    arguments: bool
 
 
 @frozen(eq=False)
@@ -50,14 +49,27 @@ class _Held:
     keys: frozenset[Any] | None = None
     """Of a dictionary, those that it is about; all of them where it is None."""
 
+    @classmethod
+    def of(cls, container: Any, keys: Collection[Any] | None = None) -> _Held:
+        """As the container is now."""
+        if keys is None:
+            return cls(container, list(container) if isinstance(container, list) else dict(container))
+        return cls(container, {key: container.get(key, MISSING) for key in keys}, frozenset(keys))
+
+    def changed(self) -> set[Any]:
+        """The keys or positions that hold another object by now."""
+        pair = self.content, self.container
+        before, now = (dict(enumerate(each)) if isinstance(each, list) else each for each in pair)
+        return {key for key in (*before, *now) if before.get(key, MISSING) is not now.get(key, MISSING)}
+
     def put_back(self) -> _Held:
         """Returns what was there instead."""
         if isinstance(self.container, list):
-            now = _Held(self.container, list(self.container))
+            now = _Held.of(self.container)
             self.container[:] = self.content
             return now
         keys = self.keys if self.keys is not None else frozenset((*self.container, *self.content))
-        now = _Held(self.container, {key: self.container.get(key, MISSING) for key in keys}, keys)
+        now = _Held.of(self.container, keys)
         for key in keys:
             value = self.content.get(key, MISSING)
             if value is MISSING:
@@ -71,8 +83,8 @@ class _Held:
 class Surroundings:
     """Of one call."""
 
-    tensors: list[tuple[dict[str, Any], tuple[Any, ...]]]
-    """The tables of parameters and buffers, and what they held."""
+    tensors: list[_Held]
+    """The tables of parameters and buffers."""
     held: list[_Held]
 
     @contextmanager
@@ -89,14 +101,12 @@ class Surroundings:
     def _swapped(self) -> Iterator[_Held]:
         """The parameters and buffers that others stand in for by now. FSDP's own doing is left to FSDP: it puts in
         parameters of another kind, and lets go of the memory of those that it takes away."""
-        for table, before in self.tensors:
-            now = tuple(table.values())
-            if len(now) != len(before) or all(one is other for one, other in zip(now, before, strict=True)):
-                continue
-            pairs = zip(table, before, now, strict=True)
-            other = {name: old for name, old, new in pairs if old is not new and _may_stand_in(old, new)}
+        for table in self.tensors:
+            now, before = table.container, table.content
+            pairs = [(name, old, now.get(name)) for name, old in before.items()] if len(now) == len(before) else []
+            other = frozenset(name for name, old, new in pairs if old is not new and _may_stand_in(old, new))
             if other:
-                yield _Held(table, other, frozenset(other))
+                yield evolve(table, keys=other)
 
 
 def _may_stand_in(old: Any, new: Any) -> bool:
@@ -112,13 +122,10 @@ def _may_stand_in(old: Any, new: Any) -> bool:
 
 def surroundings(modules: Sequence[nn.Module], given: Any, volatile: Volatile) -> Surroundings:
     """What a call finds, as far as calls of the block are known to change it."""
-    held = []
-    for number, names in volatile.attributes.items():
-        held.append(_some(modules[number].__dict__, names))
-    for number, names in volatile.buffers.items():
-        held.append(_some(modules[number]._buffers, names))
+    tables = _tables(modules)
+    held = [_Held.of(tables[number], names) for number, names in volatile.entries.items()]
     if volatile.arguments:
-        held += [_all(each) for each in _containers(given)]
+        held += map(_Held.of, _containers(given))
     return Surroundings(_tensors(modules), held)
 
 
@@ -126,73 +133,39 @@ def surroundings(modules: Sequence[nn.Module], given: Any, volatile: Volatile) -
 class Before:
     """All that a first call finds."""
 
-    modules: Sequence[nn.Module]
     given: Any
-    attributes: list[dict[str, Any]]
-    buffers: list[dict[str, Any]]
-    tensors: list[tuple[dict[str, Any], tuple[Any, ...]]]
+    tables: list[_Held]
+    tensors: list[_Held]
     arguments: list[_Held]
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], given: Any) -> Before:
-        return cls(
-            modules,
-            given,
-            [dict(each.__dict__) for each in modules],
-            [dict(each._buffers) for each in modules],
-            _tensors(modules),
-            [_all(each) for each in _containers(given)],
-        )
+        tables, arguments = map(_Held.of, _tables(modules)), map(_Held.of, _containers(given))
+        return cls(given, list(tables), _tensors(modules), list(arguments))
 
     def alive(self) -> list[Tensor]:
         """The tensors that are there whatever the call keeps: those of the modules and of its arguments."""
-        tables: list[dict[Any, Any]] = [*self.attributes, *(dict(enumerate(values)) for _, values in self.tensors)]
-        own = [value for table in tables for value in table.values() if isinstance(value, Tensor)]
-        return [*own, *tensors_in(self.given)]
+        own = [value for table in (*self.tables, *self.tensors) for value in table.content.values()]
+        return [*(value for value in own if isinstance(value, Tensor)), *tensors_in(self.given)]
 
     def volatile(self) -> Volatile:
         """What the call has changed."""
-        found = Volatile()
-        for number, module in enumerate(self.modules):
-            own = _changed(self.attributes[number], module.__dict__) - {*_TABLES, *_HOOKS}
-            if own:
-                found.attributes[number] = own
-            buffers = _changed(self.buffers[number], module._buffers)
-            if buffers:
-                found.buffers[number] = buffers
-        found.arguments = any(_differs(each) for each in self.arguments)
-        return found
+        changed = {number: table.changed() - _STRUCTURE for number, table in enumerate(self.tables)}
+        entries = {number: names for number, names in changed.items() if names}
+        return Volatile(entries, any(each.changed() for each in self.arguments))
 
     def surroundings(self, volatile: Volatile) -> Surroundings:
-        held = []
-        for at, names in volatile.attributes.items():
-            held.append(_Held(self.modules[at].__dict__, self.attributes[at], frozenset(names)))
-        for at, names in volatile.buffers.items():
-            held.append(_Held(self.modules[at]._buffers, self.buffers[at], frozenset(names)))
+        held = [evolve(self.tables[number], keys=frozenset(names)) for number, names in volatile.entries.items()]
         return Surroundings(self.tensors, [*held, *(self.arguments if volatile.arguments else ())])
 
 
-def _tensors(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
-    tables = [table for module in modules for table in (module._parameters, module._buffers) if table]
-    return [(table, tuple(table.values())) for table in tables]
+def _tables(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
+    """Of each module its attributes and its buffers."""
+    return [table for module in modules for table in (module.__dict__, module._buffers)]
 
 
-def _some(container: dict[str, Any], names: set[str]) -> _Held:
-    return _Held(container, {name: container.get(name, MISSING) for name in names}, frozenset(names))
-
-
-def _all(container: Any) -> _Held:
-    return _Held(container, list(container) if isinstance(container, list) else dict(container))
-
-
-def _differs(held: _Held) -> bool:
-    if isinstance(held.container, list):
-        return [id(each) for each in held.container] != [id(each) for each in held.content]
-    return bool(_changed(held.content, held.container))
-
-
-def _changed(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> set[Any]:
-    return {key for key in (*before, *now) if before.get(key, MISSING) is not now.get(key, MISSING)}
+def _tensors(modules: Sequence[nn.Module]) -> list[_Held]:
+    return [_Held.of(table) for module in modules for table in (module._parameters, module._buffers) if table]
 
 
 def _containers(given: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Finds the device meshes that a graph's process groups belong to.
+"""Reads the process groups that a graph's collectives name, and finds the device meshes that they belong to.
 
 A rank's graph names that rank's own groups. Which ranks the others' groups have follows from the mesh, which no graph
 holds. It is the one that the user passes, or else one of those that the program has made.
@@ -6,13 +6,41 @@ holds. It is the one that the user passes, or else one of those that the program
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
 
-from policylang.graph.facts import Group, Mesh
+from torch import fx
+
+from policylang.graph.facts import Flag, Group, Mesh
+from policylang.operators.categories import OperatorInfo, group_name
 from policylang.torch_compat import process_groups
+from policylang.torch_compat.reading import group_ranks
+
+_COLLECTIVE = int(Flag.COLLECTIVE)
+
+
+def group_columns(
+    nodes: Sequence[fx.Node], operators: Sequence[OperatorInfo], known: Mapping[str, Group]
+) -> tuple[list[str], dict[str, Group]]:
+    """``Facts.group_names`` and ``Facts.groups``; a group that is not known is asked of torch.distributed."""
+    names = [""] * len(nodes)
+    groups: dict[str, Group] = {}
+    for row, operator in enumerate(operators):
+        if operator.flags & _COLLECTIVE:
+            name = group_name(operator, nodes[row])
+            if not name:
+                continue
+            if name not in groups:
+                groups[name] = known.get(name) or _ask(name)
+            names[row] = groups[name].name
+    return names, groups
+
+
+def _ask(name: str) -> Group:
+    ranks = group_ranks(name)
+    return Group(name, ranks, len(ranks))
 
 
 def meshes_of(groups: Mapping[str, Group], given: Any = None) -> tuple[Mesh, ...]:

@@ -1,0 +1,73 @@
+"""What CONTRIBUTING.md says of the house, held against the house."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "policylang"
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem != "__init__"]
+ENDINGS = re.compile(r"(ations?|ings?|ions?|ments?|ers?|ors?|ed|es|s|e|y|ies)$")
+PER_PATH = {"path"}
+"""Every path has a module of this name: it stands for the same thing in each."""
+
+
+def rows_below(heading: str) -> list[list[str]]:
+    section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert {row[0].strip("`/") for row in rows_below("The road")} == rooms
+
+
+def test_at_the_root_stand_the_public_names_the_errors_and_nothing_else() -> None:
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
+
+
+def test_a_folder_has_about_a_dozen_modules() -> None:
+    counts = {folder: len(list(folder.glob("[!_]*.py"))) for folder in {path.parent for path in MODULES}}
+    assert {folder.relative_to(PACKAGE).as_posix(): count for folder, count in counts.items() if count > 14} == {}
+
+
+def test_the_glossary_is_short_and_says_each_word_once() -> None:
+    words = [word.strip() for row in rows_below("Words") for word in row[0].split(",")]
+    assert len(rows_below("Words")) <= 40
+    assert len(words) == len(set(words))
+
+
+def test_no_two_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.relative_to(PACKAGE).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_two_modules_of_a_room_have_names_that_differ_by_an_ending() -> None:
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path in MODULES:
+        if path.stem not in PER_PATH:
+            found[path.relative_to(PACKAGE).parts[0], ENDINGS.sub("", path.stem.rstrip("_"))].add(path.stem)
+    assert {key: names for key, names in found.items() if len(names) > 1} == {}
+
+
+def test_the_files_of_the_four_ways_exist_and_are_few() -> None:
+    section = PAGE.split("## Four ways to add something\n", 1)[1].split("\n## ", 1)[0]
+    ways = re.split(r"\n\*\*", section)[1:]
+    assert len(ways) == 4
+    for way in ways:
+        numbers = [int(number) for number in re.findall(r"(?:^|\s)(\d)\. `", way)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) <= 8
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|lark|md))`", section)
+    assert len(named) > 15
+    for name in named:
+        assert any((root / name).is_file() for root in (PACKAGE, ROOT)), name
