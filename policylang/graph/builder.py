@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import NOTHING, fields
+
 from policylang.graph.facts import LATER_COLUMNS, Facts, Flag, GraphKind, Group, InputKind, Phase, users_of
 from policylang.operators.names import FOLLOWERS
 
@@ -17,9 +19,7 @@ INPUTS = {
 }
 """The words for what a graph is given."""
 _COLUMNS = (
-    *("names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes"),
-    *("strides", "dtypes", "devices", "flops", "inputs", "owners", "input_kinds", "input_names", "arguments"),
-    "group_names",
+    *(each.name for each in fields(Facts) if each.default is NOTHING and each.name not in ("kind", "users")),
     *LATER_COLUMNS,
 )
 

@@ -143,7 +143,7 @@ def test_the_models_own_checkpoint_keeps_its_tags_and_is_counted() -> None:
 
 
 def own_checkpoint(nodes: int) -> str:
-    return f"the model's own checkpoint has tagged all {nodes} nodes it matches"
+    return f"the model's own checkpoint has tagged all {nodes:,} nodes it matches"
 
 
 def test_override_takes_the_gathers_from_the_models_own_checkpoint() -> None:

@@ -52,7 +52,9 @@ def flipping_thresholds(
     """
     if facts.kind is not GraphKind.JOINT or capabilities.recomputes_undecided or not _asks_for_sizes(policy):
         return []
-    collectives = _collectives(facts)
+    several = {name for name, group in facts.groups.items() if group.size > 1}
+    forward = (row for row in facts.forward if facts.flags[row] & Flag.COLLECTIVE)
+    collectives = mask_of((row for row in forward if facts.group_names[row] in several), len(facts))
     if not any(collectives):
         return []
     bounds = Bounds(selections, BatchSizes(facts))
@@ -81,13 +83,6 @@ def _asks_for_sizes(policy: Policy) -> bool:
     selectors = [*(rule.selector for rule in policy.rules), *(let.selector for let in policy.lets.values())]
     clauses = (part for selector in selectors for part in walk(selector) if isinstance(part, Where))
     return any(any(size_tests(clause.predicate)) for clause in clauses)
-
-
-def _collectives(facts: Facts) -> bytearray:
-    """The forward collectives over several ranks."""
-    several = {name for name, group in facts.groups.items() if group.size > 1}
-    collectives = (row for row in facts.forward if facts.flags[row] & Flag.COLLECTIVE)
-    return mask_of((row for row in collectives if facts.group_names[row] in several), len(facts))
 
 
 def _flips(

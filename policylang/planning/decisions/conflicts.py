@@ -27,7 +27,17 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
         later = ((plan.policy.rules[index], count) for index, count in outcome.overridden_by.items())
         takers = [(rule, count) for rule, count in later if _contradicts(rule, outcome.rule)]
         if takers:
-            found.append(_softened(outcome.rule, len(outcome.matched), takers))
+            lost = sum(count for _, count in takers)
+            message = f"loses {lost:,} of its {len(outcome.matched):,} nodes to later rules that ask for the opposite"
+            found.append(
+                diagnose(
+                    SOFTENED,
+                    f"`{outcome.rule.text}` {message}",
+                    outcome.rule.span,
+                    help="move it below them, or say there too what must be done",
+                    related=tuple(Related(f"`{rule.text}` takes over {count:,}", rule.span) for rule, count in takers),
+                )
+            )
     return tuple(found)
 
 
@@ -39,14 +49,3 @@ def _says_must(rule: Rule) -> bool:
 def _contradicts(later: Rule, earlier: Rule) -> bool:
     opposite = later.action.saves or later.action.offloads if earlier.action.recomputes else not later.action.saves
     return opposite and not _says_must(later)
-
-
-def _softened(rule: Rule, matched: int, takers: list[tuple[Rule, int]]) -> Diagnostic:
-    lost = sum(count for _, count in takers)
-    return diagnose(
-        SOFTENED,
-        f"`{rule.text}` loses {lost} of its {matched} nodes to later rules that ask for the opposite",
-        rule.span,
-        help="move it below them, or say there too what must be done",
-        related=tuple(Related(f"`{later.text}` takes over {count}", later.span) for later, count in takers),
-    )

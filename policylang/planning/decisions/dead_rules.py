@@ -6,7 +6,7 @@ it is saved by another line, and the saved view keeps all of its memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from policylang.graph.facts import Facts, GraphKind, forward_users
@@ -36,14 +36,8 @@ def without_effect(
 def _keeper(owners: Sequence[int], facts: Facts, decisions: Sequence[Decision | None]) -> tuple[int, int] | None:
     """The first of the values that a saved value reads, and that saved value: it is what the backward reads instead."""
     for owner in owners:
-        for user in _readers(owner, facts):
-            if saves(decisions[user]):
+        group = (owner, *facts.followers.get(owner, ()))
+        for user in (user for row in group for user in forward_users(facts, row)):
+            if user not in group and saves(decisions[user]):
                 return owner, user
     return None
-
-
-def _readers(owner: int, facts: Facts) -> Iterator[int]:
-    """The forward rows that read an owner or one of its followers."""
-    group = (owner, *facts.followers.get(owner, ()))
-    for row in group:
-        yield from (user for user in forward_users(facts, row) if user not in group)

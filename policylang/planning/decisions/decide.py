@@ -7,6 +7,7 @@ collective are one decision, whichever of them a rule denotes.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 from attrs import frozen
@@ -116,12 +117,6 @@ def _rule_outcome(
     decided = tuple(row for row in matched if winner[row] == index)
     if len(decided) == len(matched):
         return RuleOutcome(rule, matched, matched, {}, 0)
-    taken: dict[int, int] = {}
-    kept = 0
-    for row in matched:
-        other = winner[row]
-        if other == NO_RULE:
-            kept += row in user_decisions
-        elif other != index:
-            taken[other] = taken.get(other, 0) + 1
+    taken = Counter(winner[row] for row in matched if winner[row] not in (index, NO_RULE))
+    kept = sum(winner[row] == NO_RULE and row in user_decisions for row in matched)
     return RuleOutcome(rule, matched, decided, dict(sorted(taken.items())), kept)

@@ -29,7 +29,8 @@ def routing_owners(facts: Facts) -> list[int]:
     if not choosing:
         return []
     exact = _exact(facts, choosing)
-    open_ = [row for row in choosing if _operator(facts, row) not in ORDERINGS or not _all(exact, facts.inputs[row])]
+    ordered = {row for row in choosing if all(exact[read] for read in facts.inputs[row])}
+    open_ = [row for row in choosing if _operator(facts, row) not in ORDERINGS or row not in ordered]
     carries = bytearray(len(facts))
     inputs, dtypes, targets = facts.inputs, facts.dtypes, facts.targets
     for row in choosing:
@@ -52,12 +53,8 @@ def _exact(facts: Facts, choosing: list[int]) -> bytearray:
     chosen = frozenset(choosing)
     for row in facts.forward:
         if exact[row] and row not in chosen:
-            exact[row] = _all(exact, facts.inputs[row])
+            exact[row] = all(exact[read] for read in facts.inputs[row])
     return exact
-
-
-def _all(exact: bytearray, rows: Sequence[int]) -> bool:
-    return all(exact[row] for row in rows)
 
 
 def _is_whole(dtype: str) -> bool:

@@ -61,9 +61,8 @@ class CollectiveChain:
 
     def part(self, start: int, end: int) -> CollectiveChain:
         """The collectives from one to another, that one included."""
-        return CollectiveChain(
-            self.collectives[start : end + 1], self.waits[start : end + 1], self.between[start:end]
-        )  # fmt: skip
+        within = slice(start, end + 1)
+        return CollectiveChain(self.collectives[within], self.waits[within], self.between[start:end])
 
 
 class ChainFusion(EditPlanner[Fuse]):

@@ -26,14 +26,7 @@ from policylang.operators.strides import is_contiguous
 from policylang.operators.table import JOINS, PASSING, movers_of
 from policylang.planning.edits.collectives.aliasing import ReplacedMemory
 from policylang.planning.edits.collectives.consumers import relaid
-from policylang.planning.edits.collectives.element_moves import (
-    Fan,
-    Piece,
-    copies,
-    fan_of,
-    piece_of,
-    source_of,
-)
+from policylang.planning.edits.collectives.element_moves import Fan, Piece, copies, fan_of, piece_of, source_of
 from policylang.planning.edits.collectives.lines import Hop, layout_after
 from policylang.planning.edits.collectives.own_part import slice_on_ranks
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting

@@ -14,11 +14,7 @@ from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError
 from policylang.operators.names import SCATTER, WAIT
 from policylang.operators.strides import contiguous, is_contiguous
-from policylang.planning.edits.collectives.chain_fusion import (
-    ChainFusion,
-    CollectiveChain,
-    needs_unsorted,
-)
+from policylang.planning.edits.collectives.chain_fusion import ChainFusion, CollectiveChain, needs_unsorted
 from policylang.planning.edits.collectives.lines import ChainLink, ChainPath, last_row, layout_after
 from policylang.planning.edits.edit_planner import NewNodes, RefusedError
 from policylang.planning.edits.grids import Grid
