@@ -22,6 +22,7 @@ from policylang.operators.names import CAT, GETITEM, is_all_gather
 from policylang.operators.table import SPLITS
 
 _NOWHERE = -1
+_SYMBOLIC = Flag.SYMBOLIC
 
 
 class Chains:
@@ -156,12 +157,12 @@ class Chains:
 
     def _inputs(self, row: int) -> list[int]:
         flags = self.facts.flags
-        return [other for other in self.facts.inputs[row] if not flags[other] & Flag.SYMBOLIC]
+        return [other for other in self.facts.inputs[row] if not flags[other] & _SYMBOLIC]
 
     def _only_input(self, row: int) -> int:
         inputs = self.facts.inputs[row]
         if len(inputs) == 1:  # the usual case, without a list
-            return _NOWHERE if self.facts.flags[inputs[0]] & Flag.SYMBOLIC else inputs[0]
+            return _NOWHERE if self.facts.flags[inputs[0]] & _SYMBOLIC else inputs[0]
         found = self._inputs(row)
         return found[0] if len(found) == 1 else _NOWHERE
 

@@ -78,6 +78,7 @@ def backward_needs(
     decision in its place, for this row or for earlier ones.
     """
     need = _read_by_backward(facts)
+    flags, is_symbolic = facts.flags, Flag.SYMBOLIC
     found: dict[str, list[int]] = {column.name: [] for column in fields(Needs)}
     for row in range(len(facts) - 1, -1, -1):
         level = need[row]
@@ -94,7 +95,7 @@ def backward_needs(
                     need[source] = reach
         if decision is not None and action is None:
             found["undecided"].append(row)
-        elif facts.flags[row] & Flag.SYMBOLIC:
+        elif flags[row] & is_symbolic:
             found["symbolic"].append(row)
         elif decision is None or action is None:
             found["inputs"].append(row)

@@ -44,13 +44,13 @@ def owners_of(facts: Facts, rows: list[int]) -> list[int]:
 def judge(policy: Policy, facts: Facts, selections: Selections, user_decisions: dict[int, Decision]) -> Verdict:
     """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have."""
     winner = array("i", [NO_RULE]) * len(facts)
-    flags = facts.flags
+    flags, fixed = facts.flags, Flag.SYMBOLIC | Flag.SEED
     matched: list[tuple[int, ...]] = []
     for index, rule in enumerate(policy.rules):
         denoted = owners_of(facts, selections.rows(rule.selector))
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & (Flag.SYMBOLIC | Flag.SEED) or (not rule.override and row in user_decisions):
+            if flags[row] & fixed or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -72,11 +72,12 @@ def first_decisions(
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     decisions: list[Decision | None] = [None] * len(facts)
     owners, flags, winner = facts.owners, facts.flags, verdict.winner
+    is_symbolic, is_seed = Flag.SYMBOLIC, Flag.SEED
     for row in facts.forward:
         owner = owners[row]
-        if (flags[row] | flags[owner]) & Flag.SYMBOLIC:
+        if (flags[row] | flags[owner]) & is_symbolic:
             decisions[row] = symbolic
-        elif flags[owner] & Flag.SEED:
+        elif flags[owner] & is_seed:
             decisions[row] = seed
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]

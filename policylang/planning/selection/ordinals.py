@@ -37,12 +37,12 @@ def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTab
 def choose(ordinal: Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
     """The rows at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
     totals = Counter(keys if ordinal.kind == "last" else ())
-    counts: Counter[Hashable] = Counter()
+    counts: dict[Hashable, int] = {}
     chosen: list[int] = []
     for row, key in zip(rows, keys, strict=True):
         if key is not None:
-            counts[key] += 1
-            if _takes(ordinal, counts[key], totals[key]):
+            position = counts[key] = counts.get(key, 0) + 1
+            if _takes(ordinal, position, totals.get(key, 0)):
                 chosen.append(row)
     return chosen
 
