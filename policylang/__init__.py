@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policylang.audit.summary.data import Report
+    from policylang.audit.summary.report import Report
 
 _PUBLIC = {
     "apply": "policylang.api.apply",

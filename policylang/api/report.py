@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from policylang.audit.summary.combine import combined
-from policylang.audit.summary.data import Report
+from policylang.audit.summary.report import Report
 from policylang.backends import refusals
 from policylang.backends.path import findings_on
 from policylang.errors import PolicyGraphError

@@ -25,7 +25,7 @@ from policylang.tracing.step_state import OptimizerState, check_hooks, read_stat
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from policylang.audit.summary.data import Report
+    from policylang.audit.summary.report import Report
     from policylang.language.syntax import Policy
 
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from policylang.audit.against_plan import NOT_SAVED, SAVED_UNPLANNED, Expected, Wording, runs_otherwise, summary
-from policylang.audit.data import Audit, Found
+from policylang.audit.outcome import Audit, Found
 from policylang.language.codes import diagnose
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan

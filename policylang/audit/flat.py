@@ -17,8 +17,8 @@ from policylang.audit.against_plan import (
     runs_otherwise,
     summary,
 )
-from policylang.audit.data import Audit
-from policylang.audit.reading import read
+from policylang.audit.graph_reader import read
+from policylang.audit.outcome import Audit
 from policylang.graph.facts import Phase
 from policylang.graph.storage import storage_roots
 from policylang.planning.decision import offloads, recomputes, saves

@@ -25,8 +25,8 @@ from policylang.audit.against_plan import (
     runs_otherwise,
     summary,
 )
-from policylang.audit.data import Audit, Found
-from policylang.audit.reading import is_copy, is_random_state, read
+from policylang.audit.graph_reader import is_copy, is_random_state, read
+from policylang.audit.outcome import Audit, Found
 from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.effects import function, piece_of_draw

@@ -10,7 +10,7 @@ import torch
 from attrs import define, field
 from torch import fx
 
-from policylang.audit.summary.data import Report
+from policylang.audit.summary.report import Report
 from policylang.backends.findings import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
 

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from policylang.audit.summary.assemble import partition_report, plan_report
-from policylang.audit.summary.data import Report, RewriteReport, report_from_dict
+from policylang.audit.summary.report import Report, RewriteReport, report_from_dict
 from policylang.backends.graph_registry import CarriedOut
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy

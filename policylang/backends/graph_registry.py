@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from attrs import field, frozen
 from torch import fx
 
-from policylang.audit.data import Audit
+from policylang.audit.outcome import Audit
 from policylang.language.syntax import Policy
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from policylang.audit.data import Audit
+from policylang.audit.outcome import Audit
 from policylang.backends import graph_registry
 from policylang.backends.findings import Findings, findings_of
 from policylang.backends.graph_registry import CarriedOut

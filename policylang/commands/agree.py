@@ -26,7 +26,7 @@ from policylang.planning.capabilities import COMPARED
 
 if TYPE_CHECKING:
     from policylang.language.syntax import Policy
-    from policylang.testing.path_comparison.data import Agreement
+    from policylang.testing.path_comparison.results import Agreement
 
 NAME = "agree"
 SUMMARY = "run a model under a policy on every path, and compare"
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> Exit:
 def _agreement(policy: Policy, options: argparse.Namespace) -> Agreement:
     """Raises ``UsersCodeError`` for what the function or the plain model raises."""
     from policylang.commands.shared.users_code import users_code
-    from policylang.testing.path_comparison.comparison import compare_paths
+    from policylang.testing.path_comparison.agree import compare_paths
     from policylang.testing.path_comparison.running import Setup, batch_of
 
     function = _function(options.model)

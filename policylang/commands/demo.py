@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from policylang.commands.shared.exit import Exit, UsageError
 
 if TYPE_CHECKING:
-    from policylang.commands.small_llama.comparison import RunComparison
     from policylang.commands.small_llama.training import Settings
+    from policylang.commands.small_llama.two_runs import RunComparison
 
 NAME = "demo"
 SUMMARY = "train a small Llama without and with a policy, and compare"
@@ -62,8 +62,8 @@ def _compare(settings: Settings, policy: str) -> RunComparison:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     import policylang
-    from policylang.commands.small_llama.comparison import RunComparison
     from policylang.commands.small_llama.training import train
+    from policylang.commands.small_llama.two_runs import RunComparison
 
     loaded = policylang.load(policy)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

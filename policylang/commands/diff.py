@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Exit:
     from policylang.language.codes import is_error
     from policylang.planning.inspection.compare import compare
-    from policylang.report.comparison import comparison_json, comparison_markdown, comparison_text
+    from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 
     facts = read_graph(options.graph)
     plans = [planned(read_policy(name), facts, options.path) for name in (options.old, options.new)]

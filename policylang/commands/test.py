@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.testing.files import run_files
+    from policylang.testing.suites import run_files
 
     result = run_files(options.paths, options.cover)
     summary = f"tested {counted(result.policies, 'policy', 'policies')} in {counted(result.files, 'file')}"

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import fx
 
 from policylang.operators.names import GETITEM, SAVES_RANDOM_STATE, WAITS, Category
-from policylang.torch_compat.reading import (
+from policylang.torch_compat.graphs import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,

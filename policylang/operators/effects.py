@@ -10,7 +10,7 @@ from torch import fx
 
 from policylang.operators.categories import OperatorInfo, argument, describe, nodes_in
 from policylang.operators.names import FOLLOWERS, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE, VIEWS_UNSAID
-from policylang.torch_compat.reading import OpOverload
+from policylang.torch_compat.graphs import OpOverload
 
 
 @frozen

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-from policylang.torch_compat.reading import hint, hinted_shape, value_of
+from policylang.torch_compat.graphs import hint, hinted_shape, value_of
 
 Formula = Callable[..., Any]
 

@@ -21,7 +21,7 @@ from policylang.planning.decisions.user_tags import user_decisions
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
-from policylang.planning.expectations.check import check_expectations
+from policylang.planning.expectations.evaluate import check_expectations
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.selectors import Selections, selections_for

@@ -40,7 +40,7 @@ from policylang.ranks.rank_account import (
 )
 from policylang.ranks.shared_graph import ALONE, SharedGraph, abouts_of
 from policylang.torch_compat import process_groups, store
-from policylang.torch_compat.reading import group_ranks
+from policylang.torch_compat.graphs import group_ranks
 
 PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from policylang.audit.summary.data import Report, RewriteReport
+from policylang.audit.summary.report import Report, RewriteReport
 from policylang.errors import PolicyError
 from policylang.language.shown import as_text
 from policylang.report.diagnostics import render_text
-from policylang.report.text import report_text, rewrite_lines
+from policylang.report.report_text import report_text, rewrite_lines
 
 as_text.register(PolicyError, lambda error: render_text(error.diagnostics))
 as_text.register(Report, report_text)

@@ -15,7 +15,7 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.selectors import selections_for
-from policylang.report.text import table
+from policylang.report.report_text import table
 
 _MOST_NAMES = 8
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policylang.testing.path_comparison.comparison import agree
+    from policylang.testing.path_comparison.agree import agree
 
 __all__ = ["agree"]
 
@@ -18,6 +18,6 @@ __all__ = ["agree"]
 def __getattr__(name: str) -> Any:
     if name != "agree":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from policylang.testing.path_comparison.comparison import agree
+    from policylang.testing.path_comparison.agree import agree
 
     return agree

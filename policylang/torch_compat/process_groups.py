@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from attrs import frozen
 
+from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.missing import require
-from policylang.torch_compat.reading import outside_of_modes
 
 
 @frozen

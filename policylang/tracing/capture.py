@@ -32,9 +32,9 @@ from policylang.torch_compat.tracing import (
     tree_unflatten,
 )
 from policylang.tracing.backward_marks import BackwardRegions
-from policylang.tracing.checks import check_loss, check_writes, no_gradient, trace_failure
 from policylang.tracing.finish import GraphInput, finish
 from policylang.tracing.forward_marks import checkpoint_regions, module_paths, without_leaks
+from policylang.tracing.preconditions import check_loss, check_writes, no_gradient, trace_failure
 from policylang.tracing.step_state import (
     ModelState,
     OptimizerState,

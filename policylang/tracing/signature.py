@@ -10,7 +10,7 @@ from attrs import frozen
 
 from policylang.language.figures import counted, listed
 from policylang.torch_compat.tracing import tree_flatten, tree_paths
-from policylang.tracing.checks import BATCH_CHANGED, MODEL_CHANGED, problem
+from policylang.tracing.preconditions import BATCH_CHANGED, MODEL_CHANGED, problem
 from policylang.tracing.step_state import ModelState, OptimizerState
 
 _MOST_DIFFERENCES = 8

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from policylang.torch_compat.tracing import accumulation_hooks
-from policylang.tracing.checks import OPTIMIZER, UNTRACEABLE, problem
+from policylang.tracing.preconditions import OPTIMIZER, UNTRACEABLE, problem
 
 _FOR_TRACING = {"capturable": True, "foreach": False, "fused": None, "differentiable": False}
 """Settings under which an optimizer's step asks no tensor for its value, and updates one parameter after the other."""

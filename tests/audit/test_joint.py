@@ -12,9 +12,9 @@ import torch.distributed._functional_collectives as functional
 from attrs import evolve
 from torch import fx
 
-from policylang.audit.data import Audit
+from policylang.audit.graph_reader import is_random_state
 from policylang.audit.joint import audit, read_halves
-from policylang.audit.reading import is_random_state
+from policylang.audit.outcome import Audit
 from policylang.backends.joint import finalize
 from policylang.backends.joint import partitioner as module
 from policylang.backends.joint.partitioner import Partition

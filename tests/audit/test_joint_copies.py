@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import fx
 
-from policylang.audit.data import Found
 from policylang.audit.joint import audit_copies
+from policylang.audit.outcome import Found
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.runtime import copy_operators
 from policylang.language.diagnostics import Diagnostic

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from policylang.audit.data import Found
 from policylang.audit.flat import audit_flat
+from policylang.audit.graph_reader import read
 from policylang.audit.joint import read_halves
-from policylang.audit.reading import read
+from policylang.audit.outcome import Found
 from policylang.backends.flat.remat import rematerialise
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
 from policylang.torch_compat import process_groups
-from policylang.torch_compat.reading import group_ranks
+from policylang.torch_compat.graphs import group_ranks
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks
 

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
-from policylang.torch_compat.reading import hint
+from policylang.torch_compat.graphs import hint
 from tests.support.heap import settle
 from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO

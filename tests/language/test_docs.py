@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policylang.report.diagnostics import render_text
-from policylang.testing.files import run_files
+from policylang.testing.suites import run_files
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ import policylang
 from policylang.language.resources import policies_folder
 from policylang.testing import agree
 from policylang.testing.path_comparison import running
-from policylang.testing.path_comparison.data import Agreement, Numbers
+from policylang.testing.path_comparison.results import Agreement, Numbers
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.fused_process import MESH
 from tests.support.models import ZOO

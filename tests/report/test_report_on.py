@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import policylang
-from policylang.audit.summary.data import DecisionReport
+from policylang.audit.summary.report import DecisionReport
 from tests.support.joint import capture_joint
 from tests.support.models import aliased_output, llama
 
@@ -168,7 +168,7 @@ def test_what_has_no_report_is_refused_by_name(joint):
 
 def test_the_name_stays_a_function_whatever_is_imported_first():
     script = (
-        "import policylang.report.text, policylang.audit.summary.assemble, policylang; "
+        "import policylang.report.report_text, policylang.audit.summary.assemble, policylang; "
         "import policylang.errors; assert callable(policylang.report), policylang.report"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

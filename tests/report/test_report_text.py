@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from policylang.audit.summary.combine import combined
-from policylang.audit.summary.data import (
+from policylang.audit.summary.report import (
     AuditReport,
     DecisionReport,
     ExpectationReport,

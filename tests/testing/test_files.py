@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from policylang.graph.files import snapshot
-from policylang.graph.files.text import read_graph
+from policylang.graph.files.graph_text import read_graph
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_text
-from policylang.testing.files import run_files
+from policylang.testing.suites import run_files
 
 GRAPH = """\
 %x = input

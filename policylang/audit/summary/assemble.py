@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from policylang.audit.summary.data import (
+from policylang.audit.summary.report import (
     AuditReport,
     DecisionReport,
     ExpectationReport,
@@ -27,7 +27,7 @@ from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.plan import Plan, RuleOutcome
 
 if TYPE_CHECKING:
-    from policylang.audit.data import Audit
+    from policylang.audit.outcome import Audit
 
 _ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import fields
 
-from policylang.audit.summary.data import AuditReport, Report, RuleReport, ValuesReport
+from policylang.audit.summary.report import AuditReport, Report, RuleReport, ValuesReport
 
 _SUMMED = tuple(each.name for each in fields(RuleReport) if each.name not in ("source", "text"))
 

@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from policylang.audit.data import Audit
+from policylang.audit.outcome import Audit
 from policylang.backends.eager import problems
 from policylang.backends.eager.eligibility import check_parts
 from policylang.backends.eager.execution.followed_call import FollowedCall, observed_call, unfinished_call

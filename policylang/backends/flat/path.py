@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import fx
 
-from policylang.audit.data import Audit
 from policylang.audit.flat import audit_flat
+from policylang.audit.outcome import Audit
 from policylang.backends.flat.remat import rematerialise
 from policylang.backends.path import BackendPath
 from policylang.backends.runtime.stages import timed

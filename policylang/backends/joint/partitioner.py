@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, field, frozen
 from torch import fx
 
-from policylang.audit.data import Audit
 from policylang.audit.joint import audit, audit_copies, read_halves
+from policylang.audit.outcome import Audit
 from policylang.backends import refusals
 from policylang.backends.graph_registry import CarriedOut, remember
 from policylang.backends.half.path import Half, rewrite_half, without_answered

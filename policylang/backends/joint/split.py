@@ -11,7 +11,7 @@ from policylang.backends.surgery.order import arrange
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
-from policylang.torch_compat import partition, reading
+from policylang.torch_compat import graphs, partition
 
 _IN_BACKWARD = Flag.FEEDS_BACKWARD | Flag.GRADIENT
 
@@ -55,7 +55,7 @@ def _exempt_statistics(graph: fx.Graph, facts: Facts) -> None:
     stays under the check, as in eager.
     """
     output = graph.output_node()
-    written = {reading.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
+    written = {graphs.mutated_input(desc) for desc in pytree.tree_leaves(output.meta.get("desc"))} - {None}
     for node in graph.find_nodes(op="placeholder"):
         desc = node.meta.get("desc")
         if desc is None or desc not in written or facts.has(facts.index[node.name], _IN_BACKWARD):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from attrs import frozen
 
 from policylang.torch_compat import process_groups
-from policylang.torch_compat.reading import group_ranks
+from policylang.torch_compat.graphs import group_ranks
 
 _PREFIX = "policylang_"
 

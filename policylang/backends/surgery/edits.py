@@ -23,7 +23,7 @@ from policylang.language.codes import diagnose
 from policylang.operators.categories import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import Plan
-from policylang.torch_compat.reading import OpOverload, outside_of_modes, schema_of
+from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of
 
 REWRITTEN_OTHERWISE = "APL408"
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from policylang.graph import marks
 from policylang.torch_compat import partition
-from policylang.torch_compat.reading import OpOverload, schema_of
+from policylang.torch_compat.graphs import OpOverload, schema_of
 
 
 @frozen

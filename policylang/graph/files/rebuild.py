@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph.files.plain import MalformedError
-from policylang.torch_compat.reading import OpOverload, descriptor_classes, load_distributed_operators
+from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
 from policylang.torch_compat.tracing import fixed_size_fake_mode
 
 _BUILTIN = "<built-in function "

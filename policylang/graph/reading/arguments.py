@@ -14,7 +14,7 @@ from policylang.graph.facts import Flag, Ref
 from policylang.operators.categories import OperatorInfo, parameters
 from policylang.operators.names import WAITS
 from policylang.operators.table import MOVERS
-from policylang.torch_compat.reading import name_of_group
+from policylang.torch_compat.graphs import name_of_group
 
 _COLLECTIVE = int(Flag.COLLECTIVE)
 _KEPT = WAITS | MOVERS.keys()

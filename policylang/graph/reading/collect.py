@@ -26,7 +26,7 @@ from policylang.graph.reading.values import Measurements
 from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
 from policylang.operators.flops import count, formula_for
 from policylang.operators.names import GETITEM, WAITS
-from policylang.torch_compat.reading import has_data_symbol, is_backward_output, is_saved_output, value_of
+from policylang.torch_compat.graphs import has_data_symbol, is_backward_output, is_saved_output, value_of
 from policylang.torch_compat.store import own_rank
 
 _NO_OPERATOR = OperatorInfo("", 0)

@@ -16,7 +16,7 @@ from torch import fx
 
 from policylang.operators.categories import OperatorInfo, argument, nodes_in
 from policylang.operators.effects import unread
-from policylang.torch_compat.reading import mutated_input, underlying_input
+from policylang.torch_compat.graphs import mutated_input, underlying_input
 
 
 def mutated_reads(

@@ -12,7 +12,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import GraphKind, Phase
 from policylang.graph.reading.flat_phases import flat_phases
 from policylang.language.codes import diagnose
-from policylang.torch_compat.reading import is_backward_output, is_saved_output
+from policylang.torch_compat.graphs import is_backward_output, is_saved_output
 
 NO_PHASES = "APL340"
 NOT_FLAT_ATEN = "APL341"

@@ -16,7 +16,7 @@ from torch import fx
 from policylang.graph.facts import Flag, Group, Mesh
 from policylang.operators.categories import OperatorInfo, group_name
 from policylang.torch_compat import process_groups
-from policylang.torch_compat.reading import group_ranks
+from policylang.torch_compat.graphs import group_ranks
 
 _COLLECTIVE = int(Flag.COLLECTIVE)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from policylang.torch_compat.reading import hint
+from policylang.torch_compat.graphs import hint
 
 
 class Value(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.expectations.check import check_expectations
+from policylang.planning.expectations.evaluate import check_expectations
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan

@@ -9,7 +9,7 @@ from policylang.language.figures import counted, figure, file_name, shortened
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import RuleOutcome
-from policylang.report.text import bytes_text, table
+from policylang.report.report_text import bytes_text, table
 
 _LONGEST_RULE = 64
 _LONGEST_SHAPE = 24

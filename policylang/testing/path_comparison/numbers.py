@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from policylang.testing.path_comparison.data import Equality, Numbers, NumbersComparison
+from policylang.testing.path_comparison.results import Equality, Numbers, NumbersComparison
 
 
 def compare(plain: Numbers, found: Numbers) -> NumbersComparison:

@@ -15,7 +15,7 @@ from policylang.backends.path import path_named
 from policylang.errors import PolicyError
 from policylang.language.codes import is_error
 from policylang.language.syntax import Policy
-from policylang.testing.path_comparison.data import Numbers, PathRefusal, PathRun
+from policylang.testing.path_comparison.results import Numbers, PathRefusal, PathRun
 
 LossFn = Callable[..., Tensor]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, field
 
-from policylang.audit.summary.data import Report
+from policylang.audit.summary.report import Report
 from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
-from policylang.testing.path_comparison.data import (
+from policylang.testing.path_comparison.results import (
     Beside,
     PathDecision,
     PathDifference,

@@ -17,7 +17,7 @@ from policylang.backends.eager.observation.stream import GeneratorState
 from policylang.backends.eager.observation.surroundings import Surroundings
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.eager import storage_address, storage_is_freed, version
-from policylang.torch_compat.reading import outside_of_modes
+from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
 FREED = HeldResult(None, [])

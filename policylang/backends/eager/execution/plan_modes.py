@@ -30,7 +30,7 @@ from policylang.backends.eager.observation.stream import (
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.eager import keeps_graph, storage_address, storage_is_freed, version
-from policylang.torch_compat.reading import outside_of_modes, schema_of
+from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
 
 

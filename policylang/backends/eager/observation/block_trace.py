@@ -22,7 +22,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
 from policylang.operators.names import GETITEM
-from policylang.torch_compat.reading import outside_of_modes, schema_of
+from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
 from policylang.torch_compat.tracing import fake_tensor_mode
 from policylang.tracing.finish import name_input

@@ -41,7 +41,7 @@ from policylang.backends.eager.observation.stream import (
 )
 from policylang.backends.eager.observation.surroundings import Before
 from policylang.torch_compat.eager import DispatchMode, is_wrapper_class, saved_tensor_hooks
-from policylang.torch_compat.reading import hint, outside_of_modes
+from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
 

@@ -15,7 +15,7 @@ import torch
 from attrs import define, field, frozen
 
 from policylang.torch_compat.eager import default_generator, ignored_operators
-from policylang.torch_compat.reading import schema_of
+from policylang.torch_compat.graphs import schema_of
 
 _IGNORED = ignored_operators()
 VIEW = torch.ops.aten.view.default

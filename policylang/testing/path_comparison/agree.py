@@ -13,7 +13,7 @@ from policylang.api.load import PolicyLike, policy_of
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import COMPARED
 from policylang.testing.path_comparison import numbers, values
-from policylang.testing.path_comparison.data import Agreement, Numbers, NumbersComparison, PathResult, PathRun
+from policylang.testing.path_comparison.results import Agreement, Numbers, NumbersComparison, PathResult, PathRun
 from policylang.testing.path_comparison.running import (
     STEPS,
     LossFn,

@@ -6,10 +6,10 @@ from typing import Any
 
 from attrs import frozen
 
-from policylang.audit.summary.data import Report
+from policylang.audit.summary.report import Report
 from policylang.commands.small_llama.training import Settings, TrainingRun, differences
 from policylang.language.figures import figure
-from policylang.report.text import table
+from policylang.report.report_text import table
 
 _MOST_DIFFERENCES = 10
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from policylang.language.figures import counted, figure, joined, listed
-from policylang.report.text import table
-from policylang.testing.path_comparison.data import (
+from policylang.report.report_text import table
+from policylang.testing.path_comparison.results import (
     Agreement,
     Beside,
     Equality,

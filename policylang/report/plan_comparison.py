@@ -10,7 +10,7 @@ from attrs import asdict
 
 from policylang.language.figures import figure, joined, listed, shortened
 from policylang.planning.inspection.compare import Change, Decider, PlanComparison, folded
-from policylang.report.text import table
+from policylang.report.report_text import table
 
 _MOST_NAMES = 6
 _LONGEST_RULE = 72

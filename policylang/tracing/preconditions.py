@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
-from policylang.torch_compat.reading import OpOverload, schema_of
+from policylang.torch_compat.graphs import OpOverload, schema_of
 from policylang.torch_compat.tracing import data_dependence_errors
 
 LOSS = "APL360"

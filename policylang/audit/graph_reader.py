@@ -13,7 +13,7 @@ from typing import Any
 from attrs import define, field
 from torch import fx
 
-from policylang.audit.data import Found, HostCopy
+from policylang.audit.outcome import Found, HostCopy
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.storage import storage_roots

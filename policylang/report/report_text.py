@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from policylang.audit.summary.data import Report, RewriteReport, RuleReport, ValuesReport
+from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
