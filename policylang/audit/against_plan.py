@@ -15,9 +15,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Rule
-from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision
 
 SAVED_UNPLANNED = "APL401"
 NOT_SAVED = "APL402"

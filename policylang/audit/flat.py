@@ -21,8 +21,8 @@ from policylang.audit.graph_reader import read
 from policylang.audit.outcome import Audit
 from policylang.graph.facts import Phase
 from policylang.graph.storage import storage_roots
-from policylang.planning.decision import offloads, recomputes, saves
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import offloads, recomputes, saves
 
 _WORDING = Wording(
     "{node} {found}, which is not what was planned",

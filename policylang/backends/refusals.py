@@ -10,10 +10,10 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import saves
 from policylang.planning.decisions.safety import why_unsafe
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import saves
 
 UNSAVEABLE = "APL321"
 NO_PARTITION = "APL322"

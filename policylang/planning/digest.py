@@ -8,9 +8,9 @@ from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
-from policylang.planning.decision import Decision
 from policylang.planning.edits.pieces import common_names
 from policylang.planning.graph_edit import Edits
+from policylang.planning.value_decision import Decision
 
 _CHUNK = 1 << 14
 NO_EDITS = Edits()

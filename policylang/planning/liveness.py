@@ -14,8 +14,8 @@ from attrs import fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
-from policylang.planning.decision import Decision, recomputes
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision, recomputes
 
 POSSIBLY = 1
 CERTAINLY = 2

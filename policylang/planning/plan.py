@@ -12,9 +12,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy, Rule
-from policylang.planning.decision import Decision, Fate, offloads, recomputes
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
+from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
 
 
 @frozen

@@ -9,7 +9,6 @@ from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
 from policylang.planning.block_graph import Place, beyond_one_block
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision, Fate, Why, by_rule, offloads
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
 from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
@@ -21,12 +20,13 @@ from policylang.planning.decisions.user_tags import user_decisions
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
-from policylang.planning.expectations.evaluate import check_expectations
+from policylang.planning.expectations.held import check_expectations
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
+from policylang.planning.value_decision import Decision, Fate, Why, by_rule, offloads
 
 
 def plan(

@@ -24,10 +24,10 @@ from policylang.language.syntax import (
     Undecided,
 )
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.empty_matches import nearest_paths_hint, part_counts
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.value_decision import Decision
 
 MATCHES_NOTHING = "APL301"
 NO_SUCH_BLOCKS = "APL302"

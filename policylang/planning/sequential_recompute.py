@@ -14,8 +14,8 @@ from attrs import evolve
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.decision import Decision, is_open, recomputes
 from policylang.planning.liveness import Needs
+from policylang.planning.value_decision import Decision, is_open, recomputes
 
 _NOTHING: Mapping[int, int] = {}
 

@@ -18,10 +18,10 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.language.syntax import Policy
-from policylang.planning.decision import Decision, Why
 from policylang.planning.digest import digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision, Why
 from policylang.ranks.messages import GroupDigest, pack, unpack
 
 SETTINGS = "settings"

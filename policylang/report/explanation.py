@@ -8,13 +8,13 @@ from attrs import asdict, frozen
 
 from policylang.audit.summary.assemble import word
 from policylang.language.figures import figure, listed
-from policylang.planning.decision import Decision
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.inspection.explain import RuleOnNode, rules_on
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.selectors import selections_for
+from policylang.planning.value_decision import Decision
 from policylang.report.report_text import table
 
 _MOST_NAMES = 8

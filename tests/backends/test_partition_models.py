@@ -8,8 +8,8 @@ import pytest
 import torch
 from functorch.compile import default_partition
 
-from policylang.planning.decision import Why
 from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.value_decision import Why
 from tests.support.heap import settle
 from tests.support.models import ZOO
 from tests.support.run_partition import (

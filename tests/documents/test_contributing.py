@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,12 +52,19 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_no_two_modules_of_a_room_have_names_that_differ_by_an_ending() -> None:
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for path in MODULES:
-        if path.stem not in PER_PATH:
-            found[path.relative_to(PACKAGE).parts[0], ENDINGS.sub("", path.stem.rstrip("_"))].add(path.stem)
-    assert {key: names for key, names in found.items() if len(names) > 1} == {}
+def test_no_two_modules_or_folders_of_a_room_have_names_that_differ_by_an_ending() -> None:
+    found: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for path in (*MODULES, *{path.parent for path in MODULES}):
+        parts = path.relative_to(PACKAGE).parts
+        if len(parts) > 1 and path.stem not in PER_PATH:
+            found[parts[0], ENDINGS.sub("", path.stem.rstrip("_"))].append(path)
+    alike = {
+        (one.stem, other.stem)
+        for paths in found.values()
+        for one, other in combinations(paths, 2)
+        if one.stem != other.stem and one.parent != other and other.parent != one
+    }
+    assert alike == set()
 
 
 def test_the_files_of_the_four_ways_exist_and_are_few() -> None:

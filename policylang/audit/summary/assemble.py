@@ -22,9 +22,9 @@ from policylang.graph.facts import GraphKind
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action, Policy
-from policylang.planning.decision import Decision, Why
 from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.value_decision import Decision, Why
 
 if TYPE_CHECKING:
     from policylang.audit.outcome import Audit

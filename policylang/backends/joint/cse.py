@@ -22,9 +22,9 @@ from attrs import frozen
 from torch import fx
 
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.planning.decision import Decision
 from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision
 from policylang.torch_compat import eager
 
 _NEVER_EQUAL = Flag.RANDOM | Flag.WRITES | Flag.EFFECTFUL

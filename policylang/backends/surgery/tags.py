@@ -15,8 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
-from policylang.planning.decision import Decision, Why
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision, Why
 
 _RECOMPUTE = "recompute"
 _REGION = "ac_graph_id"

@@ -25,12 +25,12 @@ from policylang.planning import refusals
 from policylang.planning.batch.bounds import Bounds, size_tests
 from policylang.planning.batch.sizes import BatchSizes
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision, Fate, Why, is_open
 from policylang.planning.decisions.decide import NO_RULE, UNDECIDED, Verdict, first_decisions, owners_of
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.liveness import backward_needs
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.value_decision import Decision, Fate, Why, is_open
 
 _COSTLY = Flag.COLLECTIVE | Flag.COMPUTE
 _KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)

@@ -13,9 +13,9 @@ from policylang.graph.facts import Facts, GraphKind, forward_users
 from policylang.graph.rowsets import mask_of
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning import refusals
-from policylang.planning.decision import Decision, saves
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import RuleOutcome
+from policylang.planning.value_decision import Decision, saves
 
 
 def without_effect(

@@ -16,9 +16,9 @@ from policylang.graph.facts import Facts, Flag
 from policylang.graph.rowsets import mask_of, members
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision, Fate, Why
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.value_decision import Decision, Fate, Why
 
 NO_RULE = -1
 

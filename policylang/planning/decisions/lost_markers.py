@@ -9,9 +9,9 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Is, Policy, Statement
 from policylang.language.walk import selector_of, tests_of
 from policylang.planning import refusals
-from policylang.planning.decision import Decision, Why
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import RuleOutcome
+from policylang.planning.value_decision import Decision, Why
 
 _ASKED = "recorded saved"
 

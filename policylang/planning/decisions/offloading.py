@@ -21,8 +21,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
-from policylang.planning.decision import Decision, Why, by_rule, is_open, offloads, recomputes, saves
 from policylang.planning.liveness import Needs
+from policylang.planning.value_decision import Decision, Why, by_rule, is_open, offloads, recomputes, saves
 
 FULL = "the budget is full"
 _UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED

@@ -9,8 +9,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy, Rule
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decision import Decision, Why, by_rule
 from policylang.planning.liveness import Needs, backward_needs
+from policylang.planning.value_decision import Decision, Why, by_rule
 
 _SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Flag.DATA_DEPENDENT
 

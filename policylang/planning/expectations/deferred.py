@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import evolve
 
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.expectations.evaluate import check_expectations
 from policylang.planning.expectations.fates import Fates
+from policylang.planning.expectations.held import check_expectations
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import selections_for

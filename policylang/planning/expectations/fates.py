@@ -8,9 +8,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.rowsets import mask_of
 from policylang.language.figures import counted, first_lines
 from policylang.language.syntax import ExpectFate
-from policylang.planning.decision import Decision, Why
 from policylang.planning.expectations.totals import LEFT_OPEN, Finding
 from policylang.planning.liveness import Needs
+from policylang.planning.value_decision import Decision, Why
 
 _MOST_NAMES = 8
 _UNDECIDED = "left to the partitioner"

@@ -18,9 +18,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
-from policylang.planning.decision import Decision, Why, is_open
 from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
 from policylang.planning.plan import Plan, schedule_of
+from policylang.planning.value_decision import Decision, Why, is_open
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.peak import Peak, peak_of
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from attrs import field, frozen
 
-from policylang.planning.decision import Decision, Why
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Decision, Why
 from policylang.simulation.peak import estimate_peak
 
 OUTSIDE = "outside every block"

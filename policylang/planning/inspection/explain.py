@@ -7,10 +7,10 @@ from typing import Literal
 from attrs import frozen
 
 from policylang.language.syntax import Rule
-from policylang.planning.decision import Decision, Why
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.why_not_matched import why_not
+from policylang.planning.value_decision import Decision, Why
 
 Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
 

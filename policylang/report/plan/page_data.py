@@ -11,10 +11,10 @@ from attrs import asdict
 from policylang.audit.summary.assemble import word
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy
-from policylang.planning.decision import Why
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import Plan
+from policylang.planning.value_decision import Why
 from policylang.report.plan.as_json import worth_data
 
 

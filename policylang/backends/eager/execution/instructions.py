@@ -16,10 +16,10 @@ from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.stream import changes_only_geometry, writes
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.effects import statistics_positions
-from policylang.planning.decision import Decision
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.planning.sequential_recompute import kept_rows, needs_when_rerun
+from policylang.planning.value_decision import Decision
 
 RUN = 0
 """Run it both times."""

@@ -9,7 +9,6 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import first_lines
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
-from policylang.planning.decision import Decision
 from policylang.planning.expectations.fates import Fates, check_fate
 from policylang.planning.expectations.totals import Finding, check_total, numbers
 from policylang.planning.liveness import CostedNeeds
@@ -18,6 +17,7 @@ from policylang.planning.refusals import expectation_failed, expects_of_nothing
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.ordinals import group_keys
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.value_decision import Decision
 from policylang.simulation.peak import estimate_peak
 
 _NOTHING = "no node matches"
