@@ -21,6 +21,13 @@ def tree_flatten(tree: object) -> tuple[list[Any], Any]:
     return leaves, spec
 
 
+def tree_leaves(tree: object, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves alone, None among them: the public ``torch.utils.pytree`` may take it for an empty container."""
+    from torch.utils import _pytree
+
+    return list(_pytree.tree_leaves(tree, is_leaf=is_leaf))
+
+
 def tree_unflatten(leaves: list[Any], spec: Any) -> Any:
     from torch.utils import _pytree
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.fx as fx
 from attrs import frozen
-from torch.utils._pytree import tree_leaves
 
 from policylang.graph import marks
 from policylang.torch_compat import partition
 from policylang.torch_compat.graphs import OpOverload, schema_of
+from policylang.torch_compat.tracing import tree_leaves
 
 
 @frozen

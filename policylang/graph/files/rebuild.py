@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph.files.plain import MalformedError
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
-from policylang.torch_compat.tracing import fixed_size_fake_mode
+from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
 
 _BUILTIN = "<built-in function "
 _COPIED = ("seq_nr", "ac_graph_id", "custom")
