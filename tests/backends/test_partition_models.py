@@ -93,7 +93,7 @@ def test_saves_what_the_plan_foresees(model: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.slow), "gpt2"])
 def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
     result = traced(model, dynamic=True).run(POLICIES[policy])
     assert_same_result(unpartitioned(model, dynamic=True), result)
@@ -103,7 +103,15 @@ def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "dynamic"), [("llama", True), ("gpt2", False), ("resnet", False), ("counter", False), ("flex", False)]
+    ("model", "dynamic"),
+    [
+        pytest.param("llama", True, marks=pytest.mark.slow),
+        ("mlp", True),
+        ("gpt2", False),
+        ("resnet", False),
+        ("counter", False),
+        ("flex", False),
+    ],
 )
 def test_trains_under_the_runtime_of_aot_autograd(model: str, dynamic: bool) -> None:
     """Version counters, mutated buffers, sizes and generator states: what the graphs alone do not show."""

@@ -187,7 +187,7 @@ def test_what_does_not_act_is_not() -> None:
     for room in ("commands", "testing", "report/plan", "planning/inspection"):
         assert [name for name in ALL if name.startswith(f"{room}/")]
         assert not [name for name in KEY if name.startswith(f"{room}/")]
-    others = {"__main__.py", "report/comparison.py", "report/explanation.py"}
+    others = {"__main__.py", "report/plan_comparison.py", "report/explanation.py"}
     assert others <= ALL
     assert not KEY & others
 

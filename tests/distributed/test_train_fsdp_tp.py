@@ -60,28 +60,17 @@ def trained(rank: int) -> dict[str, dict[str, list[float]]]:
     return curves
 
 
-@pytest.fixture(scope="module")
-def curves() -> dict[str, dict[str, list[float]]]:
+@needs_traced_meshes
+def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_process(example: Any) -> None:
+    """Both of one run on all ranks. The curve is that of one process up to the order in which sums are taken."""
     first, *others = run_ranks(trained, RANKS)
     assert all(other == first for other in others), "every rank knows the loss of all"
-    return first  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("name", ["tensor parallel", "cut over all", "bfloat16"])
-@needs_traced_meshes
-def test_the_policy_changes_no_bit_of_the_loss(name: str, curves: dict[str, dict[str, list[float]]]) -> None:
-    assert curves[name]["with"] == curves[name]["without"]
-
-
-@pytest.mark.parametrize("name", ["tensor parallel", "cut over all", "compiled"])
-@needs_traced_meshes
-def test_the_loss_curve_is_that_of_one_process(
-    name: str, curves: dict[str, dict[str, list[float]]], example: Any
-) -> None:
-    """Up to the order in which sums over ranks are taken."""
-    alone = example.train_alone(runs()[name])
-    assert alone[-1] < alone[0]
-    assert curves[name]["with"] == pytest.approx(alone, rel=1e-5)
+    for name in ("tensor parallel", "cut over all", "bfloat16"):
+        assert first[name]["with"] == first[name]["without"], name
+    for name in ("tensor parallel", "cut over all", "compiled"):
+        alone = example.train_alone(runs()[name])
+        assert alone[-1] < alone[0]
+        assert first[name]["with"] == pytest.approx(alone, rel=1e-5), name
 
 
 def said_by_main(rank: int) -> str:
