@@ -118,7 +118,7 @@ def phases_of(
     for row, phase in enumerate(phases):
         if phase != Phase.FORWARD:
             continue
-        late[row] = any(late[read] for read in inputs[row])
+        late[row] = any(map(late.__getitem__, inputs[row]))
         untagged = row > forward_ends and marks.tags[row] is None
         if late[row] or copies[row] or untagged or marks.tags[row] in _BACKWARD_TAGS:
             phases[row] = Phase.BACKWARD
