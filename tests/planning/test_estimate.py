@@ -5,21 +5,7 @@ from __future__ import annotations
 from policylang.graph.facts import Facts
 from policylang.planning.schedule.builder import build_schedule
 from policylang.simulation.peak import Peak, estimate_peak
-from tests.support.textgraph import facts_of
-
-CHAIN = """
-    %x = input bytes=10
-    %a = aten.sin.default(%x) bytes=100
-    %b = aten.sin.default(%a) bytes=100
-    %c = aten.sin.default(%b) bytes=100
-    %loss = aten.sum.default(%c) bytes=1
-    ---
-    %t = tangent bytes=1
-    %dc = aten.mul.Tensor(%t, %c) bytes=100
-    %db = aten.mul.Tensor(%dc, %b) bytes=100
-    %da = aten.mul.Tensor(%db, %a) bytes=100
-    output(%loss, %da)
-"""
+from tests.support.textgraph import CHAIN, facts_of
 
 
 def peak_of(facts: Facts, recomputed: tuple[int, ...]) -> Peak:

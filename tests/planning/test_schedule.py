@@ -13,25 +13,11 @@ from policylang.planning.schedule.builder import build_schedule
 from tests.planning.schedule_reference import reference_schedule
 from tests.planning.strategies import graphs
 from tests.support.random_flat import random_flat
-from tests.support.textgraph import facts_of
+from tests.support.textgraph import CHAIN, facts_of
 
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=90)
 fates = st.lists(st.sampled_from(["keep", "again", "again", "move"]), min_size=1, max_size=40)
 drawing = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-CHAIN = """
-    %x = input bytes=10
-    %a = aten.sin.default(%x) bytes=100
-    %b = aten.sin.default(%a) bytes=100
-    %c = aten.sin.default(%b) bytes=100
-    %loss = aten.sum.default(%c) bytes=1
-    ---
-    %t = tangent bytes=1
-    %dc = aten.mul.Tensor(%t, %c) bytes=100
-    %db = aten.mul.Tensor(%dc, %b) bytes=100
-    %da = aten.mul.Tensor(%db, %a) bytes=100
-    output(%loss, %da)
-"""
 
 
 def written(facts: Facts, schedule: Schedule) -> str:

@@ -11,7 +11,22 @@ from policylang.graph.files.graph_text import read_graph
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_text
 
-__all__ = ["GraphBuilder", "facts_of"]
+__all__ = ["CHAIN", "GraphBuilder", "facts_of"]
+
+CHAIN = """
+    %x = input bytes=10
+    %a = aten.sin.default(%x) bytes=100
+    %b = aten.sin.default(%a) bytes=100
+    %c = aten.sin.default(%b) bytes=100
+    %loss = aten.sum.default(%c) bytes=1
+    ---
+    %t = tangent bytes=1
+    %dc = aten.mul.Tensor(%t, %c) bytes=100
+    %db = aten.mul.Tensor(%dc, %b) bytes=100
+    %da = aten.mul.Tensor(%db, %a) bytes=100
+    output(%loss, %da)
+"""
+"""Three values, each made of the one before, and each read by one node of the backward."""
 
 
 def facts_of(text: str, kind: GraphKind | None = None) -> Facts:

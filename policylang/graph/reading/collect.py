@@ -282,5 +282,13 @@ class _Collector:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """What nested tuples and lists hold, in order; None counts."""
-    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, (tuple, list)) else [value]
+    """What nested tuples and lists hold, in order; None counts. They may be nested as deep as a file likes."""
+    leaves: list[Any] = []
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (tuple, list)):
+            pending.extend(reversed(part))
+        else:
+            leaves.append(part)
+    return leaves
