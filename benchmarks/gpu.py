@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [
         part
         for part in parts(options.device, options.policy)
-        if options.only is None or any(word in part.name for word in options.only)
+        if options.only is None or not set(options.only).isdisjoint(part.name.split())
     ]
     if not chosen:
         parser.error("no part has such a name: " + ", ".join(part.name for part in parts("cuda", "")))
