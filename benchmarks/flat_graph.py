@@ -115,6 +115,7 @@ def flat_llama(layers: int, length: int = 16, batch: int = 2, device: str = "cpu
         node.meta["custom"] = {**node.meta.get("custom", {}), "module_fqn": path.removeprefix("model.")}
         if phase == Phase.BACKWARD:
             node.meta["autograd_backward"] = True
+            node.meta["custom"]["remat_pass_tag"] = "is_backward"  # torch 2.11 looks for this alone
     decisions = {}
     for row, decision in enumerate(FlatPath().plan(facts, policylang.parse(POLICY)).decisions):
         if decision is not None and decision.action is not None:

@@ -6,9 +6,9 @@
 First ``tests/gpu``, then each benchmark that measures on a device: a training step at 1B and at 8B shapes beside eager
 selective checkpointing and ``activation_memory_budget`` (peak allocated and reserved, step time, the audit),
 offloading, replay in eager, recomputation on a flat graph, and the gathers of 128 ranks. Each part is a process of its
-own with a share of the minutes. One that fails, or that the time is not enough for, is named in the file and in the exit status;
-what it had measured by then is kept. The benchmarks that know no device (``plan_cost``, ``cli``, ``ranks``) measure the
-processor and are not part of it.
+own with a share of the minutes. One that fails, or that the time is not enough for, is named in the file and in the
+exit status; what it had measured by then is kept. The benchmarks that know no device (``plan_cost``, ``cli``,
+``ranks``) measure the processor and are not part of it.
 
 ``--device cpu`` is a rehearsal at tiny shapes, for a machine without a GPU: it shows that every part runs.
 """
@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
+import torch
 from attrs import frozen
 
 from benchmarks.common import machine, table
@@ -48,6 +49,8 @@ class Part:
     minutes: float
     """At most, of the time that is left when it starts."""
     read: Callable[[Path], dict[str, Any]]
+    cannot: str = ""
+    """Why this torch cannot run it."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -78,10 +81,13 @@ def parts(device: str, policy: str) -> list[Part]:
     """In the order of what is wanted most, so that a short time leaves out the rest."""
     tiny = device == "cpu"
 
-    def benchmark(name: str, minutes: float, *options: str) -> Part:
+    def benchmark(name: str, minutes: float, *options: str, cannot: str = "") -> Part:
         module, _, label = name.partition(", ")
         command = (*BENCHMARK, f"benchmarks.{module}", *options, "--device", device, "--json")
-        return Part(f"{module} {label}".strip(), command, minutes, read_json)
+        return Part(f"{module} {label}".strip(), command, minutes, read_json, cannot)
+
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+    no_meshes = "before torch 2.12, a part of a device mesh cannot be taken while a graph is traced" if old else ""
 
     step = ("--policy", policy, "--steps", "2" if tiny else "5")
     small, large = ("tiny", "tiny") if tiny else ("1b", "8b")
@@ -109,7 +115,7 @@ def parts(device: str, policy: str) -> list[Part]:
         benchmark(
             "flat_graph", 1.5, "--layers", *(("2", "--peak-layers", "1", "--length", "64") if tiny else ("2", "8"))
         ),
-        benchmark("llama3_8b_128_ranks", 1.5, "--layers", "1" if tiny else "2"),
+        benchmark("llama3_8b_128_ranks", 1.5, "--layers", "1" if tiny else "2", cannot=no_meshes),
     ]
 
 
@@ -142,7 +148,9 @@ def run_all(
     with TemporaryDirectory() as folder:
         for part in chosen:
             left = deadline - time.monotonic()
-            if left < LEAST_SECONDS:
+            if part.cannot:
+                accounts.append({"part": part.name, "outcome": "left out", "reason": part.cannot, "s": 0.0})
+            elif left < LEAST_SECONDS:
                 accounts.append({"part": part.name, "outcome": "not started", "s": 0.0})
             else:
                 accounts.append(run(part, Path(folder), min(60 * part.minutes, left)))
@@ -152,7 +160,7 @@ def run_all(
 
 def failures(accounts: Sequence[dict[str, Any]]) -> list[str]:
     """What a person has to look at, a line each."""
-    found = [f"{each['part']}: {each['outcome']}" for each in accounts if each["outcome"] != "done"]
+    found = [f"{each['part']}: {each['outcome']}" for each in accounts if each["outcome"] not in ("done", "left out")]
     for each in accounts:
         for row in each.get("rows", []):
             if "failed" in row:
@@ -196,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(json.dumps(results, indent=1) + "\n")
 
     accounts = run_all(chosen, options.minutes, write)
-    print("\n" + table([{key: each.get(key) for key in ("part", "outcome", "s")} for each in accounts]))
+    print("\n" + table([{key: each.get(key) for key in ("part", "outcome", "s", "reason")} for each in accounts]))
     wrong = failures(accounts)
     for line in wrong:
         print(line)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 from benchmarks import gpu
 
@@ -60,8 +61,11 @@ def test_the_limit_is_that_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(gpu, "LEAST_SECONDS", 1.0)
     start = time.monotonic()
     sleeps = part("long", "time.sleep(60)")
-    accounts = gpu.run_all([sleeps, sleeps], minutes=1.5 / 60, write=lambda _: None)
-    assert [each["outcome"] for each in accounts] == ["out of time", "not started"]
+    never = evolve(sleeps, cannot="torch is too old for it")
+    accounts = gpu.run_all([sleeps, never, sleeps], minutes=1.5 / 60, write=lambda _: None)
+    assert [each["outcome"] for each in accounts] == ["out of time", "left out", "not started"]
+    assert accounts[1]["reason"] == "torch is too old for it"
+    assert gpu.failures(accounts) == ["long: out of time", "long: not started"]
     assert time.monotonic() - start < 30
 
 
