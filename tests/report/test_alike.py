@@ -49,9 +49,7 @@ def block(number: int, size: int = 1024, margin: float | None = None, **more: De
         audit=AuditReport(True),
         expectations=(
             ExpectationReport("p.apl:8", "expect saved <= 1 GiB", "deferred", "it is about a whole graph"),
-            ExpectationReport(
-                "p.apl:9", "expect saved per block <= 2 KiB", "held", f"{size} B in block {number}", margin
-            ),
+            ExpectationReport("p.apl:9", "expect saved per block <= 2 KiB", "held", found, margin),
         ),
         label=f"layers.{number}",
     )

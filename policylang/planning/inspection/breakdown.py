@@ -199,7 +199,7 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntr
     return ValueEntry(
         fate=fate,
         operator=operator_of(facts, row),
-        module=_relative(module, plan.block_names[block]) if block >= 0 else module,
+        module=within_block(module, plan.block_names[block]) if block >= 0 else module,
         shape=facts.shapes[row],
         dtype=facts.dtypes[row],
         source=None if rule is None else rule.source,
@@ -214,7 +214,8 @@ def operator_of(facts: Facts, row: int) -> str:
     return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
 
 
-def _relative(module: str, block: str) -> str:
+def within_block(module: str, block: str) -> str:
+    """The path of a module from its block on."""
     if module == block:
         return ""
     return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
