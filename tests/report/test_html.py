@@ -158,6 +158,25 @@ def test_nodes_that_one_plan_alone_has_stand_in_their_place():
         assert names.index("wait_tensor_1") < names.index("mm")
 
 
+def luminance(color: str) -> float:
+    """Relative luminance as in WCAG 2."""
+    digits = color if len(color) == 6 else "".join(2 * digit for digit in color)
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_and_lines_stand_out_from_what_they_are_on(dark: bool):
+    light, _, night = page().partition("prefers-color-scheme: dark")
+    colors = dict(re.findall(r"--([a-z]+): #([0-9a-f]{3,6})\b", night if dark else light))
+    words = {"ink", "soft", "saved", "open", "recomputed", "offloaded"}
+    for name in (*words, "without"):
+        for ground in ("ground", "card", "hover", "chosen"):
+            low, high = sorted(luminance(colors[each]) for each in (name, ground))
+            assert (high + 0.05) / (low + 0.05) >= (4.5 if name in words else 3), (name, ground)
+
+
 WORDS = """
     const boxes = [...document.querySelectorAll(".ticks span, .parts span, .legend > span")]
         .filter((each) => each.textContent).map((each) => each.getBoundingClientRect());

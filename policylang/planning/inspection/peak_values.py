@@ -179,7 +179,7 @@ class _Named:
         if decision.rule is None:
             return None, decision.reason or f"undecided -> {self.plan.undecided}"
         rule = self.plan.policy.rules[decision.rule]
-        return rule.source, rule.text
+        return rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text
 
     def _stays(self, at: int) -> bool:
         return self.lifetimes.last[at] >= len(self.schedule)

@@ -6,9 +6,9 @@ from policylang.language.figures import counted, figure, file_name, shortened
 from policylang.planning.inspection.peak_values import AliveShare, AliveValue, Moment, PeakValues
 from policylang.report.report_text import bytes_text, table
 
-_LONGEST_RULE = 56
+_LONGEST_RULE = 72
 
-VALUES_HEAD = ("bytes", "share", "value", "operator", "module", "", "line", "made", "last needed")
+VALUES_HEAD = ("bytes", "share", "value", "operator", "module", "", "line", "made in step", "last needed in step")
 SHARES_HEAD = ("bytes", "share", "values", "", "line", "rule")
 
 
@@ -59,12 +59,12 @@ def share_row(share: AliveShare, found: PeakValues) -> tuple[str, ...]:
 def _made(value: AliveValue) -> str:
     if value.made is None:
         return "before the step"
-    return f"{value.made.half}, step {value.made.step:,}"
+    return f"{value.made.half}, {value.made.step:,}"
 
 
 def _step(moment: Moment) -> str:
     again = " again" if moment.again else ""
-    return f"{moment.half}, step {moment.step:,}: {moment.node}{again}"
+    return f"{moment.half}, {moment.step:,}: {moment.node}{again}"
 
 
 def _share(amount: int, found: PeakValues) -> str:
