@@ -1,5 +1,7 @@
 """Compare two policies on a graph: the nodes whose decision changes, and what that costs and saves.
 
+--html writes a page with both: memory over time, and the decisions that differ by line, module and block.
+
 Exit code 0 says that the two decide alike, whatever their text is: "this refactor of the policy changes nothing".
 
 exit codes: 0 no decision changes, 1 some do, or a policy has errors, 2 a file that cannot be read
@@ -9,10 +11,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_form, add_graph, add_path, planned, read_graph, read_policy
+from policylang.commands.shared.inputs import (
+    add_form,
+    add_graph,
+    add_path,
+    planned,
+    read_graph,
+    read_policy,
+    write_page,
+)
 from policylang.language.figures import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from policylang.planning.plan import Plan
 
 NAME = "diff"
 SUMMARY = "compare two policies on a graph"
@@ -24,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_graph(parser)
     add_path(parser)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
+    parser.add_argument("--html", metavar="OUT.html", help="write both policies as a page, one over the other")
 
 
 def run(options: argparse.Namespace) -> Exit:
@@ -38,7 +56,17 @@ def run(options: argparse.Namespace) -> Exit:
     found = compare(*plans)
     renderers = {"text": comparison_text, "markdown": comparison_markdown, "json": comparison_json}
     print(renderers[options.output_format](found))
+    if options.html:
+        _write_page(plans, options.graph, options.html)
     return Exit.CLEAN if found.same else Exit.DIAGNOSTICS
+
+
+def _write_page(plans: Sequence[Plan], graph: str, out: str) -> None:
+    from policylang.planning.inspection.breakdown import breakdown
+    from policylang.report.plan.comparison_page import comparison_page
+
+    old, new = map(breakdown, plans)
+    write_page(comparison_page(old, new, Path(graph).name), out)
 
 
 def _warn(name: str, errors: int) -> None:

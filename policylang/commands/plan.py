@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form, add_graph, add_path
+from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.inputs import add_form, add_graph, add_path, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,8 +88,4 @@ def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
     from policylang.report.plan.html import plan_page
 
-    try:
-        Path(out).write_text(plan_page(found, worth, Path(graph).name), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
-    print(f"wrote {out}", file=sys.stderr)
+    write_page(plan_page(found, worth, Path(graph).name), out)

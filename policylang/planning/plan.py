@@ -38,6 +38,8 @@ class ExpectationOutcome:
     """``deferred``: depends on what ``undecided -> auto`` leaves to the partitioner; checked after partitioning."""
     found: str
     """The figure, as printed: ``219.5 MiB in block 3``."""
+    margin: float | None = None
+    """How far the figure is from the limit: negative where it fails; None where there is none."""
 
 
 @frozen(eq=False)

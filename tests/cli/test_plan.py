@@ -81,6 +81,23 @@ def test_json_is_one_document(policylang, graph, policy):
     assert found["diagnostics"] == []
 
 
+def test_what_is_alive_at_the_peak_by_line(policylang, graph, policy):
+    outcome = policylang("plan", policy(), "--graph", graph)
+    assert "alive at the peak, 5 GiB: at g1, step 6 of 8, in the backward" in outcome.out
+    assert re.search(r"1 GiB +20% +a1 +aten.mm.default +layers.1 +saved +mine.apl:3 +forward, 3 +", outcome.out)
+    assert re.search(r"1 GiB +20% +w +parameter +before the step +after the step", outcome.out)
+    assert re.search(r"2 GiB +40% +2 +saved +mine.apl:3 +save mm in block", outcome.out)
+
+    document = json.loads(policylang("plan", policy(), "--graph", graph, "--output-format", "json").out)
+    found = document["at_peak"]
+    assert found["bytes"] == max(document["with"]["peak"][half] for half in ("forward", "backward"))
+    assert found["bytes"] == sum(each["bytes"] for each in found["values"]) + found["rest_bytes"]
+    assert found["bytes"] == sum(each["bytes"] for each in found["shares"])
+    assert [value["name"] for value in found["values"][:4]] == ["w", "a0", "a1", "b1"]
+    assert found["values"][1]["made"] == {"step": 1, "node": "a0", "half": "forward", "again": False}
+    assert found["values"][1]["source"].endswith("mine.apl:3")
+
+
 def test_errors_between_policy_and_graph_are_printed_with_the_plan(policylang, graph, policy):
     outcome = policylang("plan", policy(POLICY + "save bmm\n"), "--graph", graph)
     assert outcome.code == 1

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.exit import Exit, UsageError
 from policylang.planning.capabilities import PLANNED
 
 if TYPE_CHECKING:
@@ -89,6 +89,15 @@ def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool)
     if printed := "\n\n".join(filter(None, parts)):
         print(printed)
     return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
+
+
+def write_page(page: str, out: str) -> None:
+    """Raises ``UsageError`` where it cannot be written."""
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
+    print(f"wrote {out}", file=sys.stderr)
 
 
 def print_snapshot(path: Path, facts: Facts) -> None:

@@ -22,6 +22,7 @@ class Finding:
     status: Status
     found: str
     details: tuple[str, ...] = ()
+    margin: float | None = None
 
 
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
@@ -52,10 +53,17 @@ def _judge(
     holds = COMPARISONS[expectation.op](amount, limit)
     found = beside(amount, limit, _dimension(expectation)) + where
     if outcome.final:
-        return Finding("held" if holds else "failed", found, details)
+        return Finding("held" if holds else "failed", found, details, margin_of(expectation.op, amount, limit))
     if not holds and expectation.op in ("<", "<="):
-        return Finding("failed", f"at least {found}", details)
+        return Finding("failed", f"at least {found}", details, margin_of(expectation.op, amount, limit))
     return LEFT_OPEN
+
+
+def margin_of(op: str, amount: float, limit: float) -> float:
+    """How far a figure is from its limit: negative, or zero of a strict one, where it does not hold."""
+    if op in ("<", "<="):
+        return limit - amount
+    return amount - limit if op in (">", ">=") else -abs(amount - limit)
 
 
 def _dimension(expectation: ExpectTotal) -> Literal["bytes", "flops", "fraction"]:

@@ -11,6 +11,7 @@ from attrs import asdict
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
 from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.report.diagnostics import render_json
 
 VERSION = 1
@@ -38,6 +39,7 @@ def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Di
             for index, outcome in enumerate(plan.rules)
         ],
         "expectations": [asdict(each) for each in plan.expectations],
+        "at_peak": asdict(values_at_peak(found)),
         "groups": [_group(found, group) for group in found.groups],
         "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],
     }

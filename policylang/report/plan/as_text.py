@@ -1,4 +1,4 @@
-"""A plan as text: the totals, the marginal cost of each rule, then block by block."""
+"""A plan as text: the totals, the marginal cost of each rule, what is alive at the peak, then block by block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Literal
 from policylang.language.figures import counted, figure, file_name, shortened
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
+from policylang.report.plan.at_peak import at_peak_text
 from policylang.report.report_text import bytes_text, table
 
 _LONGEST_RULE = 64
@@ -17,7 +19,8 @@ _LONGEST_SHAPE = 24
 
 def plan_text(found: Breakdown, worth: Sequence[Worth]) -> str:
     """Plain text, no colours, no line end at the end."""
-    parts = [_heading(found), _totals(found), _rules(found, worth), *(_group(group) for group in found.groups)]
+    at_peak = at_peak_text(values_at_peak(found))
+    parts = [_heading(found), _totals(found), _rules(found, worth), at_peak, *(_group(group) for group in found.groups)]
     return "\n\n".join(part for part in parts if part)
 
 
