@@ -51,7 +51,7 @@ _LOOKALIKES = {
 }
 
 
-PAIRS = ("EVERY_NTH", "UP_TO", "PER_RANK")
+PAIRS = ("EVERY_NTH", "HALF_OF", "UP_TO", "PER_RANK")
 """Terminals of two words, which are no keywords by themselves where ``every`` and ``per`` are not."""
 
 
@@ -154,6 +154,8 @@ def _pair(first: Lexeme, second: Lexeme) -> str | None:
         return "EVERY_NTH"
     if first.type == "PER" and second == "rank":
         return "PER_RANK"
+    if first == "half" and second.type == "OF":
+        return "HALF_OF"
     return "UP_TO" if first == "up" and second == "to" else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any, get_args, get_type_hints
 
 from lark import Transformer, v_args
@@ -25,6 +26,7 @@ _SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
 _NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-z]*)")
 _MAX_DIGITS = 15
+_LEAST_PERCENT = 1e-9
 
 
 def integer(word: Lexeme, digits: str | None = None) -> int:
@@ -43,6 +45,20 @@ def position(word: Lexeme) -> int:
         word.report("APL205", "positions and counts start at 1")
         return 1
     return value
+
+
+def share_of(number: Lexeme, span: Span) -> Fraction:
+    """The part of a whole that a per cent figure says, exactly: 29% of a hundred blocks are 29 of them. ``span`` is of
+    the figure with its sign. What is no such part is reported and read as all of it."""
+    text = str(number).replace("_", "")
+    match = _NUMBER.fullmatch(text)
+    if match is None or match.group(2) or len(text) > _MAX_DIGITS:
+        number.report("APL016", f"`{text[:20]}` is not a share", span, help="a share is written as `25%`")
+        return Fraction(1)
+    if not _LEAST_PERCENT <= float(text) <= 100:
+        number.report("APL205", "a share of the blocks is more than 0% and at most 100%", span)
+        return Fraction(1)
+    return Fraction(text) / 100
 
 
 def quoted(word: Lexeme) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 from lark import v_args
 
 from policylang.language import syntax
@@ -23,8 +23,19 @@ _ACTION_WORDS = (
 )
 ACTIONS = {word: Action[_SYNONYMS.get(word, word).upper()] for word in _ACTION_WORDS}
 FATES = ("auto", "save", "recompute")
-FIGURES = ("saved", "recomputed", "recomputed flops", "peak")
+FIGURES = ("saved", "recomputed", "recomputed flops", "recomputed operators", "peak")
+_OF_FORWARD = ("saved", "recomputed")
+"""Figures whose share is not said by a per cent sign alone."""
 _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
+
+
+@frozen
+class _Limit:
+    """What an expectation compares with, and whether it says of what it is a share."""
+
+    quantity: Quantity
+    of_whole: bool
+    span: Span
 
 
 @v_args(inline=True)
@@ -107,8 +118,18 @@ class StatementRules(SelectorRules):
 
     # --- expectations ---
 
+    def limit(self, limit: Quantity, of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
+        if of is not None and whole is not None:
+            if whole != "forward":
+                whole.report("APL116", f"a share is one of `forward`, not of `{whole}`", help="write `of forward`")
+            elif limit.dimension != "fraction":
+                message = f"a share of the forward is per cent, and `{limit.span.one_line}` is not"
+                of.report("APL201", message, limit.span, help="write a share such as `30% of forward`")
+        return _Limit(limit, of is not None, limit.span.to((whole or limit).span))
+
     def expect_total(self, word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
-        limit: Quantity = rest[-1]
+        last: _Limit = rest[-1]
+        limit = last.quantity
         sign: Lexeme = rest[-2]
         middle = rest[:-2]
         name, end = str(figure), figure
@@ -119,7 +140,10 @@ class StatementRules(SelectorRules):
             help = did_you_mean(nearest(name, FIGURES)) or f"the figures are {', '.join(FIGURES)}"
             message = f"there is no figure `{name}` to expect something of"
             figure.report("APL116", message, figure.span.to(end.span), help=help)
-        span = word.span.to(limit.span)
+        elif name in _OF_FORWARD and limit.dimension == "fraction" and not last.of_whole:
+            message = f"`{limit.span.one_line}` does not say of what"
+            figure.report("APL201", message, limit.span, help=f"write `{limit.span.one_line} of forward`")
+        span = word.span.to(last.span)
         return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
 
     def expect_count(self, word: Lexeme, *rest: Any) -> syntax.ExpectCount:
