@@ -40,6 +40,7 @@ class Mistake:
 
 _ACTION = rf"(?:{'|'.join(sorted(ACTIONS, key=len, reverse=True))})"
 _VERB = rf"^\s*(?:(?:optional|override)\s+)*{_ACTION}"
+_OFFLOAD = r"\boffload\b"
 _NAME = r"[A-Za-z_][\w.*]*"
 _FIGURE = rf"(?:{'|'.join(sorted(_FIGURES, key=len, reverse=True))})(?:\s+per\s+block)?"
 _SUBJECT = rf"(?:{'|'.join((*MEASURES, *PROPERTIES))})(?:\[-?\d+\])?"
@@ -103,11 +104,11 @@ def _all_in(match: re.Match[str]) -> str:
     return f"everything in block {match['number']}" if match["number"] else "everything in block"
 
 
-def _share(match: re.Match[str]) -> str | Sequence[str]:
+def _share(match: re.Match[str]) -> str:
     word = "last" if match["which"] in ("second", "last") else "first"
     part = " ".join(match["part"].split()).replace(" %", "%")
     part = {"quarter": "25%"}.get(part, part)
-    return [] if part == "third" else f"{word} {part} of blocks"
+    return f"{word} {part} of blocks"
 
 
 def _unquoted(match: re.Match[str]) -> Sequence[str]:
@@ -194,6 +195,11 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     )
 
     # --- places ---
+    yield rf"{_VERB}\s+(?P<bad>half\s+of|every\s+other)\s", "every 2nd", "a share is of the blocks alone"
+    yield (
+        rf"{_VERB}\s+(?P<bad>(?:(?:first|last)\s+)?(?:half|\d[\d.]*\s*%)\s+of)\s",
+        *(lambda _: [], "a share is of the blocks alone", "such as `save mm in first half of blocks`", None),
+    )
     yield (
         rf"(?:{_VERB}\s+|^\s*)(?P<bad>(?P<place>(?:in|outside)\s+(?:(?:block|blocks)(?:\s+\d[\d.]*)?"
         rf"|(?:first|last)(?:\s+\d+)?\s+blocks?|[\w.*/\[\]{{}}]+))\s+(?P<what>{_LAST_WORD}))",
@@ -219,8 +225,12 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     )
     yield (
         rf"\b(?:in|outside)\s+(?P<bad>(?:the\s+)?(?:(?P<which>first|last|second)\s+)?"
-        rf"(?P<part>half|quarter|third|\d+(?:\.\d+)?\s*%){_WHOLE}\s+{_BLOCK})\b",
+        rf"(?P<part>half|quarter|\d+(?:\.\d+)?\s*%){_WHOLE}\s+{_BLOCK})\b",
         *(_share, "a share of the blocks is written as `first half of blocks` or `last 25% of blocks`"),
+    )
+    yield (
+        rf"\b(?:in|outside)\s+(?:\w+\s+)?(?P<bad>thirds?|quarters|fifths?|tenths?){_WHOLE}\s+{_BLOCK}\b",
+        *(lambda _: [], "a share is `half` or per cent", "such as `first 25% of blocks`", None),
     )
     yield (
         rf"\b(?:in|outside)\s+(?P<bad>(?:(?:each|every|all|any|the)\s+(?:of\s+)?(?:the\s+)?){_BLOCK})(?!\s+\d)(?!\S)",
@@ -232,7 +242,7 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield r"\s(?P<bad>layer)\b", "block", "a layer of a model is a `block`"
     yield r"\bper\s+(?P<bad>blocks|modules|chains|graphs)\b", lambda m: m["bad"][:-1], "`per` is followed by one of them"
     yield r"\s(?P<bad>not\s+in|not\s+inside|out\s+of|outside\s+of)\s", "outside", "what is not there is `outside`"
-    yield r"\s(?P<bad>inside(?:\s+of)?|within|at|on|of|from|under|for)\s", "in", "a place stands behind `in`"
+    yield r"\s(?P<bad>inside(?:\s+of)?|within|at(?!\s+(?:most|least)\b)|on|of|from|under|for)\s", "in", "a place stands behind `in`"
 
     # --- positions ---
     yield (
@@ -241,11 +251,6 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     )
     yield r"\bevery\s+(?P<bad>\d+)(?!\w)", lambda match: _ordinal(int(match["bad"])), *_NTH
     yield rf"\bevery\s+(?P<bad>other|{_words([*_ORDINALS])})\b", _looked_up({**_ORDINALS, "other": "2nd"}), *_NTH
-    yield rf"{_VERB}\s+(?P<bad>half\s+of|every\s+other)\s", "every 2nd", "a share is of the blocks alone"
-    yield (
-        rf"{_VERB}\s+(?P<bad>(?:(?:first|last)\s+)?(?:half|\d[\d.]*\s*%)\s+of)\s",
-        *(lambda _: [], "a share is of the blocks alone", "such as `save mm in first half of blocks`", None),
-    )
     yield rf"\b(?:first|last)\s+(?P<bad>{_words([*_NUMBERS])})\b", _looked_up(_NUMBERS), "counts are written in digits"
     yield (
         rf"(?:{_VERB}|\b(?:in|outside))\s+(?P<bad>{_words([*_ORDINALS])})\s",
@@ -260,6 +265,26 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield rf"\s(?P<bad>{_words(leaving_out)})\s", "except", "what is left out stands behind `except`"
     yield r"(?P<bad>,)\s*(?:in|outside|where)\b", "", "no comma stands before what narrows a selector"
     yield r"\s(?P<bad>\+)\s", "or", "selectors are joined with `or` or a comma"
+
+    # --- expectations ---
+    yield r"^\s*expect\s+(?P<bad>(?:the\s+)?(?:peak|maximum|max)\s+(?:memory|usage|bytes))\b", "peak", *_FIGURES_ARE
+    yield rf"^\s*expect\s+{_FIGURE}\s+(?P<bad>(?P<value>\d[\w.]*.*))$", "<= {value}", "the comparison is missing"
+    yield rf"^\s*expect\s+{_FIGURE}\s+(?P<bad>(?:is\s+|of\s+)?{_words([*_SIGNS])}|of|to\s+be)(?=\s)", _sign, *_COMPARE
+    yield rf"^\s*expect\s+{_FIGURE}\s*(?P<bad><\s+=|=<|=(?!=))", "<=", "a limit is written with `<=`"
+    yield r"^\s*expect\s+(?P<bad>max(?:imum)?|no\s+more\s+than|up\s+to)\s+\d", "at most", "a limit to a count is `at most` or `at least`"
+    yield r"^\s*expect\s+(?P<bad>min(?:imum)?|no\s+less\s+than)\s+\d", "at least", "a limit to a count is `at most` or `at least`"
+    yield r"^\s*expect\s+(?P<bad>(?P<number>\d+))\s", "exactly {number}", "how many is said exactly, or as a limit"
+    yield r"^\s*expect\s+(?P<bad>all(?:\s+of)?(?:\s+the)?|each|any)\s", "every", "all of them are `every`"
+    yield r"^\s*expect\s+(?P<bad>none(?:\s+of)?|not|never)\s", "no", "none of them are `no`"
+    yield (
+        rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>saved|recomputed|offloaded))",
+        *("every {what} {fate}", "it is not said whether all of these nodes or none of them"),
+    )
+    yield r"\s(?P<bad>is|are|to\s+be|be|gets|get)\s+(?:saved|recomputed|offloaded)\s*$", "", "a fate is one word"
+    yield r"\s(?P<bad>per\s+(?:gpu|device|card|process|worker))\b", "per rank", "a budget is said per rank"
+    yield r"^\s*expect\b.*\s(?P<bad>(?:per|on\s+each|on\s+every)\s+rank)\s*$", "", "a policy speaks of one rank's graph"
+    yield rf"{_OFFLOAD}.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram|disk))(?!\S)", "", "what is offloaded goes to the host"
+    yield rf"{_OFFLOAD}.*\s(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)\s+\d", "up to", *_BUDGET
 
     # --- predicates ---
     yield r"\s(?P<bad>if|when|with|having|whose|such\s+that|that|which|while)\s", "where", "a condition follows `where`"
@@ -285,22 +310,6 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield rf"\b(?:{_SUBJECT})\s+(?P<bad>(?:is\s+)?{_words([*_SIGNS])})(?=\s)", _sign, *_COMPARE
     yield rf"\b(?:{_SUBJECT})\s*(?P<bad>=)(?!=)", "==", "`=` defines a name, a comparison is `==`"
 
-    # --- expectations ---
-    yield r"^\s*expect\s+(?P<bad>(?:the\s+)?(?:peak|maximum|max)\s+(?:memory|usage|bytes))\b", "peak", *_FIGURES_ARE
-    yield rf"^\s*expect\s+{_FIGURE}\s+(?P<bad>(?P<value>\d[\w.]*.*))$", "<= {value}", "the comparison is missing"
-    yield rf"^\s*expect\s+{_FIGURE}\s+(?P<bad>(?:is\s+|of\s+)?{_words([*_SIGNS])}|of|to\s+be)(?=\s)", _sign, *_COMPARE
-    yield rf"^\s*expect\s+{_FIGURE}\s*(?P<bad><\s+=|=<|=(?!=))", "<=", "a limit is written with `<=`"
-    yield r"^\s*expect\s+(?P<bad>max(?:imum)?|no\s+more\s+than|up\s+to)\s+\d", "at most", "how many is `at most`"
-    yield r"^\s*expect\s+(?P<bad>min(?:imum)?|no\s+less\s+than)\s+\d", "at least", "how many is `at least`"
-    yield r"^\s*expect\s+(?P<bad>(?P<number>\d+))\s", "exactly {number}", "how many is said exactly, or as a limit"
-    yield r"^\s*expect\s+(?P<bad>all(?:\s+of)?(?:\s+the)?|each|any)\s", "every", "all of them are `every`"
-    yield r"^\s*expect\s+(?P<bad>none(?:\s+of)?|not|never)\s", "no", "none of them are `no`"
-    yield r"\s(?P<bad>is|are|to\s+be|be|gets|get)\s+(?:saved|recomputed|offloaded)\s*$", "", "the fate stands alone"
-    yield r"\s(?P<bad>per\s+(?:gpu|device|card|process|worker))\b", "per rank", "a rank is what it is called"
-    yield r"^\s*expect\b.*\s(?P<bad>(?:per|on\s+each|on\s+every)\s+rank)\s*$", "", "a policy speaks of one rank's graph"
-    yield rf"{_VERB}\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram|disk))(?!\S)", "", "what is offloaded goes to the host"
-    yield rf"{_VERB}\b.*\s(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)\s+\d", "up to", "a budget stands behind `up to`"
-
     # --- names with other signs in them ---
     yield (
         rf"(?P<bad>[A-Za-z_]\w*(?:[{_DASH}]\w+)+)",
@@ -321,6 +330,7 @@ _NO_PROGRAM = (
 _BEHIND = ("`where …` stands behind what it narrows",)
 _A_RANGE = ("a range of blocks is written as `blocks 4..20`",)
 _BLOCKS = ("which modules are blocks is said as in `blocks layers.*`",)
+_BUDGET = ("a budget stands behind `up to`",)
 _NTH = ("`every` is followed by an ordinal, such as `2nd`",)
 _BOTH = ("`and` keeps what is of both, a comma what is of either",)
 _ALL = ("a selector without a position means all of its nodes",)

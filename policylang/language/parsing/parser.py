@@ -105,7 +105,9 @@ def _stops(text: str) -> int | None:
     """Where a statement's text cannot be read any further."""
     words, origin = _lexer().lex(Source("", text), 0, len(text))
     stop = len(text)
-    if not origin.problems and words:
+    if not origin.problems:
+        if not words:  # a comment
+            return None
         try:
             _reduce(_lark(), words)
         except UnexpectedToken as error:

@@ -23,6 +23,22 @@ ANNOTATED = "annotated NAME"
 """The one that takes a name, likewise."""
 _SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
 
+_BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
+"""What a prefix alone may mean: nobody counts operations in ``G`` without saying so."""
+_UNITS_ARE = f"the units are {', '.join(unit for unit in UNITS if not unit.endswith('s'))}"
+_ELSEWHERE = {
+    **dict.fromkeys(("size", "memory", "mem", "nbytes", "byte", "mb", "gb", "storage"), "bytes"),
+    **dict.fromkeys(("name", "path", "fqn", "scope", "layer", "block", "modules"), "module"),
+    **dict.fromkeys(("elements", "element_count", "length", "len"), "numel"),
+    **dict.fromkeys(("dim", "dims", "rank"), "ndim"),
+    **dict.fromkeys(("type", "precision"), "dtype"),
+    **dict.fromkeys(("flop", "compute", "cost", "work"), "flops"),
+    **dict.fromkeys(("consumers", "readers", "uses", "fanout"), "users"),
+    **dict.fromkeys(("world_size", "ranks", "group"), "group_size"),
+}
+"""What other tools call the properties."""
+_OPERATORS = ("op", "operator", "target", "function", "kind", "ops")
+
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
 _NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-z]*)")
 _MAX_DIGITS = 15
@@ -158,7 +174,11 @@ def _subject(word: Lexeme) -> tuple[str, int | None]:
 
 def _unknown_property(subject: Lexeme) -> None:
     known = (*MEASURES, *PROPERTIES)
-    help = did_you_mean(nearest(str(subject), known)) or f"the properties are {', '.join(known)}"
+    name = str(subject).lower()
+    near = (_ELSEWHERE[name],) if name in _ELSEWHERE else nearest(name, known)
+    help = did_you_mean(near) or f"the properties are {', '.join(known)}"
+    if name in _OPERATORS:
+        help = "an operator stands in place of a property: `save mm`, or joined with `and`"
     subject.report("APL114", f"nodes have no property `{subject}`", help=help)
 
 
@@ -176,7 +196,7 @@ def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
         return Quantity(value, "number", span)
     known = UNITS.get(name)
     if known is None:
-        help = did_you_mean(nearest(name, UNITS)) or f"the units are {', '.join(UNITS)}"
+        help = did_you_mean(_BARE_UNITS.get(name.upper(), ()) or nearest(name, UNITS)) or _UNITS_ARE
         number.report("APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help)
         return Quantity(value, "number", span)
     return Quantity(value * known[0], known[1], span)

@@ -26,6 +26,18 @@ FATES = ("auto", "save", "recompute")
 FIGURES = ("saved", "recomputed", "recomputed flops", "recomputed operators", "peak")
 _OF_FORWARD = ("saved", "recomputed")
 """Figures whose share is not said by a per cent sign alone."""
+_FATES_ELSEWHERE = {
+    **dict.fromkeys(("keep", "store", "cache", "must_save"), "save"),
+    **dict.fromkeys(("checkpoint", "remat", "drop", "discard", "must_recompute"), "recompute"),
+    **dict.fromkeys(("default", "none", "min_cut", "mincut", "partitioner", "torch", "inductor", "leave"), "auto"),
+}
+_FIGURES_ELSEWHERE = {
+    **dict.fromkeys(("memory", "mem", "max_memory", "peak_memory", "usage", "bytes", "total"), "peak"),
+    **dict.fromkeys(("kept", "stored", "activations", "activation", "save"), "saved"),
+    **dict.fromkeys(("recompute", "checkpointed", "recomputation"), "recomputed"),
+    **dict.fromkeys(("flops", "recompute_flops", "recomputed_flops", "compute", "work", "overhead"), "recomputed flops"),
+}
+"""What other tools call the figures."""
 _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
 
 
@@ -61,7 +73,8 @@ class StatementRules(SelectorRules):
 
     def undecided(self, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
-            help = did_you_mean(nearest(str(fate), FATES)) or "it is one of `auto`, `save`, `recompute`"
+            near = _FATES_ELSEWHERE.get(str(fate).lower())
+            help = did_you_mean((near,) if near else nearest(str(fate), FATES)) or "it is one of `auto`, `save`, `recompute`"
             fate.report("APL116", f"values that no rule decides cannot be left to `{fate}`", fate.span, help=help)
         return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
 
@@ -137,7 +150,10 @@ class StatementRules(SelectorRules):
             end = middle[0]
             name, middle = f"{name} {end}", middle[1:]
         if name not in FIGURES:
-            help = did_you_mean(nearest(name, FIGURES)) or f"the figures are {', '.join(FIGURES)}"
+            near = _FIGURES_ELSEWHERE.get(name)
+            help = did_you_mean((near,) if near else nearest(name, FIGURES)) or f"the figures are {', '.join(FIGURES)}"
+            if near is None and limit.dimension == "number":
+                help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
             message = f"there is no figure `{name}` to expect something of"
             figure.report("APL116", message, figure.span.to(end.span), help=help)
         elif name in _OF_FORWARD and limit.dimension == "fraction" and not last.of_whole:
