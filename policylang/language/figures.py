@@ -9,8 +9,10 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _FLOPS = ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
-def figure(value: float, dimension: Literal["bytes", "flops", "fraction"]) -> str:
-    """``219.5 MiB``, ``1.2 TFLOP``, ``21.3%``: one decimal, none where it would be a zero."""
+def figure(value: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
+    """``219.5 MiB``, ``1.2 TFLOP``, ``21.3%``: one decimal, none where it would be a zero. Numbers are whole."""
+    if dimension == "number":
+        return f"{int(value):,}"
     if dimension == "fraction":
         return f"{_short(value * 100)}%"
     base, units = (1024.0, _BYTES) if dimension == "bytes" else (1000.0, _FLOPS)
@@ -21,13 +23,15 @@ def figure(value: float, dimension: Literal["bytes", "flops", "fraction"]) -> st
     return f"{_short(value)} {units[index]}"
 
 
-def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fraction"]) -> str:
+def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
     """A figure that is printed beside a limit: exact where rounding would hide which of the two is larger."""
     text = figure(value, dimension)
     if value == limit or text != figure(limit, dimension):
         return text
     if dimension == "fraction":
         return f"{value * 100:.6g}%"
+    if dimension == "number":
+        return text
     return f"{text} ({int(value):,} {'bytes' if dimension == 'bytes' else 'FLOP'})"
 
 

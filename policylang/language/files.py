@@ -87,11 +87,23 @@ def _missing(path: Path, name: str) -> Diagnostic:
         beside = [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
     except OSError:
         beside = []
+    stem = path.name.removesuffix(SUFFIX)
+    if stem in bundled_names() and os.path.basename(name) == name:
+        help = f"the bundled policy of that name is written `<{stem}>`"
+        return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
     near = nearest(path.name, sorted({*beside, *(f"{each}{SUFFIX}" for each in bundled_names())}))
-    help = did_you_mean(near)
+    help = did_you_mean(_bundled_first(path, near))
     if help is None and any(mark in name for mark in _OF_A_TEXT):
         help = "`policylang.parse` takes the text of a policy"
     return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
+
+
+def _bundled_first(path: Path, near: tuple[str, ...]) -> tuple[str, ...]:
+    """Bundled policies are called by their bare names, also where a name is misspelt that could be a file's."""
+    if path.suffix == SUFFIX or path.name != str(path):
+        return near
+    mine = [name for name in near if (path.parent / name).exists()]
+    return (*nearest(path.name, bundled_names()), *mine)[:3]
 
 
 def _shortened(name: str) -> str:

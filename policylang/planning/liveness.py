@@ -58,6 +58,14 @@ class CostedNeeds(Needs):
     recomputed_flops_by_block: tuple[int, ...] = ()
     forward_flops: int = 0
     forward_flops_by_block: tuple[int, ...] = ()
+    forward_bytes: int = 0
+    """That the whole forward allocates, weights that it gathers and casts among them."""
+    forward_bytes_by_block: tuple[int, ...] = ()
+    recomputed_operators: int = 0
+    """Of ``recomputed`` those that compute: not views, pieces of a tuple, waits and sizes."""
+    recomputed_operators_by_block: tuple[int, ...] = ()
+    forward_operators: int = 0
+    forward_operators_by_block: tuple[int, ...] = ()
     offloaded_bytes: int = 0
     """That leave the device between their last forward and their first backward use."""
 
@@ -145,6 +153,11 @@ def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) 
     recomputed_bytes, recomputed_bytes_by_block = total(again, [own_bytes(facts, row) for row in again])
     recomputed_flops, recomputed_flops_by_block = total(again, [flops[row] for row in again])
     forward_flops, forward_flops_by_block = total(facts.forward, [flops[row] for row in facts.forward])
+    forward_bytes, forward_bytes_by_block = total(facts.forward, [own_bytes(facts, row) for row in facts.forward])
+    recomputed_operators, recomputed_operators_by_block = total(again, [_computes(facts, row) for row in again])
+    forward_operators, forward_operators_by_block = total(
+        facts.forward, [_computes(facts, row) for row in facts.forward]
+    )
     columns: dict[str, Any] = {column.name: getattr(needs, column.name) for column in fields(Needs)}
     return CostedNeeds(
         **columns,
@@ -156,6 +169,12 @@ def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) 
         recomputed_flops_by_block=recomputed_flops_by_block,
         forward_flops=forward_flops,
         forward_flops_by_block=forward_flops_by_block,
+        forward_bytes=forward_bytes,
+        forward_bytes_by_block=forward_bytes_by_block,
+        recomputed_operators=recomputed_operators,
+        recomputed_operators_by_block=recomputed_operators_by_block,
+        forward_operators=forward_operators,
+        forward_operators_by_block=forward_operators_by_block,
         offloaded_bytes=sum(facts.bytes[row] for row in needs.offloaded),
     )
 
@@ -165,3 +184,8 @@ def own_bytes(facts: Facts, row: int) -> int:
     if facts.flags[row] & Flag.VIEW or facts.owners[row] != row:
         return 0
     return facts.bytes[row]
+
+
+def _computes(facts: Facts, row: int) -> int:
+    """1 for an operator that computes something: no view, no size, and nothing that comes with another operator."""
+    return int(facts.owners[row] == row and not facts.flags[row] & (Flag.VIEW | Flag.SYMBOLIC))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
@@ -23,6 +25,7 @@ from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edi
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.selection.empty_shares import empty_shares
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
@@ -64,6 +67,7 @@ def plan(
         needs = safety.enforce()
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
+    none = tuple(empty_shares(policy, selections)) if place is None or place.numbered else ()
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
     return Plan(
         policy=policy,
@@ -77,7 +81,8 @@ def plan(
             *(beyond_one_block(policy, place) if alone else ()),
             *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
             *unanswerable(policy, facts),
-            *_rule_diagnostics(policy, rules, selections),
+            *none,
+            *_one_cause(_rule_diagnostics(policy, rules, selections), none),
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
@@ -88,7 +93,7 @@ def plan(
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
-            *failures,
+            *_one_cause(failures, none),
         ),
         undecided=fate,
         digest=plan_digest(policy, facts, decisions, edits),
@@ -118,6 +123,12 @@ def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections
         elif outcome.kept_by_user:
             found.append(refusals.kept_by_user(outcome))
     return found
+
+
+def _one_cause(found: Iterable[Diagnostic], none: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
+    """Without "matches nothing" of selectors of which it is said already that their share of the blocks is none."""
+    said = {each.span for each in none}
+    return (each for each in found if each.code != refusals.MATCHES_NOTHING or each.span not in said)
 
 
 def _capability_diagnostics(
