@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from attrs import field, frozen
 
-from policylang.graph.blocks import BlockTable
+from policylang.graph.blocks import OUTSIDE, BlockTable
+from policylang.graph.facts import Facts, forward_users
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import (
@@ -37,6 +38,30 @@ class Place:
     """The rows that give their argument as it is, and that a second run may come by without."""
     inner: Mapping[int, int] = field(factory=dict)
     """By row of an operation inside an operator (a DTensor's), the row of that operator, with which alone it runs."""
+
+
+@frozen(eq=False)
+class AroundBlocks:
+    """What checkpoints that see one block each leave out, of a graph that holds the whole model."""
+
+    outside: frozenset[int] = frozenset()
+    """The forward rows outside every block: no checkpoint is there, and no rule ranges over them."""
+    handed_on: frozenset[int] = frozenset()
+    """What a block returns: the next one's checkpoint holds it as its input, whatever a rule says."""
+
+
+def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
+    """One pass over the edges; nothing of a graph without blocks, which is one block as a whole."""
+    if not blocks.names:
+        return AroundBlocks()
+    block_of, owners = blocks.block_of, facts.owners
+    outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
+    handed_on = {
+        owners[row]
+        for row in facts.forward
+        if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
+    }
+    return AroundBlocks(outside, frozenset(handed_on))
 
 
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened
+from policylang.report.width import table
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
 _LABEL = 12
@@ -113,18 +114,6 @@ def _graph_table(graphs: Sequence[Report]) -> str:
         cached = "from the compile cache" if graph.from_cache else ""
         rows.append((str(number), f"{graph.forward_nodes:,}", f"{graph.blocks:,}", saved, recomputed, cached))
     return table(rows, right=range(1, 5))
-
-
-def table(rows: Sequence[Sequence[str]], right: range) -> str:
-    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 def _line(label: str, text: str) -> str:

@@ -9,15 +9,19 @@ from policylang.language.figures import counted, figure, file_name, shortened
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import RuleOutcome
-from policylang.report.report_text import bytes_text, table
+from policylang.report.expectations import expectation_table
+from policylang.report.report_text import bytes_text
+from policylang.report.width import table
 
 _LONGEST_RULE = 64
 _LONGEST_SHAPE = 24
 
 
-def plan_text(found: Breakdown, worth: Sequence[Worth]) -> str:
-    """Plain text, no colours, no line end at the end."""
-    parts = [_heading(found), _totals(found), _rules(found, worth), *(_group(group) for group in found.groups)]
+def plan_text(found: Breakdown, worth: Sequence[Worth], *, summary: bool = False) -> str:
+    """Plain text, no colours, no line end at the end. A summary stops at the totals and the expectations."""
+    parts = [_heading(found), _totals(found), expectation_table(found.plan.expectations)]
+    if not summary:
+        parts += [_rules(found, worth), *(_group(group) for group in found.groups)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -113,7 +117,7 @@ def _group(group: BlockGroup) -> str:
     lines = [head]
     if shown:
         rows = [("", "operator", "module", "shape", "bytes", "FLOPs", "line"), *map(_entry, shown)]
-        lines.append("\n".join(f"  {line}" for line in table(rows, right=range(4, 6)).splitlines()))
+        lines.append(table(rows, right=range(4, 6), indent=2))
     if views:
         lines.append(f"  and {counted(views, 'view')} and parts recomputed at no cost")
     return "\n".join(lines)
