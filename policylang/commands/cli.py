@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     modules = getattr(options, "imports", ())
-    refused = refused_imports(modules, getattr(options, "output_format", "text")) if modules else None
+    form, findings = getattr(options, "output_format", "text"), options.command in (check.NAME, plan.NAME)
+    refused = refused_imports(modules, form, findings=findings) if modules else None
     return int(options.run(options) if refused is None else refused)
 
 

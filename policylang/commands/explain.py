@@ -78,7 +78,11 @@ _HOW = "policylang explain POLICY --graph GRAPH --node NAME (or --rule LINE)"
 def run(options: argparse.Namespace) -> Exit:
     about_graph = [f"--{name}" for name in ("graph", "node", "rule") if getattr(options, name) is not None]
     if about_graph:
-        if options.subject is None or options.graph is None or len(about_graph) < 2:
+        if options.subject is not None and about_graph == ["--graph"]:
+            raise UsageError(
+                f"what is to be explained of `{options.subject}`? a node, or a rule", _how(options.subject)
+            )
+        if options.subject is None or options.graph is None:
             raise UsageError("a node or a rule is explained of a policy on a graph", _HOW)
         _on_graph(options)
     elif options.output_format == "json":
@@ -135,8 +139,8 @@ def _no_node(facts: Facts, asked: str, found: Sequence[int]) -> UsageError:
     near = nearest(asked, (facts.names[each] for each in facts.forward))
     if "." in asked or not near:
         near = (*near, *nearest_paths(asked, facts, count=2))[:3]
-    mend = did_you_mean(near) or "node names are those of the graph, such as mm_3"
-    return UsageError(f"the graph has no node `{asked}`", f"{mend}; `policylang show GRAPH --module …` lists names")
+    mend = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
+    return UsageError(f"the graph has no node `{asked}`", mend)
 
 
 _MOST_NAMES = 4

@@ -66,11 +66,11 @@ def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
 
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:
     """An error for every rule that one block cannot follow as the whole model would, and a warning for every
-    expectation about the whole."""
+    expectation about the whole, unless the graph is the whole model."""
     for rule in policy.rules:
         if (reason := _beyond(rule, policy, place is None or place.numbered)) is not None:
             yield diagnose(PATH_CANNOT, f"`{rule.text}` {reason[0]}", rule.span, help=reason[1])
-    for expectation in policy.expectations:
+    for expectation in policy.expectations if place is not None else ():
         if is_about_whole(expectation):
             yield diagnose(
                 WHOLE_GRAPH,

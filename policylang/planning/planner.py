@@ -51,7 +51,7 @@ def plan(
     blocks = selections.blocks
     apart = capabilities.block_by_block and place is None
     around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
-    tagged = user_decisions(facts)
+    tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged, around)
     decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)

@@ -16,7 +16,7 @@ def expectation_table(outcomes: Sequence[ExpectationOutcome]) -> str:
     if not outcomes:
         return ""
     rows = [("line", "expectation", "", "found"), *map(_row, outcomes)]
-    return table(rows, right=range(0))
+    return table(rows, right=range(0), ends=(0,))
 
 
 def held_table(outcomes: Sequence[tuple[str, ExpectationOutcome]]) -> str:
@@ -27,7 +27,7 @@ def held_table(outcomes: Sequence[tuple[str, ExpectationOutcome]]) -> str:
     several = len({graph for graph, _ in outcomes}) > 1
     rows: list[tuple[str, ...]] = [("line", "expectation", "", "found", "on")[: 5 if several else 4]]
     rows += [(*_row(outcome), *([file_name(graph)] if several else ())) for graph, outcome in held]
-    return table(rows, right=range(0))
+    return table(rows, right=range(0), ends=(0,))
 
 
 def compared_table(old: Sequence[ExpectationOutcome], new: Sequence[ExpectationOutcome]) -> str:

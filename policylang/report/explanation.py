@@ -8,7 +8,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from policylang.audit.summary.assemble import word
-from policylang.language.figures import figure, listed
+from policylang.language.figures import counted, figure, listed
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.inspection.explain import RuleOnNode, rules_on
 from policylang.planning.liveness import saved_and_recomputed
@@ -71,7 +71,7 @@ class NodeExplanation:
         because = f": {self.reason}" if self.reason else ""
         lines.append(f"  {self.action}{because}; {self.fate or 'the backward does not need it'}")
         rows = [("line", "rule", ""), *((r.source, r.text, _standing(r)) for r in self.rules)]
-        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0)) if self.rules else "")
+        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0), ends=(0,)) if self.rules else "")
 
 
 @frozen
@@ -113,7 +113,7 @@ class NodesExplanation:
 
     def __str__(self) -> str:
         rows = [("node", "operator", "module", "", "by"), *map(_summary, self.nodes)]
-        return f"{self.asked}: {len(self.nodes):,} nodes\n\n" + table(rows, right=range(0))
+        return f"{self.asked}: {counted(len(self.nodes), 'node')}\n\n" + table(rows, right=range(0), ends=(2,))
 
 
 def explain_node(plan: Plan, row: int) -> NodeExplanation:

@@ -44,7 +44,9 @@ def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview
         f"{counted(found.total.forward, 'forward operator')} of {figure(found.total.bytes, 'bytes')} and "
         f"{figure(found.total.flops, 'flops')}, {found.total.backward:,} in the backward; {_NOTE}"
     )
-    return "\n\n".join((_heading(name, facts, blocks, found), table(rows, right=range(5, 7)), total))
+    return "\n\n".join(
+        (_heading(name, facts, blocks, found), table(rows, right=range(5, 7), ends=(2,), spare=(4, 3)), total)
+    )
 
 
 def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> Iterator[str]:
@@ -110,7 +112,7 @@ def _modules(found: GraphOverview) -> str:
         before = module
         calls, _, size, flops = _totals(sums)
         rows.append((shown, operator, calls, size, flops))
-    return table(rows, right=range(2, 5)) if len(rows) > 1 else ""
+    return table(rows, right=range(2, 5), ends=(0,)) if len(rows) > 1 else ""
 
 
 def _totals(sums: Totals) -> tuple[str, str, str, str]:

@@ -45,7 +45,7 @@ def _rule_table(report: Report) -> str:
     if report.offloaded:
         moved = ["offloaded", *(bytes_text(rule.offloaded_bytes or None) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
-    return table(rows, right=range(2, len(rows[0])))
+    return table(rows, right=range(2, len(rows[0])), ends=(0,), spare=(2,))
 
 
 def _rule_row(rule: RuleReport) -> tuple[str, ...]:

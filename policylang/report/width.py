@@ -6,16 +6,18 @@ Nothing is shortened unless somebody says how wide the text may be, as the comma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from textwrap import TextWrapper
 
-from policylang.language.figures import shortened
+from policylang.language.figures import joined, shortened
 
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
 _NARROWEST = 8
 """Of a cell that is shortened."""
+_READABLE = 18
+"""Of a cell of words: before it is shortened further, columns that can be spared go."""
 _LEAST = 20
 """Of the text as a whole: what is narrower shows nothing."""
 _BETWEEN = 2
@@ -39,47 +41,67 @@ def columns(most: int | None = None) -> int | None:
     return most if found is None else found if most is None else min(found, most)
 
 
-def table(rows: Sequence[Sequence[str]], right: range, indent: int = 0) -> str:
+def table(
+    rows: Sequence[Sequence[str]],
+    right: range,
+    indent: int = 0,
+    *,
+    ends: Collection[int] = (),
+    spare: Sequence[int] = (),
+) -> str:
     """Aligned columns; those in ``right`` are aligned to the right. The first row is the head.
 
-    Where the whole is too wide, the widest of the columns that are aligned to the left are shortened.
+    Where the whole is too wide, the columns in ``spare`` are left out one after the other, which is said below, and
+    then the widest of those that are aligned to the left are shortened: of those in ``ends`` the end stays.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    _narrow(widths, right, indent)
-    most = columns()
-    return "\n".join(
-        " " * indent + _cut("  ".join(_cells(row, widths, right)).rstrip(), None if most is None else most - indent)
-        for row in rows
+    most = None if (found := columns()) is None else found - indent
+    shown, left_out = list(range(len(widths))), list[str]()
+    for column in spare:
+        if most is None or _wanted(widths, shown, right) <= most:
+            break
+        shown.remove(column)
+        left_out.append(rows[0][column] or "a column")
+    if most is not None:
+        _narrow(widths, shown, right, most)
+    lines = [_row([(row[each], widths[each], each in right, each in ends) for each in shown], most) for row in rows]
+    if left_out:
+        lines.append(f"(no room for {joined(left_out)}: --width 0)")
+    return "\n".join(f"{' ' * indent}{line}" for line in lines)
+
+
+def _row(cells: Iterable[tuple[str, int, bool, bool]], most: int | None) -> str:
+    line = "  ".join(_cell(*cell) for cell in cells).rstrip()
+    return line if most is None else shortened(line, most)
+
+
+def _cell(text: str, width: int, right: bool, end: bool) -> str:
+    if len(text) > width:
+        text = f"…{text[len(text) - width + 1 :]}" if end else shortened(text, width)
+    return text.rjust(width) if right else text.ljust(width)
+
+
+def _wanted(widths: Sequence[int], shown: Sequence[int], right: range) -> int:
+    """The width at which every cell can still be read."""
+    return sum(widths[each] if each in right else min(widths[each], _READABLE) for each in shown) + _BETWEEN * (
+        len(shown) - 1
     )
 
 
-def _cells(row: Sequence[str], widths: Sequence[int], right: range) -> Iterator[str]:
-    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        text = shortened(cell, width) if len(cell) > width else cell
-        yield text.rjust(width) if column in right else text.ljust(width)
-
-
-def _narrow(widths: list[int], right: range, indent: int) -> None:
+def _narrow(widths: list[int], shown: Sequence[int], right: range, most: int) -> None:
     """Take from the widest until all fits, or until nothing is left to take."""
-    most = columns()
-    if most is None:
-        return
-    excess = indent + sum(widths) + _BETWEEN * (len(widths) - 1) - most
-    left = [column for column in range(len(widths)) if column not in right and widths[column] > _NARROWEST]
+    excess = sum(widths[each] for each in shown) + _BETWEEN * (len(shown) - 1) - most
+    left = [each for each in shown if each not in right and widths[each] > _NARROWEST]
     while excess > 0 and left:
-        left.sort(key=lambda column: widths[column])
-        widest = widths[left[-1]]
-        level = next((widths[column] for column in reversed(left) if widths[column] < widest), _NARROWEST)
-        alike = [column for column in left if widths[column] == widest]
+        widest = max(widths[each] for each in left)
+        alike = [each for each in left if widths[each] == widest]
+        level = max([_NARROWEST, *(widths[each] for each in left if widths[each] < widest)])
         step = min(widest - level, -(-excess // len(alike)))
-        for column in alike:
-            widths[column] -= min(step, max(excess, 0))
-            excess -= step
-        left = [column for column in left if widths[column] > _NARROWEST]
-
-
-def _cut(line: str, most: int | None) -> str:
-    return line if most is None else shortened(line, most)
+        for each in alike:
+            taken = min(step, max(excess, 0))
+            widths[each] -= taken
+            excess -= taken
+        left = [each for each in left if widths[each] > _NARROWEST]
 
 
 def fit(text: str) -> str:

@@ -44,7 +44,8 @@ def policy(folder: Path, text: str) -> str:
 
 def test_a_policy_that_fits(policylang, folder):
     path = policy(folder, "blocks layers.*\nrecompute everything\nsave mm\nexpect saved <= 512 B\n")
-    assert policylang("check", path, "--graph", "sin.graph") == (0, "checked 1 file on 1 graph: clean\n", "")
+    held = "line     expectation            found\np.apl:4  saved <= 512 B  holds  512 B\n\n"
+    assert policylang("check", path, "--graph", "sin.graph") == (0, f"{held}checked 1 file on 1 graph: clean\n", "")
 
 
 @pytest.mark.parametrize(

@@ -37,23 +37,28 @@ def import_modules(names: Sequence[str]) -> tuple[Diagnostic, ...]:
     return tuple(found)
 
 
-def refused_imports(names: Sequence[str], form: str) -> Exit | None:
-    """Import modules; where one cannot be, say so in the form of the command's findings, and how the command ends."""
+def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit | None:
+    """Import modules; where one cannot be, say so in the form of the command's output, and how the command ends.
+    ``findings`` says that diagnostics are what the command prints, on its standard output."""
     problems = import_modules(names)
     if not problems:
         return None
     from policylang.commands.shared.inputs import refuse
+    from policylang.commands.shared.output import say
     from policylang.report.diagnostics import RENDERERS
 
-    if form == "text" or form not in RENDERERS:
-        return refuse(problems)
-    print(RENDERERS[form](problems))
+    if form != "text" and form in RENDERERS:
+        print(RENDERERS[form](problems))
+    elif findings:
+        say(RENDERERS["text"](problems))
+    else:
+        refuse(problems)
     return Exit.DIAGNOSTICS
 
 
 def _problem(name: str) -> Diagnostic | None:
-    if not all(part.isidentifier() for part in name.split(".")):
-        stem = name.removesuffix(".py").strip(os.sep)
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        stem = os.path.normpath(name.removesuffix(".py"))
         mend = ".".join(stem.split(os.sep)) if name.endswith(".py") else ""
         help = f"did you mean `{mend}`?" if mend and all(map(str.isidentifier, mend.split("."))) else _FORM
         return diagnose(CANNOT_IMPORT, f"`{name}` is no module", help=help)

@@ -50,6 +50,11 @@ def _totals(found: Breakdown) -> str:
             f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
             "it may recompute some of it"
         )
+    if found.plan.undecided == "as checkpointed":
+        text += (
+            "\n\nan eager checkpoint runs a block again up to the last operator that leaves something for the "
+            "backward: more FLOPs than these where that is beyond what the backward needs"
+        )
     return text
 
 
@@ -69,7 +74,7 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
     rows: list[tuple[str, ...]] = [("line", "rule", "matched", "decided", "saved", "recomputed", "peak", "", "a GiB")]
     for index, outcome in enumerate(outcomes):
         rows.append((*_rule(outcome), *_margin(margins.get(index))))
-    text = table(rows, right=range(2, 7))
+    text = table(rows, right=range(2, 7), ends=(0,), spare=(6, 2, 8))
     notes = ["saved, recomputed and peak: with the rule, compared with the same policy without it"]
     left_out = sum(bool(outcome.decided) for outcome in outcomes) - len(worth)
     if left_out:
@@ -117,7 +122,7 @@ def _group(group: BlockGroup) -> str:
     lines = [head]
     if shown:
         rows = [("", "operator", "module", "shape", "bytes", "FLOPs", "line"), *map(_entry, shown)]
-        lines.append(table(rows, right=range(4, 6), indent=2))
+        lines.append(table(rows, right=range(4, 6), indent=2, ends=(2, 6), spare=(3,)))
     if views:
         lines.append(f"  and {counted(views, 'view')} and parts recomputed at no cost")
     return "\n".join(lines)
