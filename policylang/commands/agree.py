@@ -52,12 +52,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    policy = read_policy(options.policy)
     from policylang.commands.shared.output import say
     from policylang.commands.shared.users_code import UsersCodeError, need_torch, show
 
-    need_torch()
     try:
+        if options.model != _LLAMA:
+            need_torch()
+            _function(options.model)  # its module may register operators that the policy names
+        policy = read_policy(options.policy)
+        need_torch()
         found = _agreement(policy, options)
     except UsersCodeError as failed:
         help = "the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar"

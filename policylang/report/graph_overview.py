@@ -26,10 +26,11 @@ _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its ow
 def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
     """The counts by block, by operator, and by module and operator."""
     by_block = [(label, *_totals(each)) for label, each in _blocks(found)]
+    by_operator = [(operator, *_totals(each)) for operator, each in found.operators]
     parts = [
         _heading(name, facts, blocks, found),
         table([("block", *_COUNTS), *by_block], right=range(1, 5)) if blocks.names else "",
-        table([("operator", *_COUNTS), *((each, *_totals(sums)) for each, sums in found.operators)], right=range(1, 5)),
+        table([("operator", *_COUNTS), *by_operator], right=range(1, 5)) if by_operator else "",
         _modules(found),
         _NOTE if found.operators else "",
     ]

@@ -19,7 +19,9 @@ from policylang.language.source import Span
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
 
-_REGISTERED = "an operator of your own is known once its module is imported: `--import MODULE`"
+_REGISTERED = (
+    "an operator of your own is known from a graph that calls it, `--graph`, or once its module is imported, `--import`"
+)
 _MAX_SUGGESTIONS = 50
 """Unknown words of one policy that get a did-you-mean: it costs milliseconds each."""
 
