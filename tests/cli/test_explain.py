@@ -139,9 +139,9 @@ def test_several_nodes_by_a_glob_or_a_module(explain, asked, names):
 def test_what_becomes_of_several_nodes(explain):
     lines = [line.split() for line in explain("--node", "layers.*").out.splitlines()[2:5]]
     assert lines == [
-        "node operator module by".split(),
-        "mm aten.mm.default layers.0 save, not needed p.apl:3 decided".split(),
-        "sin aten.sin.default layers.0 saved p.apl:3 decided".split(),
+        ["node", "operator", "module", "by"],
+        ["mm", "aten.mm.default", "layers.0", "save,", "not", "needed", "p.apl:3", "decided"],
+        ["sin", "aten.sin.default", "layers.0", "saved", "p.apl:3", "decided"],
     ]
 
 
