@@ -47,7 +47,13 @@ def read_source(path: Path, name: str) -> Source | Diagnostic:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
         return diagnose("APL104", f"`{name}` cannot be read: {reason_of(error)}")
+    return source_of(content, name, size)
+
+
+def source_of(content: bytes, name: str, size: int | None = None) -> Source | Diagnostic:
+    """The text that some bytes are, or why they are none. ``size``: of the whole file, where that is not all of it."""
     if len(content) > MAX_FILE:
+        size = len(content) if size is None else size
         message = f"the file holds {size / 1024 / 1024:.1f} MiB, more than the 4 MiB a policy may have"
         return diagnose("APL002", message, _start(name))
     try:

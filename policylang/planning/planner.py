@@ -9,11 +9,11 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
-from policylang.planning.block_graph import Place, beyond_one_block
+from policylang.planning.block_graph import AroundBlocks, Place, around_blocks, beyond_one_block
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
-from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
+from policylang.planning.decisions.decide import NOTHING_AROUND, first_decisions, judge, rule_outcomes
 from policylang.planning.decisions.lost_markers import markers_lost, markers_outranked
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.routing import keep_routing
@@ -52,10 +52,12 @@ def plan(
     alone = place is not None and place.blocks is not None
     selections = selections_for(policy, facts, None if place is None else place.blocks)
     blocks = selections.blocks
-    tagged = user_decisions(facts)
+    apart = capabilities.block_by_block and place is None
+    around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
+    tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     fate = _fate(policy, capabilities)
-    verdict = judge(policy, facts, selections, tagged)
-    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities)
+    verdict = judge(policy, facts, selections, tagged, around)
+    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
@@ -78,11 +80,11 @@ def plan(
         edits=edits,
         expectations=expectations,
         diagnostics=(
-            *(beyond_one_block(policy, place) if alone else ()),
+            *(beyond_one_block(policy, place) if alone or apart else ()),
             *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
             *unanswerable(policy, facts),
             *none,
-            *_one_cause(_rule_diagnostics(policy, rules, selections), none),
+            *_one_cause(_rule_diagnostics(policy, rules, selections, around), none),
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
@@ -110,12 +112,16 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
-def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> list[Diagnostic]:
+def _rule_diagnostics(
+    policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections, around: AroundBlocks
+) -> list[Diagnostic]:
     found: list[Diagnostic] = []
     for outcome in rules:
         if not outcome.matched:
             if not outcome.rule.optional:
-                found.append(refusals.matches_nothing(outcome.rule, selections))
+                nothing = refusals.matches_nothing(outcome.rule, selections)
+                lies_outside = around.outside and selections.rows(outcome.rule.selector)
+                found.append(refusals.outside_checkpoints(nothing) if lies_outside else nothing)
         elif outcome.decided:
             continue
         elif outcome.overridden_by:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened
 from policylang.report.alike import expectation_lines, graph_rows
+from policylang.report.width import table
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
 _LABEL = 12
@@ -46,7 +46,7 @@ def _rule_table(report: Report) -> str:
     if report.offloaded:
         moved = ["offloaded", *(bytes_text(rule.offloaded_bytes or None) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
-    return table(rows, right=range(2, len(rows[0])))
+    return table(rows, right=range(2, len(rows[0])), ends=(0,), spare=(2,))
 
 
 def _rule_row(rule: RuleReport) -> tuple[str, ...]:
@@ -106,18 +106,6 @@ def _audit(report: Report) -> list[str]:
     if report.audit.agrees:
         return [_line("audit", "the graphs that came out do what the plan says")]
     return [_line("audit", difference) for difference in report.audit.differences]
-
-
-def table(rows: Sequence[Sequence[str]], right: range) -> str:
-    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 def _line(label: str, text: str) -> str:

@@ -21,6 +21,9 @@ from policylang.language.syntax import InModule, Let, Operator, Reference, Selec
 from policylang.language.walk import rebuild
 
 _THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
+_REGISTERED = (
+    "an operator of your own is known from a graph that calls it, `--graph`, or once its module is imported, `--import`"
+)
 _MAX_SUGGESTIONS = 50
 """Unknown words of one policy that get a did-you-mean: it costs milliseconds each."""
 
@@ -166,15 +169,21 @@ class Definitions:
     def _unknown(self, word: Word, operator: Operator) -> Operator | None:
         parts = word.text.split(".")
         namespace = parts[0] if len(parts) > 1 else None
-        known = namespace is None or self.operators.complete or self.operators.has_namespace(namespace)
+        only_met = namespace is not None and self.operators.is_only_met(namespace)
+        listed = namespace is not None and self.operators.has_namespace(namespace)
+        known = namespace is None or (not only_met and (self.operators.complete or listed))
         if not known and (operator.namespace is not None or not self._is_operator(parts[0])):
             message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
-            help = did_you_mean(self._nearest(word.text))
-            help = help or f"a module path stands after `in`: `everything in {word.text}`"
-            self._report("APL102", message, word.span, help=help)
+            mend = f"a module path stands after `in`: `everything in {word.text}`; {_REGISTERED}"
+            if only_met:
+                message = f"the graph does not call `{word.text}`, and others of its namespace are not known here"
+                mend = _REGISTERED
+            self._report("APL102", message, word.span, help=did_you_mean(self._nearest(word.text)) or mend)
             return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
         help = self._elsewhere(word.text) or did_you_mean(self._nearest(word.text))
+        if help is None and namespace is not None and not listed and not self._is_operator(namespace):
+            help = _REGISTERED
         self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help)
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from attrs import field, frozen
 
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Plan
+from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_decision import Decision, Why
 from policylang.simulation.peak import estimate_peak
 
@@ -23,6 +23,7 @@ class Figures:
     recomputed_flops: int
     peak_bytes: int
     settled: bool
+    expectations: tuple[ExpectationOutcome, ...] = ()
 
 
 @frozen
@@ -96,7 +97,7 @@ def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
     peak = estimate_peak(plan.facts, plan.schedule)
-    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.final)
+    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.final, plan.expectations)
 
 
 def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:

@@ -17,8 +17,11 @@ from policylang.report.diagnostics import render_json
 VERSION = 1
 
 
-def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic]) -> str:
-    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0."""
+def plan_json(
+    found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic], *, summary: bool = False
+) -> str:
+    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and what its
+    rules are worth is null."""
     plan = found.plan
     margins = {each.rule: each for each in worth}
     document = {
@@ -40,7 +43,7 @@ def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Di
         ],
         "expectations": [asdict(each) for each in plan.expectations],
         "at_peak": asdict(values_at_peak(found)),
-        "groups": [_group(found, group) for group in found.groups],
+        **({} if summary else {"groups": [_group(found, group) for group in found.groups]}),
         "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],
     }
     return json.dumps(document, indent=2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from policylang.language.figures import counted, figure, file_name, shortened
 from policylang.planning.inspection.peak_values import AliveShare, AliveValue, Moment, PeakValues
-from policylang.report.report_text import bytes_text, table
+from policylang.report.report_text import bytes_text
+from policylang.report.width import table
 
 _LONGEST_RULE = 72
 
@@ -21,7 +22,12 @@ def at_peak_text(found: PeakValues) -> str:
         words = (f"and {counted(found.rest, 'smaller value')}", *[""] * (len(VALUES_HEAD) - 3))
         values.append((bytes_text(found.rest_bytes), _share(found.rest_bytes, found), *words))
     shares = [SHARES_HEAD, *(share_row(each, found) for each in found.shares)]
-    parts = (highest_moment_text(found), table(values, right=range(2)), "by line", table(shares, right=range(3)))
+    parts = (
+        highest_moment_text(found),
+        table(values, right=range(2), ends=(2, 4), spare=(7, 3)),
+        "by line",
+        table(shares, right=range(3)),
+    )
     return "\n\n".join(parts)
 
 
