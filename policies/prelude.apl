@@ -98,13 +98,13 @@ let activation = (
             (aten.where fed by log1p) except (aten.where feeding tanh)
         ),
         (prims.convert_element_type fed by (
-            (div fed by (add fed by (exp fed by neg))),
-            (mul fed by (add fed by (erf, tanh))),
-            (mul fed by (tanh fed by (aten.where fed by log1p))),
-            (div fed by (mul fed by (clamp_max fed by (clamp_min fed by add)))),
-            (div fed by (clamp_max fed by (clamp_min fed by add))),
-            ((aten.where fed by aten.gt.Scalar) and (aten.where fed by (mul, expm1))),
-            (aten.where fed by log1p) except (aten.where feeding tanh)
+                (div fed by (add fed by (exp fed by neg))),
+                (mul fed by (add fed by (erf, tanh))),
+                (mul fed by (tanh fed by (aten.where fed by log1p))),
+                (div fed by (mul fed by (clamp_max fed by (clamp_min fed by add)))),
+                (div fed by (clamp_max fed by (clamp_min fed by add))),
+                ((aten.where fed by aten.gt.Scalar) and (aten.where fed by (mul, expm1))),
+                (aten.where fed by log1p) except (aten.where feeding tanh)
         ))
     ) per chain
 )

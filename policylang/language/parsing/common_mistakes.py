@@ -133,7 +133,7 @@ def _each_block(match: re.Match[str]) -> str:
 def _alternatives(match: re.Match[str]) -> Sequence[str]:
     globs = [glob.strip() for glob in match["bad"].split(",")]
     if not all(glob.endswith(".*") for glob in globs):
-        return []
+        return [""]  # which is no mend
     return ["{" + ",".join(glob.removesuffix(".*") for glob in globs) + "}.*"]
 
 
@@ -167,8 +167,6 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield rf"(?P<bad>(?:!|\bnot\s+)(?P<what>{_LAST_WORD}))\s*$", "everything except {what}", "selectors have no `not`"
 
     # --- the beginning of a statement ---
-    for word in ("if", "for", "while", "def", "class", "return", "elif"):
-        yield rf"^\s*(?P<bad>{word})\b", lambda _: [], *_NO_PROGRAM
     negated = r"(?:do\s+not|don['’]t|dont|never|not|no)\s+"
     yield rf"^\s*(?P<bad>{negated}(?:save|keep|store))\b", "recompute", "what is not saved is recomputed"
     yield rf"^\s*(?P<bad>{negated}(?:recompute|checkpoint))\b", "save", "what is not recomputed is saved"
@@ -185,8 +183,22 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield r"^\s*(?P<bad>let\s+(?P<name>[A-Za-z_]\w*):)", "let {name} =", "a name is defined with `=`"
     yield r"^\s*let\s+(?P<bad>(?P<name>[A-Za-z_]\w*))\s+[\w(]", "{name} =", "`=` is missing behind the name"
     yield r"^\s*(?P<bad>(?P<name>[A-Za-z_]\w*)\s*:?=)(?=[^=])", "let {name} =", "a name is defined with `let`"
+    for word in ("if", "for", "while", "def", "class", "return", "elif"):
+        yield rf"^\s*(?P<bad>{word})\b", lambda _: [], *_NO_PROGRAM
     yield r"^\s*(?P<bad>(?:blocks?|layers?)\s*(?:[:=]|->|→)|(?:block|layers?)\s)", "blocks ", *_BLOCKS
-    yield r"^\s*blocks\s+(?P<bad>\S+(?:\s*,\s*\S+)+)\s*$", _alternatives, "`blocks` is followed by one module path"
+    yield (
+        r"^\s*blocks\s+(?P<bad>\S+(?:\s*,\s*\S+)+)\s*$",
+        *(_alternatives, "`blocks` is followed by one module path", None, None),
+    )
+    yield (
+        r"^\s*blocks\s+(?P<bad>\S+(?:\s*,\s*\S+)+)\s*$",
+        *(lambda _: [], "`blocks` is followed by one module path", "alternatives stand in braces: `{{layers,h}}.*`", None),
+    )
+    yield r"^\s*(?:optional\s+)?collapse\s+(?P<bad>round[\s\-]?trips?)\b", "round_trips", "`{bad}` is one word"
+    yield (
+        r"^\s*requires\s+(?P<bad>(?:version|policylang|apl)?\s*(?P<version>\d[\d.]*))\s*$",
+        *("policylang >= {version}", "the version that is required is compared"),
+    )
     yield r"^\s*(?P<bad>policy\s*[:=]|(?:name|title)(?:\s*[:=])?\s)", "policy ", "a policy is named by `policy`"
     yield r'^\s*policy\s+(?P<bad>"(?P<name>\w+)")', "{name}", "the name of a policy is one word, without quotes"
     yield (
@@ -195,6 +207,7 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     )
 
     # --- places ---
+    yield r"\bfrom\s+(?P<bad>\d+)(?!\w)", lambda m: _ordinal(int(m["bad"])), "`from` is followed by an ordinal"
     yield rf"{_VERB}\s+(?P<bad>half\s+of|every\s+other)\s", "every 2nd", "a share is of the blocks alone"
     yield (
         rf"{_VERB}\s+(?P<bad>(?:(?:first|last)\s+)?(?:half|\d[\d.]*\s*%)\s+of)\s",
@@ -242,7 +255,7 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield r"\s(?P<bad>layer)\b", "block", "a layer of a model is a `block`"
     yield r"\bper\s+(?P<bad>blocks|modules|chains|graphs)\b", lambda m: m["bad"][:-1], "`per` is followed by one of them"
     yield r"\s(?P<bad>not\s+in|not\s+inside|out\s+of|outside\s+of)\s", "outside", "what is not there is `outside`"
-    yield r"\s(?P<bad>inside(?:\s+of)?|within|at(?!\s+(?:most|least)\b)|on|of|from|under|for)\s", "in", "a place stands behind `in`"
+    yield r"\s(?P<bad>inside(?:\s+of)?|within|at(?!\s+(?:most|least)\b)|on|of|from(?!\s+\d)|under|for)\s", "in", "a place stands behind `in`"
 
     # --- positions ---
     yield (
@@ -260,15 +273,19 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield rf"{_VERB}\s+(?P<bad>both\s+(?P<one>{_NAME})\s+and\s+(?P<other>{_NAME}))", "{one}, {other}", *_BOTH
     yield rf"{_VERB}\s+(?P<bad>every|each|all|all\s+of(?:\s+the)?|the|a|an|any)\s", "", *_ALL
 
+    yield rf"{_VERB}\s+(?:\S+\s+)?(?P<bad>users|inputs)\s+(?!of\b)[A-Za-z_(]", "{bad} of", "`of` is missing"
+    yield r"\s(?P<bad>the)\s", "", "`the` is no word of the language"
+
     # --- joining ---
     leaving_out = ["but", "but not", "except for", "without", "minus", "excluding", "besides", "other than", "and not"]
     yield rf"\s(?P<bad>{_words(leaving_out)})\s", "except", "what is left out stands behind `except`"
-    yield r"(?P<bad>,)\s*(?:in|outside|where)\b", "", "no comma stands before what narrows a selector"
+    yield r"(?P<bad>,|\band|\bor)\s*\b(?:in|outside|where)\b", "", "`{bad}` does not stand before what narrows a selector"
     yield r"\s(?P<bad>\+)\s", "or", "selectors are joined with `or` or a comma"
 
     # --- expectations ---
     yield r"^\s*expect\s+(?P<bad>(?:the\s+)?(?:peak|maximum|max)\s+(?:memory|usage|bytes))\b", "peak", *_FIGURES_ARE
     yield rf"^\s*expect\s+{_FIGURE}\s+(?P<bad>(?P<value>\d[\w.]*.*))$", "<= {value}", "the comparison is missing"
+    yield rf"^\s*expect\s+{_FIGURE}\s+(?P<bad>is|are|to\s+be|of)\s*[<>=!]", "", "a comparison is a sign alone"
     yield rf"^\s*expect\s+{_FIGURE}\s+(?P<bad>(?:is\s+|of\s+)?{_words([*_SIGNS])}|of|to\s+be)(?=\s)", _sign, *_COMPARE
     yield rf"^\s*expect\s+{_FIGURE}\s*(?P<bad><\s+=|=<|=(?!=))", "<=", "a limit is written with `<=`"
     yield r"^\s*expect\s+(?P<bad>max(?:imum)?|no\s+more\s+than|up\s+to)\s+\d", "at most", "a limit to a count is `at most` or `at least`"
@@ -292,7 +309,10 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
         rf"\s(?P<bad>(?P<what>{_SUBJECT}|is|from|crosses|feeds|gathered|annotated|user))\s",
         *("where {what}", "`where` is missing before `{what}`"),
     )
-    yield rf"\bwhere\b.*?(?P<bad>,)\s*(?={_SUBJECT}|is\b|not\b|from\b|crosses\b)", " and", "predicates are joined by `and`"
+    yield (
+        rf"\bwhere\b.*?(?P<bad>(?P<last>[^\s,]+)\s*,)\s*(?={_SUBJECT}|is\b|not\b|from\b|crosses\b)",
+        *("{last} and", "predicates are joined with `and`"),
+    )
     yield (
         rf"(?P<bad>(?P<left>\d[\w.]*(?:\s*(?:[A-Za-z]+|%))?)\s*(?P<sign><=|>=|==|!=|<|>)\s*(?P<subject>{_SUBJECT})"
         r"(?:\s*(?P<right>(?:<=|>=|<|>)\s*\d[\w.]*(?:\s*(?:[A-Za-z]+|%))?))?)",

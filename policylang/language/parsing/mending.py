@@ -68,8 +68,8 @@ def _mend(mistake: Mistake, match: re.Match[str], good: str | None) -> Mend:
     start += len(written) - len(written.lstrip())
     end -= len(written) - len(written.rstrip())
     groups = {name: " ".join((text or "").split()) for name, text in match.groupdict().items()}
-    help = mistake.help
+    help = None if mistake.help is None else mistake.help.format(good=" ".join((good or "").split()))
     if good is not None:
         shown = " ".join(good.split())
-        help = (help or "write `{good}`").format(good=shown) if shown else f"leave `{groups['bad']}` out"
+        help = help or (f"write `{shown}`" if shown else f"leave `{groups['bad']}` out")
     return Mend(start, end, mistake.message.format(**groups), help, mistake.code)

@@ -7,7 +7,7 @@ from functools import cache
 from lark import Lark
 from lark.exceptions import UnexpectedToken
 
-from policylang.language.codes import diagnose, is_syntax
+from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
@@ -19,6 +19,10 @@ from policylang.language.resources import grammar_file
 from policylang.language.source import Source, Span
 from policylang.language.syntax import File, Statement
 from policylang.language.walk import depth, selector_of
+
+
+_MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
+"""Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
 
 
 @cache
@@ -92,7 +96,7 @@ def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Dia
 def _mended(problems: list[Diagnostic], source: Source, start: int, end: int) -> list[Diagnostic]:
     """What is wrong with a statement, or in its place the common mistake behind it where there is one."""
     first = problems[0] if problems else None
-    if first is None or first.span is None or not is_syntax(first) or len(problems) > 1:
+    if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
         return problems
     mend = find_mend(source.text[start:end], first.span.start - start, _stops)
     if mend is None:

@@ -150,9 +150,9 @@ class StatementRules(SelectorRules):
             end = middle[0]
             name, middle = f"{name} {end}", middle[1:]
         if name not in FIGURES:
-            near = _FIGURES_ELSEWHERE.get(name)
-            help = did_you_mean((near,) if near else nearest(name, FIGURES)) or f"the figures are {', '.join(FIGURES)}"
-            if near is None and limit.dimension == "number":
+            near = (_FIGURES_ELSEWHERE[name],) if name in _FIGURES_ELSEWHERE else nearest(name, FIGURES)
+            help = did_you_mean(near) or f"the figures are {', '.join(FIGURES)}"
+            if not near and limit.dimension == "number":
                 help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
             message = f"there is no figure `{name}` to expect something of"
             figure.report("APL116", message, figure.span.to(end.span), help=help)
