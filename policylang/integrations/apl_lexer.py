@@ -1,7 +1,7 @@
 """Highlighting of policies for Pygments, and so for Sphinx, rich and every tool that asks Pygments for a lexer.
 
-The words are those of the grammar and of the prelude: a new keyword, predicate or group is highlighted unasked. Pygments
-has a lexer of its own for the array language APL, under the name ``apl``: this one is called ``policylang``.
+The words are those of the grammar and of the prelude: a new keyword, predicate or group is highlighted unasked.
+Pygments has a lexer of its own for the array language APL, under the name ``apl``: this one is called ``policylang``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ _STATEMENTS = frozenset(("policy", "requires", "include", "let", "blocks", "unde
 _ACTIONS = frozenset(ACTIONS)
 _KEYWORDS = frozenset(word for word in keywords() if word.isidentifier())
 _PREDICATES = frozenset(part for name in (*FLAGS, *MEASURES, *PROPERTIES) for part in name.split())
+
+_UNIT = r"\s*(?:%|[KMGTP]?i?B\b|[KMGTP]?FLOPs?\b)"
+_NUMBER = rf"\d[\d_]*(?:\.(?!\.)\d*)?(?:[eE]\d+)?(?:{_UNIT}|(?:st|nd|rd|th)\b)?"
 
 
 def _any_of(found: frozenset[str]) -> words:
@@ -47,7 +50,7 @@ class PolicyLexer(RegexLexer):  # type: ignore[misc]  # Pygments is optional, so
             (_any_of(_KEYWORDS), Operator.Word),
             (_any_of(frozenset(group_names())), Name.Builtin),
             (_any_of(_PREDICATES), Name.Attribute),
-            (r"\d[\d_]*(?:\.(?!\.)\d*)?(?:[eE]\d+)?(?:\s*(?:%|[KMGTP]?i?B\b|[KMGTP]?FLOPs?\b)|st\b|nd\b|rd\b|th\b)?", Number),
+            (_NUMBER, Number),
             (r"(?:[\w.*?/:]|\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\})+", Name),
             (r"[(),;%]", Punctuation),
             (r".", Text),  # a mistake is shown as it stands: naming it is the parser's business

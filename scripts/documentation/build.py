@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -31,10 +32,8 @@ def serve(site: Path, port: int) -> None:
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         print(f"http://127.0.0.1:{server.server_port}/", flush=True)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            pass
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -36,17 +36,21 @@ autodoc_mock_imports = ["torchtitan"]
 toc_object_entries_show_parents = "hide"
 
 
+_NAVIGATION: dict[str, str] = {}
+"""By the folder of the pages that share it."""
 
 
-def _only_titles(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """The theme asks for the whole tree and drops all but the titles of pages: on two hundred pages, half of a build."""
-    tree = context.get("toctree")
-    if tree is not None:
-        context["toctree"] = lambda **options: tree(**{**options, "maxdepth": 1})
+def _share_navigation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Make the navigation once for all the pages of a folder that stand in none, which else is half of a build."""
+    tree, folder = context.get("toctree"), page.rpartition("/")[0]
+    if tree is not None and "orphan" in app.env.metadata[page]:
+        context["toctree"] = lambda **options: (
+            _NAVIGATION.get(folder) or _NAVIGATION.setdefault(folder, tree(**options))
+        )
 
 
 def setup(app: Sphinx) -> None:
     """The words behind fences: in the site, ``apl`` is the policy language and ``graph`` has no colours."""
     app.add_lexer("apl", PolicyLexer)
     app.add_lexer("graph", TextLexer)
-    app.connect("html-page-context", _only_titles, priority=100)
+    app.connect("html-page-context", _share_navigation, priority=100)

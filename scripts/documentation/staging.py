@@ -30,7 +30,7 @@ _LANGUAGES = {".apl": "apl", ".py": "python", ".yml": "yaml", ".yaml": "yaml", "
 _LANGUAGES |= {".md": "markdown", ".sh": "bash"}
 _IMAGES = {".png", ".svg", ".jpg", ".gif"}
 _APART = "---\norphan: true\n---\n\n"
-"""Of a page that is linked and stands in no navigation: with 150 codes in it, each page of the site would carry them."""
+"""Of a page that is linked and stands in no navigation: each page of the site carries it, and there are 150 codes."""
 _LONGEST_SHOWN = 200_000  # bytes
 
 
