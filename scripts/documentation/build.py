@@ -16,12 +16,12 @@ sys.path[:0] = [str(ROOT)]  # the checkout that this file is of, whatever is ins
 from scripts.documentation.staging import Staging  # noqa: E402  # found there
 
 
-def build(site: Path, work: Path) -> int:
+def build(site: Path, work: Path, root: Path = ROOT) -> int:
     """Build the site, strictly: a link, an anchor or a name that leads nowhere, or a page that nothing leads to, is an
     error. ``work`` keeps what the next build can use again."""
     from sphinx.cmd.build import main as sphinx
 
-    Staging(work / "source").fill()
+    Staging(root, work / "source").fill()
     strict = ("--fail-on-warning", "--keep-going", "--quiet")
     folders = (str(work / "source"), str(site))
     return sphinx([*strict, "--conf-dir", str(HERE), "--doctree-dir", str(work / "doctrees"), *folders])

@@ -16,10 +16,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-INDEX, CODES, API = DOCS / "index.md", DOCS / "codes" / "README.md", DOCS / "api.md"
-
 _FENCED = r"^(?P<fence>`{3,})[^\n]*\n.*?^(?P=fence)`*[^\S\n]*$"
 _CODE = r"(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)"
 _TARGET = r"(?:(?<=\]\()(?P<target>[^()\s]+)(?=\))|(?<=^\[\w\]: )(?P<defined>\S+))"
@@ -35,12 +31,13 @@ _LONGEST_SHOWN = 200_000  # bytes
 
 
 class Staging:
-    """The folder that Sphinx reads, being filled."""
+    """The folder that Sphinx reads, being filled with the pages of the repository at ``root``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pages = pages()
-        self.codes = {CODES.parent / target for _, target in listed(CODES.read_text(encoding="utf-8"))}
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root, self.docs, self.folder = root, root / "docs", folder
+        self.index, codes = self.docs / "index.md", self.docs / "codes" / "README.md"
+        self.pages = pages(root)
+        self.codes = {codes.parent / page for _, page in listed(codes.read_text(encoding="utf-8"))}
         self.shown: set[Path] = set()
         self.written: set[Path] = set()
 
@@ -60,8 +57,8 @@ class Staging:
 
     def in_the_site(self, page: Path) -> str:
         text = page.read_text(encoding="utf-8")
-        trees = [self.tree(page, *section) for section in navigation(text)] if page == INDEX else []
-        if page == API:
+        trees = [self.tree(page, *section) for section in navigation(text)] if page == self.index else []
+        if page == self.docs / "api.md":
             text = _DOCUMENTED.sub(lambda found: _directive(found[1]), _without_leads(text))
         written = _PIECES.sub(lambda piece: self.piece(page, piece), text)
         return "".join([_APART if page in self.codes else "", written, *trees])
@@ -80,18 +77,18 @@ class Staging:
         if not name or re.match(r"[a-z]+:", name):
             return target
         path = Path(os.path.normpath(page.parent / name))
-        if path == ROOT / "policies" and DOCS / "policies.md" in self.pages:
-            path = DOCS / "policies.md"
+        if path == self.root / "policies":
+            path = self.docs / "policies.md"
         index = next((path / each for each in ("README.md", "index.md") if path / each in self.pages), path)
         if index in self.pages:
             return f"/{self.pages[index]}{mark}{anchor}"
-        if not path.is_relative_to(ROOT) or not path.exists():
+        if not path.is_relative_to(self.root) or not path.exists():
             return target
         return self.show(path)
 
     def show(self, path: Path) -> str:
         """The page that shows a file, or lists a folder, of the repository."""
-        name = path.relative_to(ROOT).as_posix()
+        name = path.relative_to(self.root).as_posix()
         if path.suffix in _IMAGES:
             self.copy(path, name)
             return f"/{name}"
@@ -120,11 +117,12 @@ class Staging:
         shutil.copy2(path, self.folder / place)
 
 
-def pages() -> dict[Path, str]:
+def pages(root: Path) -> dict[Path, str]:
     """The Markdown files that are pages of the site, and the place of each there."""
-    found = {path: path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md"))}
-    found[CODES] = "codes/index.md"
-    return found | {ROOT / name: name.lower() for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
+    docs = root / "docs"
+    found = {path: path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.md"))}
+    found |= {docs / "codes" / "README.md": "codes/index.md"}
+    return found | {root / name: name.lower() for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
 
 
 def navigation(index: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
