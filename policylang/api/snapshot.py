@@ -15,7 +15,8 @@ NOTHING = "APL356"
 
 
 def snapshot(subject: Any, path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the facts of a graph to a file, from which a policy is planned as on the graph; returns what was written.
+    """Write the facts of a graph to the file ``path``, from which a policy is planned as on the graph; returns what was
+    written.
 
     ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or
     a model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients.

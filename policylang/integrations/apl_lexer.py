@@ -16,6 +16,8 @@ from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTI
 from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.resolution.prelude import group_names
 
+__all__ = ["PolicyLexer"]
+
 _STATEMENTS = frozenset(("policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect"))
 _ACTIONS = frozenset(ACTIONS)
 _KEYWORDS = frozenset(word for word in keywords() if word.isidentifier())

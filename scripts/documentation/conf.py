@@ -6,11 +6,12 @@ from typing import Any
 
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon import GoogleDocstring
 
 from policylang.integrations.apl_lexer import PolicyLexer
 
 project = "policylang"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "index"
 source_suffix = {".md": "markdown"}
 
@@ -28,7 +29,9 @@ default_role = "code"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 autodoc_default_options = {"members": True, "undoc-members": True}
-autodoc_class_signature = "separated"  # data is made by functions: nobody reads a constructor of twenty fields
+# What is on the page is made by functions: nobody has to read a constructor of twenty fields.
+autodoc_default_options |= {"exclude-members": "__init__, __new__"}
+autodoc_class_signature = "separated"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 # TorchTitan is optional, and what the site says must not depend on what is installed.
@@ -49,8 +52,15 @@ def _share_navigation(app: Sphinx, page: str, template: str, context: dict[str, 
         )
 
 
+def _read_sections(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """``Args:`` and ``Raises:`` of functions. Napoleon as an extension takes every colon of an attribute for a type."""
+    if what in ("function", "method", "class"):
+        lines[:] = GoogleDocstring(lines, what=what).lines()
+
+
 def setup(app: Sphinx) -> None:
     """The words behind fences: in the site, ``apl`` is the policy language and ``graph`` has no colours."""
     app.add_lexer("apl", PolicyLexer)
     app.add_lexer("graph", TextLexer)
+    app.connect("autodoc-process-docstring", _read_sections)
     app.connect("html-page-context", _share_navigation, priority=100)

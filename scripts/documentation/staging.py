@@ -27,6 +27,8 @@ _LANGUAGES |= {".md": "markdown", ".sh": "bash"}
 _IMAGES = {".png", ".svg", ".jpg", ".gif"}
 _APART = "---\norphan: true\n---\n\n"
 """Of a page that is linked and stands in no navigation: each page of the site carries it, and there are 150 codes."""
+_OF_ANOTHER_LIBRARY = {"policylang.integrations.apl_lexer.PolicyLexer"}
+"""Classes whose attributes are what that library asks for, and documents."""
 _LONGEST_SHOWN = 200_000  # bytes
 
 
@@ -154,4 +156,5 @@ def _directive(name: str) -> str:
         kind = "autoexception"
     else:
         kind = "autoclass" if last[0].isupper() else "autofunction"
-    return f"\n```{{eval-rst}}\n.. {kind}:: {name}\n```\n"
+    members = "\n   :no-members:" if name in _OF_ANOTHER_LIBRARY else ""
+    return f"\n```{{eval-rst}}\n.. {kind}:: {name}{members}\n```\n"

@@ -70,11 +70,15 @@ class AuditReport:
 
 @frozen
 class ExpectationReport:
+    """What an ``expect`` line came to."""
+
     source: str
+    """``file:line``."""
     text: str
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
     found: str
+    """The figure, in words."""
 
 
 @frozen
@@ -117,7 +121,8 @@ class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
 
     ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None on a graph
-    that is not partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``.
+    that is not partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``. Bytes are of one
+    rank, FLOPs of one step; both are whole numbers.
     """
 
     policy: str
@@ -161,6 +166,7 @@ class Report:
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The same as text; ``indent`` as in ``json.dumps``."""
         return json.dumps(self.to_dict(), indent=indent)
 
 
