@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import shutil
 import sys
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,11 +19,17 @@ from scripts.documentation.staging import Staging  # noqa: E402  # found there
 
 def build(site: Path, work: Path, root: Path = ROOT) -> int:
     """Build the site, strictly: a link, an anchor or a name that leads nowhere, or a page that nothing leads to, is an
-    error. ``work`` keeps what the next build can use again."""
+    error. ``work`` holds what Sphinx reads.
+
+    Every page is read and written each time: Sphinx says what is wrong with a page when it reads or writes it, and an
+    unchanged page can come to lead to a heading that is gone.
+    """
     from sphinx.cmd.build import main as sphinx
 
+    if (site / ".buildinfo").is_file():  # a site of Sphinx's making, whose pages may be gone by now
+        shutil.rmtree(site)
     Staging(root, work / "source").fill()
-    strict = ("--fail-on-warning", "--keep-going", "--quiet")
+    strict = ("--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "--write-all")
     folders = (str(work / "source"), str(site))
     return sphinx([*strict, "--conf-dir", str(HERE), "--doctree-dir", str(work / "doctrees"), *folders])
 

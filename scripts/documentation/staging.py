@@ -79,7 +79,7 @@ class Staging:
         if not name or re.match(r"[a-z]+:", name):
             return target
         path = Path(os.path.normpath(page.parent / name))
-        if path == self.root / "policies":
+        if path == self.root / "policies" and self.docs / "policies.md" in self.pages:
             path = self.docs / "policies.md"
         index = next((path / each for each in ("README.md", "index.md") if path / each in self.pages), path)
         if index in self.pages:

@@ -91,35 +91,53 @@ def broken_links(read: dict[Path, Document]) -> list[tuple[str, str]]:
     return found
 
 
+SOUND = {
+    "docs/index.md": "# Index\n\n## Start\n\n- [One](one.md): first\n- [Two](two.md): second\n"
+    "- [All](codes/README.md): codes\n- [Contributing](../CONTRIBUTING.md): how\n- [Changes](../CHANGELOG.md): what\n",
+    "docs/one.md": "# One\n\n[a file](../policies/some.apl) [a folder](../policies) [an anchor](#one)\n"
+    "\n`[code](none.md)`\n\n```\n[block](none.md)\n```\n",
+    "docs/two.md": "# Two\n\n[another's anchor](index.md#start)\n",
+    "docs/codes/README.md": "# Codes\n\n- [APL001](APL001.md) a code\n",
+    "docs/codes/APL001.md": "# APL001: a code\n",
+    "policies/some.apl": "save mm  # ````\n",
+    "CONTRIBUTING.md": "# Contributing\n",
+    "CHANGELOG.md": "# Changes\n",
+}
+
+
 def test_a_link_an_anchor_or_a_page_that_is_lost_fails_the_build(tmp_path: Path) -> None:
-    root = tmp_path / "repository"
-    files = {
-        "docs/index.md": "# Index\n\n## Start\n\n- [One](one.md): first\n- [All](codes/README.md): codes\n",
-        "docs/one.md": "# One\n\n[no page](two.md) [no anchor](index.md#stop) [no file](../policies/none.apl)\n"
-        "\n[a file](../policies/some.apl) [an anchor](#one) `[code](none.md)`\n\n```\n[block](none.md)\n```\n",
+    """The second build starts from what the first one left, and complains of a page that has not changed."""
+    root, site, work = tmp_path / "repository", tmp_path / "site", tmp_path / "work"
+    written(root, SOUND)
+    done = run_build(site, work, root)
+    assert (done.returncode, done.stderr) == (0, "")
+    read = {path: Document(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    assert broken_links(read) == []
+    assert "repository/policies/some.apl.html" in read[site / "one.html"].links
+
+    mistakes = {
+        "docs/index.md": SOUND["docs/index.md"].replace("Start", "Begin").replace("- [Changes](../CHANGELOG.md)", "-"),
+        "docs/one.md": "# One\n\n[no page](three.md) [no anchor](index.md#stop) [no file](../policies/none.apl)\n",
         "docs/orphan.md": "# Orphan\n",
-        "docs/codes/README.md": "# Codes\n\n- [APL001](APL001.md) a code\n",
-        "docs/codes/APL001.md": "# APL001: a code\n",
-        "policies/some.apl": "save mm  # ````\n",
-        "CONTRIBUTING.md": "# Contributing\n",
-        "CHANGELOG.md": "# Changes\n",
     }
+    written(root, mistakes)
+    done = run_build(site, work, root)
+    assert done.returncode == 1
+    complaint = re.compile(r"^\S*/source/(\S+?\.md)\S* WARNING: (.*?)(?: \[|$)", re.MULTILINE)
+    assert sorted(complaint.findall(done.stderr)) == [
+        ("changelog.md", "document isn't included in any toctree"),
+        ("one.md", "'myst' cross-reference target not found: '../policies/none.apl'"),
+        ("one.md", "'myst' cross-reference target not found: 'three.md'"),
+        ("one.md", "local id not found in doc 'index': 'stop'"),
+        ("orphan.md", "document isn't included in any toctree"),
+        ("two.md", "local id not found in doc 'index': 'start'"),
+    ]
+
+
+def written(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
-    done = run_build(tmp_path / "site", tmp_path / "work", root)
-    assert done.returncode == 1
-    complaints = sorted(
-        re.findall(r"^\S*/source/(\S+?\.md)\S* WARNING: (.*?)(?: \[|$)", done.stderr, flags=re.MULTILINE)
-    )
-    assert complaints == [
-        ("changelog.md", "document isn't included in any toctree"),
-        ("contributing.md", "document isn't included in any toctree"),
-        ("one.md", "'myst' cross-reference target not found: '../policies/none.apl'"),
-        ("one.md", "'myst' cross-reference target not found: 'two.md'"),
-        ("one.md", "local id not found in doc 'index': 'stop'"),
-        ("orphan.md", "document isn't included in any toctree"),
-    ]
 
 
 def test_the_front_page_goes_from_the_outside_in_and_names_every_page() -> None:
