@@ -61,7 +61,7 @@ class PolicyLexer(RegexLexer):  # type: ignore[misc]  # Pygments is optional, so
 
     @staticmethod
     def analyse_text(text: str) -> float:
-        """How much a text looks like a policy, from 0 to 1: by the first word of its lines."""
-        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        """How much a text looks like a policy, from 0 to 1: by the first word of the lines that are not indented."""
+        lines = [line for line in text.splitlines() if line[:1].isalpha()]
         begun = sum(line.split()[0] in _STATEMENTS | _ACTIONS | {"optional", "override"} for line in lines)
         return begun / len(lines) if lines else 0.0
