@@ -15,12 +15,11 @@ NOTHING = "APL356"
 
 
 def snapshot(subject: Any, path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the facts of a graph to the file ``path``, from which a policy is planned as on the graph; returns what was
-    written.
+    """Write the facts of a graph to a file, from which a policy is planned as on the graph; returns what was written.
 
     ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or
     a model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients.
-    Where a policy has acted on a graph, it is the graph as it was before. The file holds no weights and no code. A
+    Where a policy has acted on a graph, it is the graph as it was before. ``path`` holds no weights and no code. A
     model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, in order of
     compilation.
 

@@ -78,7 +78,6 @@ class ExpectationReport:
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
     found: str
-    """The figure, in words."""
 
 
 @frozen
@@ -120,9 +119,10 @@ class RewriteReport:
 class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
 
+    Bytes are of one rank and FLOPs of one step, both whole numbers.
+
     ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None on a graph
-    that is not partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``. Bytes are of one
-    rank, FLOPs of one step; both are whole numbers.
+    that is not partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``.
     """
 
     policy: str
