@@ -51,10 +51,12 @@ class CheckResult:
 
     @property
     def errors(self) -> int:
+        """How many of the diagnostics are errors."""
         return sum(map(is_error, self.diagnostics))
 
     @property
     def warnings(self) -> int:
+        """How many of them are warnings."""
         return sum(diagnostic.severity is Severity.WARNING for diagnostic in self.diagnostics)
 
     @property

@@ -122,7 +122,7 @@ class TracedStep:
         """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
 
         ``mesh`` names the dimensions of collectives, and with ``agree`` the ranks that share the graph compare their
-        plans first, as in ``policylang.apply``.
+        plans first, as in ``policylang.apply``, and it raises what that raises.
         """
         self.gm = apply(self.gm, policy, mesh, agree=agree)
         return self

@@ -70,7 +70,10 @@ class AuditReport:
 
 @frozen
 class ExpectationReport:
+    """What an ``expect`` line came to."""
+
     source: str
+    """``file:line``."""
     text: str
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
@@ -118,6 +121,8 @@ class RewriteReport:
 @frozen
 class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
+
+    Bytes are of one rank and FLOPs of one step, both whole numbers.
 
     ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None on a graph
     that is not partitioned yet. In a sum, node names carry the block that their graph is, ``layers.3/mm_3``, or else
@@ -168,6 +173,7 @@ class Report:
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The same as text; ``indent`` as in ``json.dumps``."""
         return json.dumps(self.to_dict(), indent=indent)
 
 
