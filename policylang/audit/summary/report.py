@@ -150,6 +150,10 @@ class Report:
     half: str = ""
     """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
     nothing is decided about values."""
+    uncounted: dict[str, int] = field(factory=dict)
+    """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls."""
+    uncounted_recomputed: dict[str, int] = field(factory=dict)
+    """The same of what runs again; empty before a partition."""
     operators: int = 0
     """Of a half: how many it runs, counted like decisions."""
 

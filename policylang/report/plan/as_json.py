@@ -17,7 +17,11 @@ VERSION = 1
 
 
 def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic]) -> str:
-    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0."""
+    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0.
+
+    ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
+    number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say.
+    """
     plan = found.plan
     margins = {each.rule: each for each in worth}
     document = {
@@ -25,7 +29,8 @@ def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Di
         "policy": plan.policy.name,
         "digest": plan.digest,
         "forward_flops": found.forward_flops,
-        "with": _scenario(found.under),
+        "uncounted_operators": found.uncounted,
+        "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
         "without": _scenario(found.without),
         "rules": [
             {

@@ -31,7 +31,7 @@ function entriesTable(entries) {
   const names = ["", "operator", "module", "shape", "bytes", "FLOPs again", "decided by"];
   const numeric = new Set([4, 5]);
   table.append(make("thead", {}, make("tr", {}, ...names.map((name, at) => make("th", { scope: "col", class: numeric.has(at) ? "number" : "" }, name)))));
-  const views = entries.filter((entry) => entry.fate === "recomputed" && !entry.bytes && !entry.flops);
+  const views = entries.filter((entry) => entry.fate === "recomputed" && !entry.bytes && !entry.flops && !entry.uncounted);
   const body = make("tbody");
   for (const entry of entries) {
     if (views.includes(entry)) continue;
@@ -41,7 +41,7 @@ function entriesTable(entries) {
       make("td", { class: "mono" }, entry.module),
       make("td", { class: "mono" }, [(entry.shape || []).join("×"), entry.dtype].join(" ")),
       make("td", { class: "number" }, entry.bytes ? bytes(entry.bytes) : ""),
-      make("td", { class: "number" }, entry.flops ? flops(entry.flops) : ""),
+      make("td", { class: "number" }, entry.flops ? flops(entry.flops) : entry.uncounted ? "not counted" : ""),
       make("td", {}, entry.source || entry.reason || "undecided")));
   }
   table.append(body);

@@ -41,6 +41,9 @@ function showHead() {
   const moved = under.amounts.offloaded;
   if (moved) byId("tiles").append(tile("offloaded", bytes(under.amounts.offloaded_bytes), `${count(moved, "value")} on the host between forward and backward, beside what is kept`));
   if (open) byId("tiles").append(tile("left to PyTorch", bytes(open), "counted as kept: its min-cut may recompute it"));
+  const missing = Object.entries(data.uncounted).map(([name, calls]) => `${name}${calls > 1 ? ` ×${calls}` : ""}`);
+  const lost = Object.values(data.uncounted_again).reduce((sum, calls) => sum + calls, 0);
+  if (missing.length) byId("tiles").append(tile("without FLOPs", count(missing.length, "operator"), `${missing.join(", ")}: no formula, so counted as 0; ${count(lost, "call")} recomputed`));
   const held = data.expectations.filter((each) => each.status === "held").length;
   const told = (each) => `${each.text.replace(/^expect /, "")}: ${each.status === "deferred" ? "open, PyTorch decides" : `${each.status}, ${each.found}`}`;
   if (data.expectations.length) byId("tiles").append(tile("expectations held", `${held} of ${data.expectations.length}`, data.expectations.map(told).join("; ")));
