@@ -65,11 +65,10 @@ def test_products_are_counted_as_torch_counts_them(b: int, m: int, k: int, n: in
         "einsum": ("abk,kn->abn", [meta(b, m, k), meta(k, n)]),
     }[name]
     target = getattr(aten, name).default
-    assert (
-        called(target, *arguments)
-        == Work(as_torch_counts(target, *arguments))
-        == Work(2 * (1 if name in ("mm", "addmm") else b) * m * k * n)
-    )
+    found = called(target, *arguments)
+    assert found == Work(as_torch_counts(target, *arguments))
+    if name != "einsum":  # torch multiplies dimensions of 1 element by element
+        assert found.flops == 2 * (1 if name in ("mm", "addmm") else b) * m * k * n
 
 
 @settings(max_examples=12)
