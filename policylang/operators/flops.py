@@ -5,6 +5,7 @@ An operation is a multiplication or an addition of matrix work, as :mod:`policyl
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod
@@ -45,6 +46,18 @@ def _own(target: Any) -> tuple[Formula | None, Any]:
     if namespace != "aten":
         return _OF_LIBRARIES.get(f"{namespace}.{name}"), None
     return _OF_ATEN.get(name), getattr(torch.ops.aten, _LIKE.get(name, name), None)
+
+
+def registered_formulas() -> list[str]:
+    """The formulas that are not torch's, each with what it does: what a decision by FLOPs depends on."""
+    found = []
+    for target, formula in flop_registry.items():
+        if (getattr(formula, "__module__", None) or "").partition(".")[0] != "torch":
+            code = getattr(inspect.unwrap(formula), "__code__", None)
+            constants = [each for each in getattr(code, "co_consts", ()) if isinstance(each, int | float | str)]
+            body = (code.co_code.hex(), code.co_names, constants) if code is not None else ()
+            found.append(f"{target} {getattr(formula, '__qualname__', '')} {body!r}")
+    return sorted(found)
 
 
 # --- products ------------------------------------------------------------------------------------------------------

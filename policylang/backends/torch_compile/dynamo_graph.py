@@ -88,7 +88,7 @@ def with_inductor(
     if policy.offloads:
         settings = {**_IN_ORDER, **settings}
     with compare(settings=partial(comparable_settings, settings)) as comparison:
-        key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(policy)}"
+        key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(policy)}:{fingerprint.formulas_key()}"
         remembered_as = fingerprint.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
         patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
         is_differentiated = needs_gradients(gm, inputs)
