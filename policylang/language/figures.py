@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_MOST_UNCOUNTED = 6
 _FLOPS = ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
@@ -60,6 +61,12 @@ def first_lines(lines: Sequence[str], most: int, noun: str = "more") -> tuple[st
 
 def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def uncounted_text(calls: Mapping[str, int]) -> str:
+    """``mylib.fused_mlp.default ×8, triton.scan_kernel``: operators that no FLOP formula counts."""
+    names = [f"{name} ×{count}" if count > 1 else name for name, count in calls.items()]
+    return f"{listed(names, _MOST_UNCOUNTED)} (no FLOP formula, so counted as 0)"
 
 
 def file_name(path: str) -> str:

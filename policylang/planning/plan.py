@@ -11,6 +11,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.shown import as_html, as_text
 from policylang.language.syntax import Policy, Rule
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
@@ -68,6 +69,15 @@ class Plan:
 
     rerun: tuple[int, ...] | None = field(default=None, repr=False)
     """Of a block that is run again as a whole, in its own order: the rows that run a second time."""
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        return f"<policylang.Plan: {self}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -23,6 +23,7 @@ from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.held import check_expectations
+from policylang.planning.expectations.uncounted_work import uncounted_in
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_shares import empty_shares
@@ -96,6 +97,7 @@ def plan(
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
             *_one_cause(failures, none),
+            *uncounted_in(policy.expectations, facts, needs.recomputed),
         ),
         undecided=fate,
         digest=plan_digest(policy, facts, decisions, edits),

@@ -44,6 +44,8 @@ class NodeExplanation:
     dtype: str
     bytes: int
     flops: int
+    uncounted: str
+    """The operators whose work is not in :attr:`flops`."""
     shares: str | None
     """The node whose decision it shares, where that is another."""
     action: str
@@ -57,6 +59,12 @@ class NodeExplanation:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def _work(self) -> str:
+        flops = figure(self.flops, "flops")
+        if not self.uncounted:
+            return flops
+        return f"{flops} and {self.uncounted}, which no FLOP formula counts" if self.flops else "FLOPs not counted"
+
     def __str__(self) -> str:
         sizes = "×".join(map(str, self.shape)) if self.shape is not None else ""
         what = f"{f'{sizes} {self.dtype}'.strip()}, " if sizes or self.dtype else ""
@@ -64,7 +72,7 @@ class NodeExplanation:
         lines = [
             f"{self.name}: {self.operator}{place}",
             f"  {'in block ' + self.block if self.block is not None else 'outside every block'}, "
-            f"{what}{figure(self.bytes, 'bytes')}, {figure(self.flops, 'flops')}",
+            f"{what}{figure(self.bytes, 'bytes')}, {self._work()}",
         ]
         if self.shares is not None:
             lines.append(f"  it shares the decision of {self.shares}, which the rules below are about")
@@ -143,6 +151,7 @@ def _node(plan: Plan, row: int, selections: Selections, fates: Fates) -> NodeExp
         dtype=facts.dtypes[row],
         bytes=facts.bytes[row],
         flops=facts.flops[row],
+        uncounted=facts.uncounted[row] if facts.uncounted else "",
         shares=None if owner == row else facts.names[owner],
         action=word(decision.action),
         reason=_reason(plan, decision),

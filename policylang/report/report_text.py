@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
-from policylang.language.figures import counted, figure, file_name, shortened
+from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.width import table
 
@@ -62,6 +62,7 @@ def _figures(report: Report) -> str:
         lines.append(_line("saved", _values(report.saved)))
     if report.recomputed is not None:
         lines.append(_line("recomputed", _values(report.recomputed) + _share(report)))
+    lines += _uncounted(report)
     if report.offloaded:
         lines.append(_line("offloaded", _values(report.offloaded)))
     kept = sum(rule.kept_by_user for rule in report.rules)
@@ -75,6 +76,13 @@ def _figures(report: Report) -> str:
     if report.from_cache:
         lines.append(_line("cache", "served from torch's compile cache; planned and audited when it was compiled"))
     return "\n".join(lines)
+
+
+def _uncounted(report: Report) -> list[str]:
+    again = report.uncounted_recomputed
+    lines = [_line("", f"and {uncounted_text(again)}")] if again else []
+    rest = {name: count - again.get(name, 0) for name, count in report.uncounted.items() if count > again.get(name, 0)}
+    return [*lines, *([_line("uncounted", f"in the forward: {uncounted_text(rest)}")] if rest else [])]
 
 
 def rewrite_lines(report: RewriteReport) -> list[str]:

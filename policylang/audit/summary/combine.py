@@ -28,6 +28,7 @@ def combined(reports: Iterable[Report]) -> Report:
     together: dict[str, Any] = {
         **{name: sum(each(name)) for name in ("forward_nodes", "blocks", "undecided", "forward_flops")},
         **{name: _summed(each(name), names) for name in ("saved", "recomputed", "offloaded")},
+        **{name: _counts(each(name)) for name in ("uncounted", "uncounted_recomputed")},
         **{name: tuple(chain.from_iterable(each(name))) for name in ("rewrites", "expectations")},
         **{name: tuple(dict.fromkeys(chain.from_iterable(each(name)))) for name in ("warnings", "notes")},
     }
@@ -91,6 +92,13 @@ def _summed_rules(graphs: Sequence[Report]) -> tuple[RuleReport, ...]:
         RuleReport(source, text, **{name: _sum(getattr(each, name) for each in accounts) for name in _SUMMED})
         for (_, _, source, text), accounts in by_rule.items()
     )
+
+
+def _counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in parts:
+        total.update(each)
+    return dict(sorted(total.items()))
 
 
 def _sum(figures: Iterable[int | None]) -> Any:

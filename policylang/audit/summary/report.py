@@ -10,7 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
-from policylang.language.shown import as_text
+from policylang.language.figures import counted, figure
+from policylang.language.shown import as_html, as_text
 
 
 @frozen
@@ -162,11 +163,53 @@ class Report:
     half: str = ""
     """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
     nothing is decided about values."""
+    uncounted: dict[str, int] = field(factory=dict)
+    """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls."""
+    uncounted_recomputed: dict[str, int] = field(factory=dict)
+    """The same of what runs again; empty before a partition."""
     operators: int = 0
     """Of a half: how many it runs, counted like decisions."""
 
     def __str__(self) -> str:
         return as_text(self)
+
+    def __repr__(self) -> str:
+        amounts = [(self.saved, "saved"), (self.recomputed, "recomputed"), (self.offloaded, "offloaded")]
+        found = [f"{figure(each.bytes, 'bytes')} {word}" for each, word in amounts if each]
+        agrees = "no audit" if self.audit is None else "audit agrees" if self.audit.agrees else "audit DIFFERS"
+        counts = [counted(len(self.graphs), "graph")] if self.graphs else []
+        counts += [counted(self.forward_nodes, "forward value"), *found, agrees]
+        return f"<policylang.Report {self.policy}: {', '.join(counts)}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def scalars(self, prefix: str = "policylang/") -> dict[str, int | float]:
+        """Numbers by name, for a metrics logger: bytes, FLOPs and counts as whole numbers, shares from 0 to 1.
+
+        Of several graphs their sums; what is not known before a partition is left out.
+        """
+        amounts = {"saved": self.saved, "recomputed": self.recomputed, "offloaded": self.offloaded}
+        found: dict[str, int | float] = {
+            "forward_flops": self.forward_flops,
+            "forward_values": self.forward_nodes,
+            "undecided_values": self.undecided,
+            "blocks": self.blocks,
+            "graphs": max(len(self.graphs), 1),
+            "uncounted_calls": sum(self.uncounted.values()),
+            "uncounted_recomputed_calls": sum(self.uncounted_recomputed.values()),
+            "collectives_removed": sum(rewrite.gone for rewrite in self.rewrites),
+            "warnings": len(self.warnings),
+        }
+        for name, values in amounts.items():
+            if values is not None:
+                found |= {f"{name}_bytes": values.bytes, f"{name}_values": len(values)}
+        if self.recomputed is not None:
+            found["recomputed_flops"] = self.recomputed.flops
+            found["recomputed_share"] = self.recomputed.flops / self.forward_flops if self.forward_flops else 0.0
+        if self.audit is not None:
+            found["audit_differences"] = len(self.audit.differences)
+        return {f"{prefix}{name}": value for name, value in found.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

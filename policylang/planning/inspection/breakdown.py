@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
@@ -48,7 +48,10 @@ class ValueEntry:
     bytes: int
     """Of all ``count`` values. Memory that several saved values look into counts for the first of them."""
     flops: int
+    """Of what is recomputed."""
     count: int = 1
+    uncounted: str = ""
+    """The operators whose work is not in :attr:`flops`, of what is recomputed."""
 
 
 @frozen
@@ -103,6 +106,11 @@ class Breakdown:
     forward_flops: int
     fates: Sequence[Fate | None]
     """By row; None for a value that the backward does not need."""
+    uncounted: Mapping[str, int] | None
+    """The operators of the forward that could do matrix work and that no FLOP formula counts, and how many calls; None
+    where an older snapshot does not say."""
+    uncounted_again: Mapping[str, int] | None
+    """The same of what is recomputed."""
 
 
 def breakdown(plan: Plan) -> Breakdown:
@@ -118,6 +126,8 @@ def breakdown(plan: Plan) -> Breakdown:
         without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plan, everything), ()),
         forward_flops=outcome.forward_flops,
         fates=fates,
+        uncounted=uncounted_operators(plan.facts, plan.facts.forward),
+        uncounted_again=uncounted_operators(plan.facts, outcome.recomputed),
     )
 
 
@@ -206,6 +216,7 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntr
         reason="" if decision is None else decision.reason,
         bytes=size,
         flops=facts.flops[row] if fate == "recomputed" else 0,
+        uncounted=facts.uncounted[row] if fate == "recomputed" and facts.uncounted else "",
     )
 
 

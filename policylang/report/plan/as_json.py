@@ -21,7 +21,11 @@ def plan_json(
     found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic], *, summary: bool = False
 ) -> str:
     """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and what its
-    rules are worth is null."""
+    rules are worth is null.
+
+    ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
+    number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say.
+    """
     plan = found.plan
     margins = {each.rule: each for each in worth}
     document = {
@@ -29,7 +33,8 @@ def plan_json(
         "policy": plan.policy.name,
         "digest": plan.digest,
         "forward_flops": found.forward_flops,
-        "with": _scenario(found.under),
+        "uncounted_operators": found.uncounted,
+        "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
         "without": _scenario(found.without),
         "rules": [
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from policylang.language.figures import counted, figure, file_name, shortened
+from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
@@ -58,7 +58,17 @@ def _totals(found: Breakdown) -> str:
             "\n\nan eager checkpoint runs a block again up to the last operator that leaves something for the "
             "backward: more FLOPs than these where that is beyond what the backward needs"
         )
-    return text
+    return text + _uncounted(found)
+
+
+def _uncounted(found: Breakdown) -> str:
+    """What the FLOPs leave out."""
+    if found.uncounted is None:
+        return "\n\nwhich operators have no FLOP formula is not in this snapshot: an older policylang wrote it"
+    if not found.uncounted:
+        return ""
+    again = f"; recomputed of them: {uncounted_text(found.uncounted_again)}" if found.uncounted_again else ""
+    return f"\n\nuncounted in the forward: {uncounted_text(found.uncounted)}{again}"
 
 
 def _again(scenario: Scenario, forward_flops: int) -> str:
@@ -120,7 +130,7 @@ def _group(group: BlockGroup) -> str:
         f"{title}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} and "
         f"{figure(amounts.recomputed_flops, 'flops')} recomputed" + (", each" if group.times > 1 else "")
     )
-    shown = [entry for entry in group.entries if entry.bytes or entry.flops or entry.fate != "recomputed"]
+    shown = [each for each in group.entries if each.bytes or each.flops or each.uncounted or each.fate != "recomputed"]
     views = sum(entry.count for entry in group.entries) - sum(entry.count for entry in shown)
     lines = [head]
     if shown:
@@ -139,6 +149,6 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
         entry.module,
         f"{shortened(shape, _LONGEST_SHAPE)} {entry.dtype}".strip(),
         bytes_text(entry.bytes) if entry.bytes else "",
-        figure(entry.flops, "flops") if entry.flops else "",
+        figure(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
         file_name(entry.source) if entry.source else entry.reason or "undecided",
     )

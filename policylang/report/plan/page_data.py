@@ -101,6 +101,7 @@ def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
         "dtype": coded(facts.dtypes[row] for row in rows),
         "bytes": [facts.bytes[row] for row in rows],
         "flops": [facts.flops[row] for row in rows],
+        "uncounted": coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
         "block": [plan.block_of[row] if plan.block_names else -1 for row in rows],
         "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
         "fate": coded(found.fates[row] or "" for row in rows),

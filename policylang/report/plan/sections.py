@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from policylang.language.figures import counted, figure
+from policylang.language.figures import counted, figure, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
 from policylang.planning.inspection.peak_values import PeakValues
 from policylang.report.plan.at_peak import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
@@ -42,6 +42,10 @@ def tiles(found: Breakdown) -> Markup:
     if under.amounts.open_bytes:
         what = "counted as kept: its min-cut may recompute it"
         made.append(tile("left to PyTorch", bytes_text(under.amounts.open_bytes), what))
+    if found.uncounted:
+        lost = counted(sum((found.uncounted_again or {}).values()), "call")
+        rest = f"{uncounted_text(found.uncounted)}; {lost} recomputed"
+        made.append(tile("without FLOPs", counted(len(found.uncounted), "operator"), rest))
     if plan.expectations:
         held = sum(each.status == "held" for each in plan.expectations)
         told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)
@@ -114,7 +118,7 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
         _bar(amounts.saved_bytes / most_saved, "saved", bytes_text(amounts.saved_bytes), saved),
         _bar(amounts.recomputed_flops / most_flops, "recomputed", figure(amounts.recomputed_flops, "flops"), again),
     )
-    shown = [each for each in group.entries if each.bytes or each.flops or each.fate != "recomputed"]
+    shown = [each for each in group.entries if each.bytes or each.flops or each.uncounted or each.fate != "recomputed"]
     views = sum(each.count for each in group.entries) - sum(each.count for each in shown)
     hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
     values = rows_table(_ENTRIES_HEAD, map(_entry, shown), (4, 5), f"the values of {group.label}")
@@ -136,6 +140,6 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
         entry.module,
         f"{shape} {entry.dtype}".strip(),
         bytes_text(entry.bytes) if entry.bytes else "",
-        figure(entry.flops, "flops") if entry.flops else "",
+        figure(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
         entry.source or entry.reason or "undecided",
     )
