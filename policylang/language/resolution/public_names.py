@@ -63,7 +63,7 @@ TRACED_AS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("activation", "act", "actfn", "nonlinearity"), ("activation",)),
     **dict.fromkeys(("relu6", "hardtanh"), ("hardtanh", "clamp_max fed by clamp_min")),
     **dict.fromkeys(("leakyrelu", "prelu"), ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)")),
-    **dict.fromkeys(("elu", "selu", "celu"), ("elu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")),
+    **dict.fromkeys(("elu", "selu", "celu"), ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")),
     "softplus": ("softplus", "aten.where fed by log1p"),
     "mish": ("mish", "mul fed by (tanh fed by aten.where)"),
     "hardswish": ("hardswish", "div fed by (mul fed by clamp_max)"),
