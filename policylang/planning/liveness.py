@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import fields, frozen
+from attrs import evolve, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
@@ -73,7 +73,10 @@ class CostedNeeds(Needs):
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> CostedNeeds:
     """What a save-all partition that follows the plan, or other decisions on its graph, saves and recomputes, and what
     that costs."""
-    needs = backward_needs(plan.facts, plan.decisions if decisions is None else decisions)
+    decided = plan.decisions if decisions is None else decisions
+    needs = backward_needs(plan.facts, decided)
+    if plan.block_by_block:
+        needs = with_whole_blocks(needs, plan.facts, decided, plan.block_of)
     return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
 
 
@@ -116,6 +119,18 @@ def backward_needs(
         else:
             found["saved"].append(row)
     return Needs(**{name: tuple(reversed(rows)) for name, rows in found.items()})
+
+
+def with_whole_blocks(
+    needs: Needs, facts: Facts, decisions: Sequence[Decision | None], block_of: Sequence[int]
+) -> Needs:
+    """With what an eager checkpoint runs again beside it: a block from its beginning, operator by operator, up to the
+    last value that the backward needs of those that are not saved."""
+    last: dict[int, int] = {}
+    for row in needs.recomputed:
+        last[block_of[row]] = row  # rows are in graph order
+    again = tuple(row for row in facts.forward if row <= last.get(block_of[row], -1) and recomputes(decisions[row]))
+    return evolve(needs, recomputed=again)
 
 
 def _read_by_backward(facts: Facts) -> bytearray:

@@ -24,7 +24,7 @@ from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import uncounted_in
-from policylang.planning.liveness import with_cost
+from policylang.planning.liveness import with_cost, with_whole_blocks
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_shares import empty_shares
 from policylang.planning.selection.selectors import Selections, selections_for
@@ -68,6 +68,8 @@ def plan(
     elif capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
         stays = resolve_offloads(policy, facts, decisions, needs)
         needs = safety.enforce()
+    if apart:
+        needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     none = tuple(empty_shares(policy, selections)) if place is None or place.numbered else ()
@@ -103,6 +105,7 @@ def plan(
         digest=plan_digest(policy, facts, decisions, edits),
         block_of=blocks.block_of,
         block_names=blocks.names,
+        block_by_block=apart,
         rerun=None if place is None else needs.recomputed,
     )
 

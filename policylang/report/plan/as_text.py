@@ -53,11 +53,6 @@ def _totals(found: Breakdown) -> str:
             f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
             "it may recompute some of it"
         )
-    if found.plan.undecided == "as checkpointed":
-        text += (
-            "\n\nan eager checkpoint runs a block again up to the last operator that leaves something for the "
-            "backward: more FLOPs than these where that is beyond what the backward needs"
-        )
     return text + _uncounted(found)
 
 
