@@ -240,9 +240,36 @@ def long_context() -> policylang.TracedStep:
     return llama3_8b(length=131_072)
 
 
-MODELS: dict[str, Callable[[], policylang.TracedStep]] = {
+def tutorial() -> nn.Module:
+    """The small Llama of examples/train.py under ``torch.compile``: a joint graph, after a first forward."""
+    model = _hugging_face(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+    )
+    compiled = torch.compile(model, backend=policylang.backend("llama3_sac", inner="aot_eager"))
+    compiled(input_ids=_tokens(4, 256), labels=_tokens(4, 256), use_cache=False)
+    return compiled
+
+
+MODELS: dict[str, Callable[[], policylang.TracedStep | nn.Module]] = {
     function.__name__: function
     for function in (
-        llama3_8b, long_context, mixtral, gpt2, vit, resnet50, t5, llama_lora, custom_operator, fsdp, tensor_parallel,
+        llama3_8b,
+        long_context,
+        mixtral,
+        gpt2,
+        vit,
+        resnet50,
+        t5,
+        llama_lora,
+        custom_operator,
+        fsdp,
+        tensor_parallel,
+        tutorial,
     )
 }
