@@ -214,15 +214,13 @@ def _sharded(tensor_parallel: bool, layers: int = 8) -> policylang.TracedStep:
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=128)
-    try:
-        mesh = sharded_llama.make_mesh("cpu", 16, 8)
-        with FakeTensorMode():
-            model = sharded_llama.Llama(config)
-            model = sharded_llama.shard(model, mesh, tensor_parallel=tensor_parallel, dtype=torch.bfloat16)
-            return policylang.trace_step(model, loss, _tokens(1, length))
-    finally:
-        dist.destroy_process_group()
+    if not dist.is_initialized():  # it stays: a snapshot asks it for the ranks of each group
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=128)
+    mesh = sharded_llama.make_mesh("cpu", 16, 8)
+    with FakeTensorMode():
+        model = sharded_llama.Llama(config)
+        model = sharded_llama.shard(model, mesh, tensor_parallel=tensor_parallel, dtype=torch.bfloat16)
+        return policylang.trace_step(model, loss, _tokens(1, length))
 
 
 def fsdp() -> policylang.TracedStep:
