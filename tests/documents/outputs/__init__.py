@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.documents.outputs import benchmark_tables, cookbook, examples, graphs
+from tests.documents.outputs import benchmark_tables, console, cookbook, examples, graphs
 from tests.documents.outputs.pages import PAGES, ROOT, Shown, blocks, masked, rewritten
 
 __all__ = ["PAGES", "PRODUCERS", "ROOT", "SLOW", "Shown", "blocks", "masked", "produce", "rewritten"]
 
 PRODUCERS: dict[str, Callable[[Shown], str]] = {
     **cookbook.PRODUCERS,
+    **console.PRODUCERS,
     **examples.PRODUCERS,
     **graphs.PRODUCERS,
     **benchmark_tables.PRODUCERS,

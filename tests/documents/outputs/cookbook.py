@@ -10,7 +10,7 @@ import policylang
 from policylang.api.planned_graphs import on_graph
 from policylang.graph.facts import Facts
 from policylang.language.codes import is_error
-from policylang.language.figures import figure
+from policylang.language.figures import counted, figure
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Policy
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
@@ -50,7 +50,8 @@ def _sentence(name: str, found: Breakdown) -> str:
     share = f", {figure(flops / found.forward_flops, 'fraction')} of the forward" if flops else ""
     again = f"{figure(flops, 'flops')} computed again{share}" if flops else "no FLOPs computed again"
     peak = f"estimated peak {bytes_text(_highest(under))}, of {bytes_text(_highest(without))}"
-    return f"On `{name}`: {saved}{moved}; {again}; {peak}."
+    fused = f"{counted(len(found.plan.edits.done), 'pair')} of collectives made one; " if found.plan.edits.done else ""
+    return f"On `{name}`: {fused}{saved}{moved}; {again}; {peak}."
 
 
 def _highest(scenario: object) -> int:
