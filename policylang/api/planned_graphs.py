@@ -10,7 +10,7 @@ from attrs import evolve
 
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
-from policylang.graph.files.snapshot import load
+from policylang.graph.files.any_form import read_any
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
@@ -23,8 +23,13 @@ from policylang.planning.planner import plan
 DEFERRED = "APL315"
 
 GraphLike = str | os.PathLike[str] | Facts
-PathName = Literal["joint", "flat"]
+PathName = Literal["eager", "joint", "flat", "half", "hook"]
 """As in :data:`policylang.planning.capabilities.PLANNED`, written out for type checkers."""
+
+
+def facts_of(graph: GraphLike) -> Facts:
+    """The facts of a graph that is given. Raises ``PolicyGraphError`` for a file that holds none."""
+    return graph if isinstance(graph, Facts) else read_any(graph)
 
 
 def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
@@ -36,7 +41,7 @@ def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Di
             found[f"graph {number}"] = graph
             continue
         try:
-            found[os.fsdecode(graph)] = load(graph)
+            found[os.fsdecode(graph)] = read_any(graph)
         except PolicyGraphError as error:
             problems.extend(error.diagnostics)
     return found, tuple(problems)

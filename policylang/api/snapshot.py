@@ -19,7 +19,7 @@ def snapshot(subject: Any, path: str | os.PathLike[str]) -> tuple[Path, ...]:
 
     ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or
     a model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients.
-    Where a policy has acted on a graph, it is the graph as it was before. The file holds no weights and no code. A
+    Where a policy has acted on a graph, it is the graph as it was before. ``path`` holds no weights and no code. A
     model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, in order of
     compilation.
 

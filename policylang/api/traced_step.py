@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from policylang.api.apply import apply
 from policylang.api.report import report_on
 from policylang.backends import graph_registry
+from policylang.backends.runtime import profiled
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
 from policylang.language.figures import listed
@@ -103,7 +104,7 @@ class TracedStep:
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
         # the graph holds its own backward and its own casts
         with torch.no_grad(), _no_autocast(self._device_types):
-            outputs = self.gm(*plain)
+            outputs = profiled.run(self.gm, plain)
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 
@@ -122,7 +123,7 @@ class TracedStep:
         """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
 
         ``mesh`` names the dimensions of collectives, and with ``agree`` the ranks that share the graph compare their
-        plans first, as in ``policylang.apply``.
+        plans first, as in ``policylang.apply``, and it raises what that raises.
         """
         self.gm = apply(self.gm, policy, mesh, agree=agree)
         return self

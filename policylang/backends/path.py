@@ -15,6 +15,7 @@ from torch import fx
 
 from policylang.audit.outcome import Audit
 from policylang.backends import graph_registry
+from policylang.backends.announcing import announce
 from policylang.backends.findings import Findings, findings_of
 from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.runtime.stages import timed
@@ -110,6 +111,7 @@ class BackendPath:
             raise_differences(audit.differences)
         done = CarriedOut(self.name, plan, audit, seconds)
         graph_registry.remember(done, gm)
+        announce(done)
         return done
 
     def report(self, subject: Any) -> Sequence[Findings] | None:

@@ -3,6 +3,12 @@
 A folder stands for every .apl file below it; `-` reads standard input and writes standard output. A file with a syntax
 error is reported and left alone. What is written has been proved to be the same policy.
 
+examples:
+
+  policylang fmt policies/
+  policylang fmt mine.apl --check --diff
+  policylang fmt - < mine.apl
+
 exit codes: 0 done, 1 an error, or with --check or --diff a file that is not formatted, 2 a file that cannot be read
 """
 

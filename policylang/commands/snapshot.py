@@ -4,6 +4,11 @@ MODULE:FUNCTION names a Python function without arguments, package.module:functi
 policylang.trace_step returned, or a model that was compiled under a policy and has run forward. The current folder is
 searched for it first, as `python -m` does.
 
+examples:
+
+  policylang snapshot train.models:llama3_8b -o llama3_8b.graph
+  policylang snapshot train.models:moe -o moe.graph --import my_package.kernels
+
 exit codes: 0 written, 1 the function or its module failed, which is shown, or returned nothing that has a graph, 2 no
 such function
 """
@@ -13,7 +18,7 @@ from __future__ import annotations
 import argparse
 
 from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_snapshot, print_snapshot
+from policylang.commands.shared.inputs import add_import, add_snapshot, print_snapshot
 
 NAME = "snapshot"
 SUMMARY = "write the facts of a graph to a file"
@@ -21,6 +26,7 @@ SUMMARY = "write the facts of a graph to a file"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="what returns a graph, a traced step or a model")
+    add_import(parser)
     add_snapshot(parser)
 
 

@@ -10,6 +10,8 @@ from policylang.language.source import Span
 
 
 class Severity(Enum):
+    """How bad it is: an error stops, a warning is printed, a note belongs to one of these."""
+
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_MOST_UNCOUNTED = 6
 _FLOPS = ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
-def figure(value: float, dimension: Literal["bytes", "flops", "fraction"]) -> str:
-    """``219.5 MiB``, ``1.2 TFLOP``, ``21.3%``: one decimal, none where it would be a zero."""
+def figure(value: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
+    """``219.5 MiB``, ``1.2 TFLOP``, ``21.3%``: one decimal, none where it would be a zero. Numbers are whole."""
+    if dimension == "number":
+        return f"{int(value):,}"
     if dimension == "fraction":
         return f"{_short(value * 100)}%"
     base, units = (1024.0, _BYTES) if dimension == "bytes" else (1000.0, _FLOPS)
@@ -21,13 +24,15 @@ def figure(value: float, dimension: Literal["bytes", "flops", "fraction"]) -> st
     return f"{_short(value)} {units[index]}"
 
 
-def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fraction"]) -> str:
+def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
     """A figure that is printed beside a limit: exact where rounding would hide which of the two is larger."""
     text = figure(value, dimension)
     if value == limit or text != figure(limit, dimension):
         return text
     if dimension == "fraction":
         return f"{value * 100:.6g}%"
+    if dimension == "number":
+        return text
     return f"{text} ({int(value):,} {'bytes' if dimension == 'bytes' else 'FLOP'})"
 
 
@@ -56,6 +61,12 @@ def first_lines(lines: Sequence[str], most: int, noun: str = "more") -> tuple[st
 
 def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def uncounted_text(calls: Mapping[str, int]) -> str:
+    """``mylib.fused_mlp.default ×8, triton.scan_kernel``: operators that no FLOP formula counts."""
+    names = [f"{name} ×{count}" if count > 1 else name for name, count in calls.items()]
+    return f"{listed(names, _MOST_UNCOUNTED)} (no FLOP formula, so counted as 0)"
 
 
 def file_name(path: str) -> str:

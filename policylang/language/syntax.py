@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from enum import Enum
+from fractions import Fraction
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -116,7 +117,8 @@ class InModule:
 class BlockSet:
     """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high.
 
-    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``.
+    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are
+    that part of the model's blocks, rounded down.
     """
 
     kind: Literal["any", "every", "first", "last", "range"]
@@ -124,6 +126,7 @@ class BlockSet:
     start: int = 0
     low: int = 0
     high: int = 0
+    share: Fraction | None = None
 
 
 @frozen
@@ -430,11 +433,17 @@ Rewriting = Fuse | Collapse
 class ExpectTotal:
     """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect peak <= 40 GiB``."""
 
-    figure: Literal["saved", "recomputed", "recomputed flops", "peak"]
+    figure: Literal["saved", "recomputed", "recomputed flops", "recomputed operators", "peak"]
     op: Comparison
     limit: Quantity
+    """A fraction is one of what the forward makes, computes or runs."""
     per_block: bool = False
     span: Span = _span()
+
+    @property
+    def of_forward(self) -> bool:
+        """Whether the limit is a share that says of what: of the bytes that the forward makes."""
+        return self.limit.dimension == "fraction" and self.figure in ("saved", "recomputed")
 
 
 @frozen

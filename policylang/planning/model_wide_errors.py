@@ -16,9 +16,11 @@ from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
+from policylang.planning.selection.empty_shares import SHARE_OF_NONE
 
-DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE)
-"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line."""
+DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE)
+"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share of the
+blocks."""
 
 
 @frozen

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
-from policylang.planning.block_graph import Place, beyond_one_block
+from policylang.planning.block_graph import AroundBlocks, Place, around_blocks, beyond_one_block
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
-from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
+from policylang.planning.decisions.decide import NOTHING_AROUND, first_decisions, judge, rule_outcomes
 from policylang.planning.decisions.lost_markers import markers_lost, markers_outranked
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.routing import keep_routing
@@ -21,8 +23,10 @@ from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.held import check_expectations
-from policylang.planning.liveness import with_cost
+from policylang.planning.expectations.uncounted_work import uncounted_in
+from policylang.planning.liveness import with_cost, with_whole_blocks
 from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.selection.empty_shares import empty_shares
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
@@ -49,10 +53,12 @@ def plan(
     alone = place is not None and place.blocks is not None
     selections = selections_for(policy, facts, None if place is None else place.blocks)
     blocks = selections.blocks
-    tagged = user_decisions(facts)
+    apart = capabilities.block_by_block and place is None
+    around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
+    tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     fate = _fate(policy, capabilities)
-    verdict = judge(policy, facts, selections, tagged)
-    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities)
+    verdict = judge(policy, facts, selections, tagged, around)
+    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
@@ -62,8 +68,11 @@ def plan(
     elif capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
         stays = resolve_offloads(policy, facts, decisions, needs)
         needs = safety.enforce()
+    if apart:
+        needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
+    none = tuple(empty_shares(policy, selections)) if place is None or place.numbered else ()
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
     return Plan(
         policy=policy,
@@ -74,10 +83,11 @@ def plan(
         edits=edits,
         expectations=expectations,
         diagnostics=(
-            *(beyond_one_block(policy, place) if alone else ()),
+            *(beyond_one_block(policy, place) if alone or apart else ()),
             *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
             *unanswerable(policy, facts),
-            *_rule_diagnostics(policy, rules, selections),
+            *none,
+            *_one_cause(_rule_diagnostics(policy, rules, selections, around), none),
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
@@ -88,12 +98,14 @@ def plan(
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
-            *failures,
+            *_one_cause(failures, none),
+            *uncounted_in(policy.expectations, facts, needs.recomputed),
         ),
         undecided=fate,
         digest=plan_digest(policy, facts, decisions, edits),
         block_of=blocks.block_of,
         block_names=blocks.names,
+        block_by_block=apart,
         rerun=None if place is None else needs.recomputed,
     )
 
@@ -105,12 +117,16 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
-def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> list[Diagnostic]:
+def _rule_diagnostics(
+    policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections, around: AroundBlocks
+) -> list[Diagnostic]:
     found: list[Diagnostic] = []
     for outcome in rules:
         if not outcome.matched:
             if not outcome.rule.optional:
-                found.append(refusals.matches_nothing(outcome.rule, selections))
+                nothing = refusals.matches_nothing(outcome.rule, selections)
+                lies_outside = around.outside and selections.rows(outcome.rule.selector)
+                found.append(refusals.outside_checkpoints(nothing) if lies_outside else nothing)
         elif outcome.decided:
             continue
         elif outcome.overridden_by:
@@ -118,6 +134,12 @@ def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections
         elif outcome.kept_by_user:
             found.append(refusals.kept_by_user(outcome))
     return found
+
+
+def _one_cause(found: Iterable[Diagnostic], none: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
+    """Without "matches nothing" of selectors of which it is said already that their share of the blocks is none."""
+    said = {each.span for each in none}
+    return (each for each in found if each.code != refusals.MATCHES_NOTHING or each.span not in said)
 
 
 def _capability_diagnostics(

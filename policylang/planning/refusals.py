@@ -61,6 +61,12 @@ def matches_nothing(rule: Rule, selections: Selections) -> Diagnostic:
     )
 
 
+def outside_checkpoints(nothing: Diagnostic) -> Diagnostic:
+    """Of a rule that matches nothing because all that it denotes lies where no checkpoint is."""
+    why = "all of it lies outside the blocks, where an eager checkpoint decides nothing"
+    return evolve(nothing, details=(*nothing.details, why))
+
+
 def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
     return diagnose(
         NO_SUCH_BLOCKS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,6 +19,7 @@ from policylang.backends.caching import fingerprint
 from policylang.backends.compiled_graphs import CompiledGraph, described, of_model
 from policylang.backends.eager.session import Session, innermost
 from policylang.backends.joint.path import JointPartitioner
+from policylang.backends.runtime.profiled import PREFIX
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.options import Inner
@@ -31,6 +33,7 @@ from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo
+from policylang.torch_compat.profiling import is_profiling, named_range
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 
@@ -118,7 +121,8 @@ class PolicyBackend:
         for session in sessions:
             session.graphs.add(graph)
         self._answered = not self._unanswered()
-        return self._as_called(watched(compiled.run, graph, lambda: self._answered, self.check), compiled.why_gone)
+        run = watched(compiled.run, graph, lambda: self._answered, self.check)
+        return self._as_called(run, compiled.why_gone, f"{PREFIX}{graph.label}, policy {self.policy.name}")
 
     def _checkpoints(self, gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
         """Take the checkpoints of ours out of a graph. Their sessions, and the one of which the graph is a block.
@@ -152,16 +156,17 @@ class PolicyBackend:
         partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
         return partitioner, f"{fingerprint.policy_key(policy, root=root)}:block", root
 
-    def _as_called(self, run: Callable[..., Any], why_gone: dynamo_graph.WhyGone) -> Callable[..., Any]:
+    def _as_called(self, run: Callable[..., Any], why_gone: dynamo_graph.WhyGone, named: str) -> Callable[..., Any]:
         """``run``; a checkpoint of ours around it leaves what is saved to it, and where a collective in it fails since
-        another rank has stopped, the error says why that rank did."""
+        another rank has stopped, the error says why that rank did. A profile has it as a range."""
 
         def call(*arguments: Any) -> Any:
             around = innermost()
             if around is not None:
                 around.give_way(self.policy)
             try:
-                return run(*arguments)
+                with named_range(named) if is_profiling() else nullcontext():
+                    return run(*arguments)
             except RuntimeError as error:
                 why = why_gone()
                 if why is None:

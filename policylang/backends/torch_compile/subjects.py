@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
 from torch import nn
 
 from policylang.backends.eager.checkpoint import sessions_of
@@ -29,8 +30,11 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
     if not sessions:
         return None
     regions = [region for session in sessions for region in session.regions.values()]
-    kept = [each for region in regions for each in region.kept.values()]
-    found = [findings_of(CarriedOut("eager", each.instructions.plan, each.audit)) for each in kept]
+    found = [
+        _of_block(findings_of(CarriedOut("eager", each.instructions.plan, each.audit)), region.root)
+        for region in regions
+        for each in region.kept.values()
+    ]
     compiled = [session for session in sessions if session.compiled]
     if not compiled:
         return found
@@ -40,3 +44,8 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
     if not graphs:  # FSDP hands graphs parameters of its own making
         graphs = dict.fromkeys(graph for session in compiled for graph in session.graphs)
     return [*found, *(each for graph in graphs for each in graph.findings)]
+
+
+def _of_block(found: Findings, name: str) -> Findings:
+    """With the block's name in its report, where it is known."""
+    return evolve(found, report=evolve(found.report, label=name))

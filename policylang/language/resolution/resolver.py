@@ -14,6 +14,7 @@ from attrs import define, evolve, field
 from policylang.language import syntax
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.names import Definitions
@@ -54,7 +55,9 @@ class _Resolver:
         elif isinstance(statement, syntax.Blocks | syntax.Undecided):
             self._only_once(statement)
         elif isinstance(statement, Rule):
-            self.rules.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+            rule = evolve(statement, selector=self.names.resolve(statement.selector))
+            self.rules.append(rule)
+            self.diagnostics.extend(doubtful_selectors(rule))
         elif isinstance(statement, syntax.Rewriting):
             self.rewrites.append(statement)
         elif isinstance(statement, syntax.ExpectTotal):
