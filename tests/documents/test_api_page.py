@@ -85,7 +85,10 @@ def own(kind: type) -> list[tuple[str, Any]]:
 
 
 def says_it(function: Any) -> None:
+    """In its docstring, or in that of a function which it refers to (``as :func:`load` ``)."""
     doc = inspect.getdoc(function) or ""
+    for other in re.findall(r":func:`(?:policylang\.)?(\w+)`", doc):
+        doc += inspect.getdoc(getattr(import_module("policylang"), other)) or ""
     assert re.search(r"\b[Rr]aise", doc), "not what it raises"
     parameters = inspect.signature(function).parameters.values()
     told = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD,)]

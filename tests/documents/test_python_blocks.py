@@ -56,6 +56,11 @@ model(tokens)
     "docs/tutorial.md": MODEL,
 }
 MADE_ONCE = {
+    "docs/snapshots.md": """
+import torch
+library = torch.library.Library("mylib", "FRAGMENT")
+library.define("fused_mlp(Tensor x, Tensor w1, Tensor w2) -> Tensor")
+""",
     "docs/compile.md": MODEL
     + """
 from tests.support.joint import capture_joint
