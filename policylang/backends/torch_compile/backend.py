@@ -15,7 +15,7 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends.caching import fingerprint
-from policylang.backends.compiled_graphs import CompiledGraph, described, of_model
+from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, described, of_backend, of_model
 from policylang.backends.eager.session import Session, innermost
 from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
@@ -183,20 +183,27 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
 
 
 def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
-    """The graphs compiled for a model, a compiled model or a backend; None for anything else.
+    """The graphs compiled for a model, a compiled model or a backend; None for anything else."""
+    found = graph_uses_of(subject)
+    return None if found is None else tuple(each.graph for each in found)
+
+
+def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
+    """The graphs compiled for a model, a compiled model or a backend, and by how many of its modules each is run; None
+    for anything else.
 
     A model's graphs are those that were called with one of its parameters, whatever was handed to ``torch.compile``:
     the model, its blocks, or a function that calls it. Where it was compiled again, with another backend, they are the
-    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter
-    (FSDP hands graphs parameters of its own making), a compiled model's are those of its backend.
+    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter, a
+    compiled model's are those of its backend.
     """
     if isinstance(subject, PolicyBackend):
-        return subject.graphs
+        return of_backend(subject.graphs)
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
         return None
     its_own = dynamo.backend_of(subject)
     if isinstance(its_own, PolicyBackend):
-        return of_model([its_own.graphs], subject) or its_own.graphs
+        return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
 
 
