@@ -39,6 +39,8 @@ class CompiledGraph:
     """One for each partition, which is one but for regions that torch partitions on their own."""
     from_cache: bool = False
     """Inductor had it in its caches; what is known of it stands in the sidecar."""
+    sharded_aside: bool = False
+    """Whether ``fully_shard`` gathers its weights around it."""
     called: bool = False
     _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
     """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from policylang.graph.facts import Facts
+from collections.abc import Collection, Iterator
+
+from attrs import evolve
+
+from policylang.graph.facts import Facts, InputKind
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy
+from policylang.language.syntax import Action, Expectation, ExpectFate, Policy, Rule
+from policylang.operators.names import is_all_gather
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
 from policylang.planning.block_graph import Place, beyond_one_block
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.contracts import gathers_left
+from policylang.planning.decisions.contracts import gathers_left, origins_asked
 from policylang.planning.decisions.dead_rules import without_effect
 from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
 from policylang.planning.decisions.lost_markers import markers_lost, markers_outranked
@@ -17,12 +22,14 @@ from policylang.planning.decisions.offloading import offload_diagnostics, resolv
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
+from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.liveness import with_cost
 from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.selection.one_block import AsOneBlock, speaks_of_blocks
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
@@ -36,13 +43,15 @@ def plan(
     place: Place | None = None,
     *,
     ranks: Ranks | None = None,
+    aside: WeightsAside | None = None,
 ) -> Plan:
     """Decide the fate of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
     ``place`` says of a graph that runs again as a whole what part of a model it is. ``ranks`` are those that
-    share the graph, where they can be asked what they would rewrite.
+    share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
+    the graph, in which a rule about gathers then has nothing to match.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
@@ -65,6 +74,11 @@ def plan(
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
+    unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
+    unmatched = [index for index, each in enumerate(rules) if not each.matched]
+    by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
+    expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
+    as_one = AsOneBlock(policy, selections)
     return Plan(
         policy=policy,
         before=before,
@@ -75,9 +89,10 @@ def plan(
         expectations=expectations,
         diagnostics=(
             *(beyond_one_block(policy, place) if alone else ()),
-            *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
+            *_no_blocks(policy, rules, selections),
             *unanswerable(policy, facts),
-            *_rule_diagnostics(policy, rules, selections),
+            *_rule_diagnostics(policy, rules, selections, as_one, by_fsdp.rules),
+            *by_fsdp.diagnostics,
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
@@ -88,7 +103,11 @@ def plan(
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
-            *failures,
+            *(
+                _of_cause(failure, policy.expectations[at], as_one)
+                for at, failure in unmet.items()
+                if at not in by_fsdp.expectations
+            ),
         ),
         undecided=fate,
         digest=plan_digest(policy, facts, decisions, edits),
@@ -105,12 +124,47 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
-def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> list[Diagnostic]:
+def _about_nothing(policy: Policy, selections: Selections) -> list[int]:
+    """The expectations about the fate of a set of nodes that is empty."""
+    asked = enumerate(policy.expectations)
+    return [at for at, each in asked if isinstance(each, ExpectFate) and not selections.rows(each.selector)]
+
+
+def _no_blocks(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> Iterator[Diagnostic]:
+    """An error where the policy names blocks that the graph has not, or speaks of blocks and the graph has none."""
+    if selections.blocks.names:
+        return
+    if policy.blocks is not None:
+        found = refusals.no_such_blocks(policy.blocks, selections.facts)
+        yield evolve(found, include=policy.included_by(policy.blocks.span))
+        return
+    wanting = (each.rule for each in rules if not each.matched and not each.rule.optional)
+    first = next((rule for rule in wanting if speaks_of_blocks(rule, policy)), None)
+    if first is not None:
+        yield refusals.no_blocks(first.selector, selections.facts)
+
+
+def _of_cause(found: Diagnostic, statement: Rule | Expectation, as_one: AsOneBlock) -> Diagnostic:
+    """An error about a sentence, with what it comes from where that is known."""
+    return evolve(found, cause=refusals.NO_SUCH_BLOCKS) if as_one.explains(statement) else found
+
+
+def _rule_diagnostics(
+    policy: Policy,
+    rules: tuple[RuleOutcome, ...],
+    selections: Selections,
+    as_one: AsOneBlock,
+    by_fsdp: Collection[int],
+) -> list[Diagnostic]:
     found: list[Diagnostic] = []
-    for outcome in rules:
+    gathers = any(map(is_all_gather, selections.facts.by_target))
+    for index, outcome in enumerate(rules):
         if not outcome.matched:
-            if not outcome.rule.optional:
-                found.append(refusals.matches_nothing(outcome.rule, selections))
+            if not (outcome.rule.optional or index in by_fsdp):
+                of_weights = not gathers and InputKind.PARAMETER in origins_asked(outcome.rule, policy)
+                nothing = refusals.matches_nothing(outcome.rule, selections, of_weights=of_weights)
+                nothing = evolve(nothing, include=policy.included_by(outcome.rule.span))
+                found.append(_of_cause(nothing, outcome.rule, as_one))
         elif outcome.decided:
             continue
         elif outcome.overridden_by:

@@ -29,17 +29,22 @@ class ShardedWeight:
     """What modules compute with; None before the first gather."""
     group: tuple[nn.Module, ...]
     """What ``fully_shard`` was called with."""
+    outermost: bool
+    """Whether no other call of it lies around that one. Unless told, it keeps the weights of this one gathered."""
 
 
-def sharded_weights(modules: Iterable[nn.Module]) -> Iterator[ShardedWeight]:
-    """The parameters of some modules that ``fully_shard`` gathers, in the order of the modules and of their names.
+def sharded_weights(modules: Iterable[nn.Module] | None) -> Iterator[ShardedWeight]:
+    """The parameters of some modules that ``fully_shard`` gathers, in the order of the modules and of their names; of
+    None, those of every model in the process.
 
     Also where it was called with a module around these.
     """
     if "torch.distributed.fsdp" not in sys.modules:
         return
     known = _by_owner()
-    if known:
+    if modules is None:
+        yield from known.values()
+    elif known:
         for module in modules:
             yield from (known[key] for name in module._parameters if (key := (module, name)) in known)
 
@@ -68,7 +73,7 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
             reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
             owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
             for module, name in owners:
-                yield (module, name), ShardedWeight(module, name, reshards, gathered, tuple(state._modules))
+                yield (module, name), ShardedWeight(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root))
 
 
 def is_of_fsdp(hook: object) -> bool:

@@ -17,6 +17,7 @@ from torch import fx
 from policylang.backends.caching import fingerprint
 from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, described, of_backend, of_model
 from policylang.backends.eager.session import Session, innermost
+from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
 from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
 from policylang.backends.torch_compile import options as backend_options
@@ -29,6 +30,7 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
+from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo
 
@@ -91,6 +93,7 @@ class PolicyBackend:
         problems = self._unanswered()
         if problems:
             raise PolicyMatchError(problems)
+        self._answered = True
 
     def reset(self) -> None:
         """Forget the graphs compiled so far; ``torch._dynamo.reset()`` calls it."""
@@ -105,6 +108,9 @@ class PolicyBackend:
         partitioner, key, root = self._partitioner, self._key, self.root
         if block is not None:
             partitioner, key, root = self._for_block(block)
+        aside = weights_among(example_inputs, root) if block is None else weights_of_blocks(*block.numbered_blocks())
+        if aside is not None:
+            partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
         graph = described(gm, number=len(self._graphs), root=root)
         known = self._known.setdefault(dynamo.code_being_compiled(), [])
         topic = dynamo_graph.topic_of("compiling", "a graph", root)
@@ -114,6 +120,7 @@ class PolicyBackend:
         else:
             compiled = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
         graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
+        graph.sharded_aside = aside is not None
         self._graphs.append(graph)
         for session in sessions:
             session.graphs.add(graph)
@@ -172,7 +179,8 @@ class PolicyBackend:
 
     def _unanswered(self) -> tuple[Diagnostic, ...]:
         found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
-        return model_wide_errors.shared_by_all(self.policy, found, root=self.root)
+        sharded = any(graph.sharded_aside for graph in self._graphs)
+        return model_wide_errors.shared_by_all(self.policy, found, root=self.root, sharded=sharded)
 
 
 def policy_around(gm: fx.GraphModule) -> Policy | None:
