@@ -16,7 +16,7 @@ from policylang.language.diagnostics import Diagnostic, Severity, one_cause
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
-from policylang.planning.setups import Setup
+from policylang.planning.setups import TrainingSetup
 
 _COMPILE_BLOCKS = (
     "call `policylang.checkpoint_model(model, policy)`, then `block.compile(backend=policylang.backend(policy))` of each"
@@ -96,8 +96,8 @@ def _without_blocks(found: Diagnostic, sharded: bool) -> Diagnostic:
     if sharded:
         why = "`fully_shard` gathers weights in hooks around each block, and `torch.compile` breaks the graph there: "
         details = (f"{why}what is compiled of a block begins inside it, and nothing says where it lies", *found.details)
-        return evolve(found, details=details, help=f"{_COMPILE_BLOCKS}; see {Setup.FSDP2_BLOCKS.link}")
-    one_by_one = f"of blocks that are compiled one by one: {_COMPILE_BLOCKS}, or {_ROOT}; see {Setup.WHOLE_MODEL.link}"
+        return evolve(found, details=details, help=f"{_COMPILE_BLOCKS}; see {TrainingSetup.FSDP2_BLOCKS.link}")
+    one_by_one = f"of blocks that are compiled one by one: {_COMPILE_BLOCKS}, or {_ROOT}; see {TrainingSetup.WHOLE_MODEL.link}"
     return evolve(found, help=f"{found.help}; {one_by_one}")
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 PAGE = "docs/setups.md"
 
 
-class Setup(Enum):
+class TrainingSetup(Enum):
     """By the anchors of the page."""
 
     HF_TRAINER = "hugging-face-trainer"

@@ -134,7 +134,8 @@ def test_blocks_compiled_on_their_own_without_root_are_told_of_it() -> None:
     loss = loss_fn(model(*inputs))
     with pytest.raises(PolicyMatchError) as caught:
         loss.backward()
-    blocks, rule = caught.value.diagnostics
+    (blocks,) = caught.value.diagnostics
+    (rule,) = blocks.related
     assert blocks.code == "APL302"
     assert blocks.help is not None
     assert 'root="layers.0"' in blocks.help
