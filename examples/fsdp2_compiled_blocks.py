@@ -1,6 +1,6 @@
 """Train under FSDP2 (`fully_shard`) with each block compiled: the compiler carries the policy out.
 
-    torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py                    # with examples/mine_fsdp.apl
+    torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py                    # with examples/sac_fsdp.apl
     torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py --inner inductor   # with generated code
     torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py --policy none      # compiled, without a policy
 

@@ -1,6 +1,6 @@
 """Train under FSDP2 (`fully_shard`) in eager, with a policy in the checkpoints of the blocks.
 
-    torchrun --nproc-per-node 2 examples/fsdp2_eager.py                 # with examples/mine_fsdp.apl
+    torchrun --nproc-per-node 2 examples/fsdp2_eager.py                 # with examples/sac_fsdp.apl
     torchrun --nproc-per-node 2 examples/fsdp2_eager.py llama3_sac      # with a bundled policy
     torchrun --nproc-per-node 2 examples/fsdp2_eager.py none            # without any: the same losses, to the last bit
 
@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import policylang
 
-POLICY = str(Path(__file__).with_name("mine_fsdp.apl"))
+POLICY = str(Path(__file__).with_name("sac_fsdp.apl"))
 VOCABULARY, BATCH, LENGTH = 512, 2, 64
 
 

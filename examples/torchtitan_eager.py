@@ -1,6 +1,6 @@
 """Train with TorchTitan's eager trainer, its Llama 3 debugging model, under a policy in its activation checkpoints.
 
-    torchrun --nproc-per-node 2 examples/torchtitan_eager.py                # with examples/mine.apl
+    torchrun --nproc-per-node 2 examples/torchtitan_eager.py                # with examples/sac_fsdp.apl
     torchrun --nproc-per-node 2 examples/torchtitan_eager.py llama3_sac     # with a bundled policy
 
 Needs `torchtitan`, started where its checkout lies: the model's tokenizer and data come from there. TorchTitan shards
@@ -16,7 +16,7 @@ from typing import Any
 import policylang
 from policylang.integrations.torchtitan_eager import PolicyAC
 
-POLICY = str(Path(__file__).with_name("mine.apl"))
+POLICY = str(Path(__file__).with_name("sac_fsdp.apl"))
 
 
 def configure(policy: str = POLICY, steps: int = 10) -> Any:
