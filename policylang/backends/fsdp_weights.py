@@ -11,7 +11,7 @@ from torch import nn
 
 from policylang.graph.reading.modules import normalise
 from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside
-from policylang.torch_compat.fsdp import ShardedWeight, sharded_weights
+from policylang.torch_compat.fsdp import ShardedWeight, own_class, sharded_weights
 
 
 @frozen(eq=False)
@@ -50,7 +50,7 @@ def weights_among(inputs: Sequence[Any], root: str) -> WeightsAside | None:
 
 
 def _told(weight: ShardedWeight, path: str, paths: Mapping[nn.Module, str], number: int) -> WeightAside:
-    unit = next((paths[each] for each in weight.group if paths.get(each)), type(weight.group[0]).__name__)
+    unit = next((paths[each] for each in weight.group if paths.get(each)), own_class(weight.group[0]))
     value = weight.module.get_parameter(weight.name)
     size = value.numel() * value.element_size()
     return WeightAside(path, weight.name, unit, weight.reshards, number, tuple(value.shape), size)

@@ -76,6 +76,13 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
                 yield (module, name), ShardedWeight(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root))
 
 
+def own_class(module: nn.Module) -> str:
+    """The name of a module's class, without what ``fully_shard`` has made of it."""
+    own = (each for each in type(module).__mro__ if not each.__module__.startswith("torch.distributed.fsdp"))
+    name = type(module).__name__
+    return next((each.__name__ for each in own if each.__name__ == name.removeprefix("FSDP")), name)
+
+
 def is_of_fsdp(hook: object) -> bool:
     """Whether a module's hook was put there by ``fully_shard``: such hooks gather weights and let them go.
 

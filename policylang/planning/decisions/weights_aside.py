@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.builder import GraphBuilder
@@ -89,7 +89,7 @@ def answered(
             found += problems
     if about:
         found += _held(policy, about, graph)
-    return Answered(frozenset(about), asked, tuple(found))
+    return Answered(frozenset(about), asked, tuple(evolve(each, include=policy.included_by(each.span)) for each in found))
 
 
 def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
