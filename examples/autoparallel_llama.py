@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/autoparallel_llama.py llama3_sac     # with a bundled policy
     torchrun --nproc-per-node 2 examples/autoparallel_llama.py none           # with AutoParallel's own decisions
 
-Needs `autoparallel` (https://github.com/meta-pytorch/autoparallel). One GPU a rank and NCCL where there are as many GPUs
-as ranks, gloo and the CPU otherwise. The model is that of sharded_llama.py, the batches those of fsdp2_eager.py.
+Needs `autoparallel` (https://github.com/meta-pytorch/autoparallel). One GPU a rank and NCCL where there are as many
+GPUs as ranks, gloo and the CPU otherwise. The model is that of sharded_llama.py, the batches those of fsdp2_eager.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/fsdp2_eager.py llama3_sac      # with a bundled policy
     torchrun --nproc-per-node 2 examples/fsdp2_eager.py none            # without any: the same losses, to the last bit
 
-One GPU a rank and NCCL where there are as many GPUs as ranks, gloo and the CPU otherwise. `include <fsdp>` in the policy
-is held against `reshard_after_forward`: `fully_shard` gathers the weights, and gathers them again, by itself.
+One GPU a rank and NCCL where there are as many GPUs as ranks, gloo and the CPU otherwise. `include <fsdp>` in the
+policy is held against `reshard_after_forward`: `fully_shard` gathers the weights, and gathers them again, by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_model() -> LlamaForCausalLM:
 
 
 def shard(model: LlamaForCausalLM, mesh: DeviceMesh, reshard: bool | None = None) -> None:
-    """Each block by itself, then what is left. Without ``reshard``, all but the outermost weights are gathered again."""
+    """Each block by itself, then what is left. By default all but the outermost weights are gathered again."""
     for block in model.model.layers:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh)

@@ -19,7 +19,8 @@ from policylang.planning import refusals
 from policylang.planning.setups import TrainingSetup
 
 _COMPILE_BLOCKS = (
-    "call `policylang.checkpoint_model(model, policy)`, then `block.compile(backend=policylang.backend(policy))` of each"
+    "call `policylang.checkpoint_model(model, policy)`, "
+    "then `block.compile(backend=policylang.backend(policy))` for each block"
 )
 _ROOT = 'give the backend the path of one, `root="layers.0"`'
 DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE)
@@ -97,7 +98,9 @@ def _without_blocks(found: Diagnostic, sharded: bool) -> Diagnostic:
         why = "`fully_shard` gathers weights in hooks around each block, and `torch.compile` breaks the graph there: "
         details = (f"{why}what is compiled of a block begins inside it, and nothing says where it lies", *found.details)
         return evolve(found, details=details, help=f"{_COMPILE_BLOCKS}; see {TrainingSetup.FSDP2_BLOCKS.link}")
-    one_by_one = f"of blocks that are compiled one by one: {_COMPILE_BLOCKS}, or {_ROOT}; see {TrainingSetup.WHOLE_MODEL.link}"
+    one_by_one = (
+        f"of blocks that are compiled one by one: {_COMPILE_BLOCKS}, or {_ROOT}; see {TrainingSetup.WHOLE_MODEL.link}"
+    )
     return evolve(found, help=f"{found.help}; {one_by_one}")
 
 
@@ -117,18 +120,14 @@ def _statements(policy: Policy) -> list[Span]:
     return [*(each.span for each in acting), *blocks]
 
 
-def _diagnostic(
-    policy: Policy, statements: Sequence[Span], found: Sequence[tuple[str, Complaint]]
-) -> Diagnostic:
+def _diagnostic(policy: Policy, statements: Sequence[Span], found: Sequence[tuple[str, Complaint]]) -> Diagnostic:
     _, first = found[0]
     statement = statements[first.statement]
     span = Span(statement.source, statement.start + first.start, min(statement.start + first.end, statement.end))
     details, message, help = first.details, first.message, first.help
     if len(found) > 1:
         indented = ((label, [f"  {line}" for line in complaint.details]) for label, complaint in found)
-        details = tuple(
-            line for label, lines in indented for line in ((f"{label}:", *lines) if lines else (label,))
-        )
+        details = tuple(line for label, lines in indented for line in ((f"{label}:", *lines) if lines else (label,)))
         message = first.message.replace("this graph", f"any of the {len(found)} graphs of this model")
     # of no graph alone: where one of them says what a rule fails for, it would match there
     causes = [complaint.cause for _, complaint in found]

@@ -56,8 +56,8 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
     """``of_weights``: of a rule about gathered weights in a graph that gathers none."""
     help = f"if that is as it should be, write `optional {rule.text}`"
     if of_weights:
-        help = f"leave it out, or write it with `optional`, where no weights are sharded; where they are, {WHAT_FSDP_MEANS}"
-        help += " says who gathers them"
+        sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
+        help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
     found = diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",

@@ -73,7 +73,10 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
             reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
             owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
             for module, name in owners:
-                yield (module, name), ShardedWeight(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root))
+                yield (
+                    (module, name),
+                    ShardedWeight(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)),
+                )
 
 
 def own_class(module: nn.Module) -> str:

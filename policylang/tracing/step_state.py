@@ -77,7 +77,7 @@ def check_gathers(model: nn.Module) -> None:
     if found is not None:
         raise problem(
             UNTRACEABLE,
-            f"`fully_shard` gathers `{own_class(found.module)}.{found.name}` in a hook, and a trace has no weight to read",
+            f"`fully_shard` gathers `{own_class(found.module)}.{found.name}` in a hook, where no trace sees it",
             help="shard it with DTensors that the forward gathers, as examples/sharded_llama.py does, or train it in "
             "eager or with compiled blocks: see docs/setups.md#a-traced-step",
         )

@@ -84,7 +84,9 @@ def test_without_a_rule_that_they_would_help_no_blocks_are_no_error() -> None:
 def test_an_expectation_per_block_follows_as_well(text: str) -> None:
     (error,) = errors(f"{NAMED}recompute everything\n{text}")
     assert error.code == "APL302"
-    assert [each.message for each in error.related] == [f"from it follows: `{text}` does not hold: the graph has no blocks"]
+    assert [each.message for each in error.related] == [
+        f"from it follows: `{text}` does not hold: the graph has no blocks"
+    ]
 
 
 def test_over_several_graphs_the_cause_is_that_of_any() -> None:

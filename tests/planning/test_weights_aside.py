@@ -72,7 +72,9 @@ def test_the_blocks_that_differ_are_named_alone() -> None:
     assert "the weights of `layers.1` gathered again" in error.message
 
 
-@pytest.mark.parametrize("rest", ["override save fsdp_gather in layers.1", "override save fsdp_gather in last 1 blocks"])
+@pytest.mark.parametrize(
+    "rest", ["override save fsdp_gather in layers.1", "override save fsdp_gather in last 1 blocks"]
+)
 def test_weights_of_some_blocks_may_be_kept(rest: str) -> None:
     text = f"{ALWAYS}\n{rest}"
     assert [each.code for each in found(text, True, False)] == ["APL415"]

@@ -142,9 +142,7 @@ class CheckpointRegion:
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
         block = NamedBlock(module, self.root, max(0, self.number or 0))
         aside = weights_of_blocks([block], self.names or (self.root or type(module).__name__,))
-        plan = _PATH.plan(
-            trace.facts, self.policy, place=self._place(trace, module), aside=aside, deferred=deferred
-        )
+        plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), aside=aside, deferred=deferred)
         nothing = tuple(found for found in plan.diagnostics if is_error(found))
         return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
 

@@ -116,7 +116,9 @@ class Session:
 
     def numbered_blocks(self) -> tuple[list[NamedBlock], tuple[str, ...]]:
         """The blocks that a checkpoint may run, and their names; of a block without a name, the class."""
-        regions = [(module, region) for module, region in self.regions.items() if region.number is not None or not self.names]
+        regions = [
+            (module, region) for module, region in self.regions.items() if region.number is not None or not self.names
+        ]
         names = tuple(region.root or type(module).__name__ for module, region in regions)
         return [NamedBlock(each, region.root, at) for at, (each, region) in enumerate(regions)], names
 

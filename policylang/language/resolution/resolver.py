@@ -68,7 +68,9 @@ class _Resolver:
         undecided: Any = self.once.get(syntax.Undecided)
         rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
         name = _name_of(self.source) if name is None else name.name
-        policy = Policy(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, includes=_includes(statements))
+        policy = Policy(
+            name, self.names.lets, blocks, rules, undecided, rewrites, expectations, includes=_includes(statements)
+        )
         decides = bool(rules or rewrites or expectations or undecided)
         self.diagnostics.extend(self.names.finish(library=not decides))
         if not (decides or self.names.lets or any(map(is_error, self.diagnostics))):

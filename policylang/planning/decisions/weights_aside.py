@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -20,7 +21,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, first_lines, listed
 from policylang.language.source import Span
-from policylang.language.syntax import ExpectFate, Policy
+from policylang.language.syntax import ExpectFate, Policy, Selector
 from policylang.operators.names import GATHER, WAIT
 from policylang.planning.decisions.decide import NO_RULE, judge
 from policylang.planning.plan import ExpectationOutcome
@@ -72,9 +73,7 @@ class Answered:
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
-def answered(
-    policy: Policy, aside: WeightsAside | None, rules: Iterable[int], expectations: Iterable[int]
-) -> Answered:
+def answered(policy: Policy, aside: WeightsAside | None, rules: Iterable[int], expectations: Iterable[int]) -> Answered:
     """``rules`` and ``expectations``: the indices of those that match nothing in the graph."""
     if aside is None or not aside.weights:
         return Answered()
@@ -89,7 +88,9 @@ def answered(
             found += problems
     if about:
         found += _held(policy, about, graph)
-    return Answered(frozenset(about), asked, tuple(evolve(each, include=policy.included_by(each.span)) for each in found))
+    return Answered(
+        frozenset(about), asked, tuple(evolve(each, include=policy.included_by(each.span)) for each in found)
+    )
 
 
 def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
@@ -125,7 +126,9 @@ def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnos
 
 def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutcome, list[Diagnostic]]:
     weights = [graph.weights[row] for row in graph.rows(expectation.selector) if row in graph.weights]
-    as_said = [(weight.gathered_again if expectation.fate == "recomputed" else not weight.gathered_again) for weight in weights]
+    as_said = [
+        (weight.gathered_again if expectation.fate == "recomputed" else not weight.gathered_again) for weight in weights
+    ]
     if expectation.fate == "offloaded":
         as_said = [False] * len(weights)
     wanted = expectation.quantifier == "every"
@@ -141,12 +144,13 @@ def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutc
 def _differs(text: str, span: Span, weights: Sequence[WeightAside], wanted: bool) -> Diagnostic:
     units = _units(weights)
     other = "fsdp_reshard_never" if wanted else "fsdp_reshard_always"
+    call = f"call `fully_shard(…, reshard_after_forward={wanted})`"
     return diagnose(
         DIFFERS,
         f"`{text}` wants the weights of {listed(units, 3)} {_WAYS[wanted]}, and `fully_shard` was told otherwise: "
         f"`reshard_after_forward={not wanted}`",
         span,
-        help=f"call `fully_shard(…, reshard_after_forward={wanted})`, or `include <{other}>` here; see {WHAT_FSDP_MEANS}",
+        help=f"{call}, or `include <{other}>` here; see {WHAT_FSDP_MEANS}",
         details=first_lines(tuple(f"{unit}: {_count(unit, weights)}" for unit in units), _MOST_UNITS),
     )
 
@@ -180,7 +184,7 @@ class _Gathers:
         for number, weight in enumerate(aside.weights):
             parameter = graph.add(f"weight_{number}", "parameter", (), input_name=weight.path)
             for origin, kind in ((parameter, "gather"), (batch, "other")):
-                size = {"bytes": weight.bytes, "shape": weight.shape, "module": weight.module}
+                size: dict[str, Any] = {"bytes": weight.bytes, "shape": weight.shape, "module": weight.module}
                 gather = graph.add(f"{kind}_{number}", GATHER, (origin,), group="fsdp:2", **size)
                 wait = graph.add(f"{kind}_wait_{number}", WAIT, (gather,), **size)
                 used = graph.add(f"{kind}_used_{number}", "aten.mm.default", (batch, wait), module=weight.module)
@@ -195,10 +199,10 @@ class _Gathers:
         table = BlockTable(array("i", blocks), aside.blocks)
         return cls(facts, selections_for(policy, facts, table), owned, frozenset(others))
 
-    def rows(self, selector: object) -> frozenset[int]:
+    def rows(self, selector: Selector) -> frozenset[int]:
         """The owners of what a selector denotes."""
         owners = self.facts.owners
-        return frozenset(owners[row] for row in self.selections.rows(selector))  # type: ignore[arg-type]
+        return frozenset(owners[row] for row in self.selections.rows(selector))
 
     def is_about_weights(self, rows: frozenset[int]) -> bool:
         """Whether gathers of weights are among some rows, and nothing else is."""
