@@ -61,6 +61,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
         raise _nothing(
             "no graph was planned yet", "run the compiled model forward with gradients first, then take the snapshot"
         )
+    findings = list({id(found): found for found in findings}.values())  # blocks that share a graph are one file
     known = [found.facts for found in findings if found.facts is not None]
     if len(known) < len(findings):
         raise _nothing(

@@ -21,7 +21,7 @@ from policylang.language.figures import listed
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
 from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
-from policylang.tracing.step_state import OptimizerState, check_hooks, read_state
+from policylang.tracing.step_state import OptimizerState, check_gathers, check_hooks, read_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -49,6 +49,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
     """
     state = read_state(model)
     check_hooks(state)
+    check_gathers(model)
     updates = OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates)
     graph_registry.remember_checkpoints(captured.gm, captured.followed)
