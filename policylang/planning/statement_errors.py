@@ -1,5 +1,5 @@
-"""What is wrong with single statements on a graph: rules that decide nothing, expectations that do not hold, blocks that
-are not there. Each error says what it comes from where that is known, so that one cause can be one error."""
+"""What is wrong with single statements on a graph: rules that decide nothing, expectations that do not hold, blocks
+that are not there. Each error says what it comes from where that is known, so that one cause can be one error."""
 
 from __future__ import annotations
 
