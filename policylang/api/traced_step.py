@@ -19,8 +19,8 @@ from policylang.graph import marks
 from policylang.language.figures import listed
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
-from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
 from policylang.tracing.preconditions import problem
+from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
 from policylang.tracing.step_state import OptimizerState, check_hooks, read_state
 from policylang.tracing.target_device import Capability, Device, TargetDevice, ambient_device, target_device
 

@@ -1,8 +1,8 @@
 """CUDA tensors without data where there is no GPU, and a backward through them: what PyTorch lacks for that, lent.
 
-``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three things keep a CPU-only torch from tracing a step on
-them: autograd asks a device's guard for its stream and ends the process where the device has none; the engine adds up
-gradients of an accelerator on its streams; and an operator without a CUDA kernel in this build is decomposed where a
+``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three things keep a CPU-only torch from tracing a step
+on them: autograd asks a device's guard for its stream and ends the process where the device has none; the engine adds
+up gradients of an accelerator on its streams; and an operator without a CUDA kernel in this build is decomposed where a
 CUDA build calls its kernel. Everything here is undone when the trace ends.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.torch_compat.tracing import autograd_engine_replaced, fake_tensor_mode, functionalized, replaced
 
 CUDA = torch.device("cuda", 0)
@@ -42,7 +43,7 @@ def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]
     if key not in storages:
         storages[key] = torch.empty(int(original.nbytes()), dtype=torch.uint8, device=_META).untyped_storage()
     empty = torch.empty(0, dtype=value.dtype, device=_META)
-    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload, no-any-return]
+    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
 
 
 def deviceless_fake_mode() -> Any:
@@ -92,6 +93,7 @@ class _EngineTensors:
     """
 
     def __init__(self) -> None:
+        self.mode = self._functional_mode()
         self.inside = False
         self.for_engine = False
 
@@ -106,12 +108,9 @@ class _EngineTensors:
                 args = tuple(_META if isinstance(each, torch.device) else each for each in args)
             return original(cls, *args, **kwargs)
 
-        with replaced((torch.Tensor, "_make_wrapper_subclass", staticmethod(make))):
-            try:
-                with autograd_engine_replaced(self._engine):
-                    yield
-            finally:
-                torch.Tensor._make_wrapper_subclass = original  # type: ignore[method-assign]
+        wrappers = replaced((torch.Tensor, "_make_wrapper_subclass", staticmethod(make)))
+        with wrappers, autograd_engine_replaced(self._engine):
+            yield
 
     def _engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(outputs: Sequence[Any], gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,20 +127,37 @@ class _EngineTensors:
         return run
 
     def _wrapped_again(self, value: Any) -> Any:
+        """A gradient with an outer wrapper for the side that it is handed to."""
         from torch._subclasses.functional_tensor import FunctionalTensor
-
-        from policylang.torch_compat.subclasses import put_together, take_apart
 
         if not isinstance(value, torch.Tensor):
             return value
-        (mode,) = [each for each in _modes() if isinstance(each, type(functionalized()))][:1] or [None]
         parts, layouts = take_apart([value])
-        parts = [FunctionalTensor(part.elem, mode) if isinstance(part, FunctionalTensor) else part for part in parts]
-        return put_together(parts, layouts)[0]
+        again = [
+            FunctionalTensor(part.elem, self.mode) if isinstance(part, FunctionalTensor) else part for part in parts
+        ]
+        return put_together(again, layouts)[0]
+
+    def _functional_mode(self) -> Any:
+        """As :func:`functionalized`; what C++ makes for a gradient, on ``meta`` as it thinks, is on CUDA."""
+        mode = functionalized()
+        base: Any = type(mode)
+
+        def dispatch(
+            own: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            given = dict(kwargs or {})
+            if given.get("device") == _META:
+                given["device"] = CUDA
+            with self._making(func, args):
+                return base.__torch_dispatch__(own, func, types, args, given)
+
+        mode.__class__ = type("FunctionalCudaMode", (base,), {"__torch_dispatch__": dispatch})
+        return mode
 
     @contextmanager
-    def making(self, func: Any, args: Sequence[Any]) -> Iterator[None]:
-        """Around one operator."""
+    def _making(self, func: Any, args: Sequence[Any]) -> Iterator[None]:
+        """Around one operator: what is a view of the forward's memory keeps its device."""
         if not self.inside:
             yield
             return
@@ -152,30 +168,6 @@ class _EngineTensors:
             yield
         finally:
             self.for_engine = before
-
-
-def _modes() -> list[Any]:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    return list(_get_current_dispatch_mode_stack())
-
-
-def _functional_mode(tensors: _EngineTensors) -> Any:
-    """As :func:`functionalized`; what C++ makes in the place of a gradient, on ``meta`` as it thinks, is on CUDA."""
-    mode = functionalized()
-    base: Any = type(mode)
-
-    def __torch_dispatch__(
-        self: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        if given.get("device") == _META:
-            given["device"] = CUDA
-        with tensors.making(func, args):
-            return base.__torch_dispatch__(self, func, types, args, given)
-
-    mode.__class__ = type("FunctionalCudaMode", (base,), {"__torch_dispatch__": __torch_dispatch__})
-    return mode
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
@@ -208,9 +200,7 @@ def _constant(size: Sequence[int], *, dtype: Any = None, memory_format: Any = No
     return torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
 
 
-def _strided_constant(
-    size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **_kwargs: Any
-) -> torch.Tensor:
+def _strided_constant(size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **_kwargs: Any) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype)
 
 
@@ -243,7 +233,7 @@ def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
 def absent_cuda(
     capability: tuple[int, int], composite: Mapping[str, Callable[..., Any]]
 ) -> Iterator[AbstractContextManager[None]]:
-    """Under it a step can be traced on fake CUDA tensors of a GPU that is not there; gives the functionalization to use.
+    """Under it a step can be traced on fake CUDA tensors of a GPU that is not there; gives the functionalization for it.
 
     ``capability``: the GPU's compute capability. ``composite``: as for attention, whose kernel C++ chooses among those
     of its build.
@@ -254,4 +244,4 @@ def absent_cuda(
     with ExitStack() as stack:
         for context in (_device_guard(), tensors.active(), _kernels(composite), _pretended(capability)):
             stack.enter_context(context)
-        yield _functional_mode(tensors)
+        yield tensors.mode

@@ -1,8 +1,8 @@
 """Which kernel ``scaled_dot_product_attention`` runs on a GPU, decided as PyTorch decides it, without the GPU.
 
 The priorities and the conditions are those of ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, what is done to
-the arguments that of ``attention.cpp`` beside it, as of PyTorch 2.13. ``torch.nn.attention.sdpa_kernel``, the switches of
-``torch.backends.cuda`` and ``TORCH_CUDNN_SDPA_DEPRIORITIZED`` count as they do there.
+the arguments that of ``transformers/attention.cpp``, as of PyTorch 2.13. ``torch.nn.attention.sdpa_kernel``, the
+switches of ``torch.backends.cuda`` and ``TORCH_CUDNN_SDPA_DEPRIORITIZED`` count as they do there.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def _batches_and_heads_fit(call: AttentionCall, *, grouped: bool) -> bool:
         return False
     queries, keys, values = (value.shape[1] for value in call.tensors)
     if grouped:
-        return keys == values and keys > 0 and queries % keys == 0
-    return queries == keys == values
+        return bool(keys == values and keys > 0 and queries % keys == 0)
+    return bool(queries == keys == values)
 
 
 def _rows_are_dense(call: AttentionCall, *, single: bool) -> bool:

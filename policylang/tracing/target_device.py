@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -14,6 +15,11 @@ from policylang.tracing.preconditions import problem
 UNKNOWN_DEVICE = "APL613"
 DEFAULT_CAPABILITY = (9, 0)
 """Of a GPU of which nothing is said: Hopper's."""
+
+
+Device: TypeAlias = str | torch.device
+Capability: TypeAlias = str | tuple[int, int]
+"""``"8.0"`` or ``(8, 0)``."""
 
 
 @frozen
@@ -33,10 +39,6 @@ class TargetDevice:
         if self.capability is None:
             return self.kind
         return f"{self.kind}, compute capability {self.capability[0]}.{self.capability[1]}"
-
-
-Device = str | torch.device
-Capability = str | tuple[int, int]
 
 
 def target_device(device: Device, capability: Capability | None = None) -> TargetDevice:
