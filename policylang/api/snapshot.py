@@ -16,7 +16,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from policylang.tracing.target_device import Capability, Device
+    from policylang.tracing.target_device import Capability, Device, TargetDevice
 
 NOTHING = "APL356"
 OTHER_DEVICE = "APL614"
@@ -47,7 +47,13 @@ def snapshot(
     Raises ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile
     cache, where the graph is not one of ``device``, and where the file cannot be written.
     """
-    paths, found = write_snapshots(_made_for(subject, device, compute_capability), path, device)
+    target = _target(device, compute_capability)
+    if target is not None and isinstance(subject, FunctionType | MethodType):
+        from policylang.tracing.target_device import tracing_for
+
+        with tracing_for(target):
+            subject = subject()
+    paths, found = write_snapshots(subject, path, target)
     for diagnostic in found:
         message = f"{diagnostic.message} ({diagnostic.code})"
         text = f"{message}: {diagnostic.help}" if diagnostic.help else message
@@ -55,33 +61,28 @@ def snapshot(
     return paths
 
 
-def _made_for(subject: Any, device: Device | None, capability: Capability | None) -> Any:
-    """The subject, or what it returns where it is a function of the user's; steps in it are traced for the device."""
-    if device is None:
-        return subject
-    from policylang.tracing.target_device import target_device, tracing_for
+def _target(device: Device | None, capability: Capability | None) -> TargetDevice | None:
+    if device is None and capability is None:
+        return None
+    from policylang.tracing.target_device import target_device
 
-    target = target_device(device, capability)
-    if not isinstance(subject, FunctionType | MethodType):
-        return subject
-    with tracing_for(target):
-        return subject()
+    return target_device(device, capability)
 
 
 def write_snapshots(
-    subject: Any, path: str | os.PathLike[str], device: Device | None
+    subject: Any, path: str | os.PathLike[str], device: TargetDevice | None
 ) -> tuple[tuple[Path, ...], tuple[Diagnostic, ...]]:
     """The files, and what is to be said of the graphs' kernels. Raises as :func:`snapshot` does."""
     found = facts_of(subject)
     if device is not None:
-        _check_device(found, str(device).partition(":")[0])
+        _check_device(found, device.kind)
     target = Path(path)
     several = (target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(found)))
     paths = (target,) if len(found) == 1 else tuple(several)
     for facts, each in zip(found, paths, strict=True):
         write(facts, each)
     said = (diagnostic for facts in found for diagnostic in kernel_findings(facts))
-    meant = device is not None and str(device) == "cpu"
+    meant = device is not None and device.kind == "cpu"
     return paths, tuple(dict.fromkeys(each for each in said if not (meant and each.code == ATTENTION_IN_MATMULS)))
 
 

@@ -64,7 +64,7 @@ def trace_step(
         PolicyGraphError: the loss is not a scalar, nothing requires a gradient, the step cannot be traced, or the
             optimizer has no state or other parameters; a device for which no step can be traced.
     """
-    target = ambient_device() if device is None else target_device(device, compute_capability)
+    target = target_device(device, compute_capability) or ambient_device()
     state = read_state(model)
     check_hooks(state)
     updates = OptimizerState.of(optimizer, state)

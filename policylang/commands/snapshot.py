@@ -14,7 +14,6 @@ such function
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
@@ -22,6 +21,7 @@ from policylang.commands.shared.inputs import add_snapshot, print_snapshot
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
+    from policylang.tracing.target_device import TargetDevice
 
 NAME = "snapshot"
 SUMMARY = "write the facts of a graph to a file"
@@ -48,36 +48,32 @@ def run(options: argparse.Namespace) -> Exit:
 
     need_torch()
     from policylang.api.snapshot import load_snapshot, write_snapshots
+    from policylang.tracing.target_device import tracing_for
 
     device = _device(options)
     try:
         function = named_function(options.function)
-        with users_code(), device or nullcontext():
+        with users_code(), tracing_for(device):
             subject = function()
     except UsersCodeError as failed:
         return show(failed, NAME, options.function, "the function is called without arguments")
-    paths, found = write_snapshots(subject, options.output, options.device)
+    paths, found = write_snapshots(subject, options.output, device)
     for path in paths:
         facts = load_snapshot(path)
         print_snapshot(path, facts)
         if device is not None:
-            print(f"traced as on {getattr(subject, 'device', None) or options.device}; attention: {_attention(facts)}")
+            print(f"traced as on {getattr(subject, 'device', None) or device.kind}; attention: {_attention(facts)}")
     if found:
         refuse(found)
     return Exit.CLEAN
 
 
-def _device(options: argparse.Namespace) -> AbstractContextManager[None] | None:
-    """Under it steps are traced for the device that is asked for."""
+def _device(options: argparse.Namespace) -> TargetDevice | None:
     from policylang.errors import PolicyError
-    from policylang.tracing.target_device import target_device, tracing_for
+    from policylang.tracing.target_device import target_device
 
-    if options.device is None:
-        if options.compute_capability is not None:
-            raise UsageError("a compute capability says which GPU a step is traced for", "add `--device cuda`")
-        return None
     try:
-        return tracing_for(target_device(options.device, options.compute_capability))
+        return target_device(options.device, options.compute_capability)
     except PolicyError as error:
         (diagnostic,) = error.diagnostics
         raise UsageError(diagnostic.message, diagnostic.help or "") from None

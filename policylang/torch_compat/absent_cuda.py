@@ -1,14 +1,15 @@
 """CUDA tensors without data where there is no GPU, and a backward through them: what PyTorch lacks for that, lent.
 
-``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three things keep a CPU-only torch from tracing a step
-on them: autograd asks a device's guard for its stream and ends the process where the device has none; the engine adds
-up gradients of an accelerator on its streams; and an operator without a CUDA kernel in this build is decomposed where a
-CUDA build calls its kernel. Everything here is undone when the trace ends.
+``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three things keep a torch without CUDA from tracing
+a step on them: autograd asks a device's guard for its stream and ends the process where the device has none; the engine
+adds up gradients of an accelerator on its streams; and an operator without a CUDA kernel in this build is decomposed
+where a CUDA build calls its kernel. Everything here is undone when the trace ends.
 """
 
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -47,8 +48,10 @@ def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]
 
 
 def deviceless_fake_mode() -> Any:
-    """As :func:`fake_tensor_mode`, and it never starts a device, whatever ``torch.cuda.is_available`` says."""
+    """As :func:`fake_tensor_mode`; it never starts a device, whatever ``torch.cuda.is_available`` says, nor runs there
+    what has no kernel for shapes alone."""
     mode = fake_tensor_mode()
+    mode.allow_fallback_kernels = False
     mode.__class__ = type("DevicelessFakeMode", (type(mode),), {"avoid_device_init": True})
     return mode
 
@@ -108,7 +111,13 @@ class _EngineTensors:
                 args = tuple(_META if isinstance(each, torch.device) else each for each in args)
             return original(cls, *args, **kwargs)
 
-        wrappers = replaced((torch.Tensor, "_make_wrapper_subclass", staticmethod(make)))
+        def to_cuda(value: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return value.to(CUDA if device is None or isinstance(device, int) else device, *args, **kwargs)
+
+        wrappers = replaced(
+            (torch.Tensor, "_make_wrapper_subclass", staticmethod(make)),
+            (FunctionalTensor, "cuda", to_cuda),
+        )
         with wrappers, autograd_engine_replaced(self._engine):
             yield
 
@@ -149,10 +158,17 @@ class _EngineTensors:
             given = dict(kwargs or {})
             if given.get("device") == _META:
                 given["device"] = CUDA
+            if self.inside and func is torch.ops.aten._to_copy.default and given == {"device": CUDA}:
+                return args[0]  # the engine moves a gradient of one element to the device of what it is the gradient of
             with self._making(func, args):
                 return base.__torch_dispatch__(own, func, types, args, given)
 
-        mode.__class__ = type("FunctionalCudaMode", (base,), {"__torch_dispatch__": dispatch})
+        def can_decompose(own: Any, func: Any, *rest: Any) -> bool:
+            return func not in kept and bool(base._can_decompose(own, func, *rest))
+
+        kept = {getattr(torch.ops.aten, name).default for name in ON_CUDA}
+        replacing = {"__torch_dispatch__": dispatch, "_can_decompose": can_decompose}
+        mode.__class__ = type("FunctionalCudaMode", (base,), replacing)
         return mode
 
     @contextmanager
@@ -182,18 +198,38 @@ def _kernels(composite: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
     ``composite``: operators that are made of others, by name and overload, and what calls the others.
     """
+    added = [("AutogradCUDA", name, function) for name, function in composite.items()]
+    for name in ON_CUDA:
+        operator = getattr(torch.ops.aten, name).default
+        if not _has_kernel(name, "CUDA"):
+            added.append(("CUDA", name, operator.decompose))
+        if name.endswith("_backward") and not _has_kernel(name, "Meta"):
+            # autograd, which takes a gradient for one of meta, would decompose it
+            added.append(("AutogradMeta", name, _below_autograd(operator)))
+    if not torch.cuda.is_available():
+        # a small constant of Python's keeps its value while it is traced: moved to CUDA, it is one on the CPU
+        added += [("CUDA", "empty.memory_format", _constant), ("CUDA", "empty_strided", _strided_constant)]
     library = torch.library.Library("aten", "IMPL")
     try:
-        for name, function in composite.items():
-            library.impl(name, function, "AutogradCUDA")
-        for name in ON_CUDA:
-            library.impl(name, getattr(torch.ops.aten, name).default.decompose, "CUDA")
-        # a small constant of Python's keeps its value while it is traced: moved to CUDA, it is one on the CPU
-        library.impl("empty.memory_format", _constant, "CUDA")
-        library.impl("empty_strided", _strided_constant, "CUDA")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"(?s).*[Oo]verriding a previously registered kernel")
+            for key, name, function in added:
+                library.impl(name, function, key)
         yield
     finally:
         library._destroy()
+
+
+def _below_autograd(operator: Any) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    return run
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
 
 
 def _constant(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **_kwargs: Any) -> torch.Tensor:
@@ -233,7 +269,7 @@ def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
 def absent_cuda(
     capability: tuple[int, int], composite: Mapping[str, Callable[..., Any]]
 ) -> Iterator[AbstractContextManager[None]]:
-    """Under it a step can be traced on fake CUDA tensors of a GPU that is not there; gives the functionalization for it.
+    """Under it a step can be traced on fake CUDA tensors of a GPU that is not there; gives its functionalization.
 
     ``capability``: the GPU's compute capability. ``composite``: as for attention, whose kernel C++ chooses among those
     of its build.

@@ -109,7 +109,7 @@ def _trace(
 ) -> fx.GraphModule:
     with ExitStack() as stack:
         functional = stack.enter_context(_kernels_of(device))
-        mode = (fake_mode_of(plain) or fake_tensor_mode()) if device is None else deviceless_fake_mode()
+        mode = deviceless_fake_mode() if device is not None else fake_mode_of(plain) or fake_tensor_mode()
         for context in (
             traceback.preserve_node_meta(),
             without_leaks(),

@@ -41,10 +41,13 @@ class TargetDevice:
         return f"{self.kind}, compute capability {self.capability[0]}.{self.capability[1]}"
 
 
-def target_device(device: Device, capability: Capability | None = None) -> TargetDevice:
-    """The device that a user names. Raises PolicyGraphError for one that no step can be traced for."""
+def target_device(device: Device | None, capability: Capability | None = None) -> TargetDevice | None:
+    """The device that a user names; a compute capability alone is a GPU's. Raises PolicyGraphError for one that no step
+    can be traced for."""
+    if device is None and capability is None:
+        return None
     try:
-        kind = torch.device(device).type
+        kind = torch.device("cuda" if device is None else device).type
     except RuntimeError:
         kind = ""
     if kind not in ("cuda", "cpu"):
@@ -90,8 +93,8 @@ def ambient_device() -> TargetDevice | None:
     return _ambient.get()
 
 
-def tracing_for(device: TargetDevice) -> AbstractContextManager[None]:
-    """Under it every step that names no device is traced for this one."""
+def tracing_for(device: TargetDevice | None) -> AbstractContextManager[None]:
+    """Under it every step that names no device is traced for this one, if it is one."""
 
     @contextmanager
     def active() -> Iterator[None]:
