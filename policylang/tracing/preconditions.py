@@ -50,7 +50,9 @@ def trace_failure(error: Exception) -> PolicyGraphError:
         return problem(
             UNTRACEABLE,
             f"the step cannot be traced: {str(error).strip().splitlines()[0]}",
-            help="a tensor that is no parameter, buffer, attribute or input stays where it was made: make it a buffer, "
+            help='trace a model on `meta` for the device that it trains on: `device="cuda"`'
+            if "meta" in str(error)
+            else "a tensor that is no parameter, buffer, attribute or input stays where it was made: make it a buffer, "
             "or make it on the device of an input (`torch.arange(n, device=ids.device)`)",
             details=details,
         )
