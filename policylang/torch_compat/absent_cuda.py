@@ -48,11 +48,9 @@ def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]
 
 
 def deviceless_fake_mode() -> Any:
-    """As :func:`fake_tensor_mode`; it never starts a device, whatever ``torch.cuda.is_available`` says, nor runs there
-    what has no kernel for shapes alone."""
+    """As :func:`fake_tensor_mode`; what has no kernel for shapes alone is refused, and not run on the device."""
     mode = fake_tensor_mode()
     mode.allow_fallback_kernels = False
-    mode.__class__ = type("DevicelessFakeMode", (type(mode),), {"avoid_device_init": True})
     return mode
 
 
@@ -96,7 +94,7 @@ class _EngineTensors:
     """
 
     def __init__(self) -> None:
-        self.mode = self._functional_mode()
+        self.mode = functionalized()
         self.inside = False
         self.for_engine = False
 
@@ -117,6 +115,7 @@ class _EngineTensors:
         wrappers = replaced(
             (torch.Tensor, "_make_wrapper_subclass", staticmethod(make)),
             (FunctionalTensor, "cuda", to_cuda),
+            *self._dispatching(),
         )
         with wrappers, autograd_engine_replaced(self._engine):
             yield
@@ -147,29 +146,31 @@ class _EngineTensors:
         ]
         return put_together(again, layouts)[0]
 
-    def _functional_mode(self) -> Any:
-        """As :func:`functionalized`; what C++ makes for a gradient, on ``meta`` as it thinks, is on CUDA."""
-        mode = functionalized()
-        base: Any = type(mode)
+    def _dispatching(self) -> Iterator[tuple[Any, str, Any]]:
+        """What the mode that functionalizes does otherwise. Its class is changed rather than derived from: higher-order
+        operators look their rules up by the mode's class."""
+        kind: Any = type(self.mode)
+        dispatch_before: Any = kind.__torch_dispatch__
+        can_decompose_before: Any = getattr(kind, "_can_decompose", None)
+        kept = {getattr(torch.ops.aten, name).default for name in ON_CUDA}
 
         def dispatch(
-            own: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+            mode: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
             given = dict(kwargs or {})
-            if given.get("device") == _META:
+            if given.get("device") == _META:  # what C++ makes for a gradient
                 given["device"] = CUDA
             if self.inside and func is torch.ops.aten._to_copy.default and given == {"device": CUDA}:
                 return args[0]  # the engine moves a gradient of one element to the device of what it is the gradient of
             with self._making(func, args):
-                return base.__torch_dispatch__(own, func, types, args, given)
+                return dispatch_before(mode, func, types, args, given)
 
-        def can_decompose(own: Any, func: Any, *rest: Any) -> bool:
-            return func not in kept and bool(base._can_decompose(own, func, *rest))
+        def can_decompose(mode: Any, func: Any, *rest: Any) -> bool:
+            return func not in kept and bool(can_decompose_before(mode, func, *rest))
 
-        kept = {getattr(torch.ops.aten, name).default for name in ON_CUDA}
-        replacing = {"__torch_dispatch__": dispatch, "_can_decompose": can_decompose}
-        mode.__class__ = type("FunctionalCudaMode", (base,), replacing)
-        return mode
+        yield kind, "__torch_dispatch__", dispatch
+        if can_decompose_before is not None:
+            yield kind, "_can_decompose", can_decompose
 
     @contextmanager
     def _making(self, func: Any, args: Sequence[Any]) -> Iterator[None]:
@@ -262,7 +263,11 @@ def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
         "get_device_properties": lambda *_args, **_kwargs: properties,
         "synchronize": lambda *_args, **_kwargs: None,
     }
-    return replaced(*((torch.cuda, name, answer) for name, answer in answers.items()))
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # a fake tensor starts its device where there is one
+    starts = (FakeTensorMode, "avoid_device_init", property(lambda _mode: True))
+    return replaced(starts, *((torch.cuda, name, answer) for name, answer in answers.items()))
 
 
 @contextmanager
