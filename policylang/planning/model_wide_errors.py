@@ -19,8 +19,8 @@ from policylang.planning import refusals
 from policylang.planning.selection.empty_shares import SHARE_OF_NONE
 
 DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE)
-"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share of the
-blocks."""
+"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share
+of the blocks."""
 
 
 @frozen
