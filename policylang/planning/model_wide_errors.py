@@ -25,8 +25,8 @@ _COMPILE_BLOCKS = (
 )
 _ROOT = 'give the backend the path of one, `root="layers.0"`'
 DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE)
-"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share of
-the blocks."""
+"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share
+of the blocks."""
 
 
 @frozen
