@@ -121,9 +121,13 @@ class _EngineTensors:
             yield
 
     def _engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch._subclasses.fake_tensor import FakeTensor
+
         def run(outputs: Sequence[Any], gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            if self.inside:
-                return original(outputs, gradients, *args, **kwargs)
+            if self.inside or any(isinstance(each, FakeTensor) for each in outputs):
+                # of a higher-order operator, which differentiates its body without functionalization
+                with self._fakes_on_meta(outputs):
+                    return original(outputs, gradients, *args, **kwargs)
             self.inside = self.for_engine = True
             try:
                 given = tuple(self._wrapped_again(each) for each in gradients)
@@ -133,6 +137,20 @@ class _EngineTensors:
             return tuple(self._wrapped_again(each) for each in found) if isinstance(found, tuple) else found
 
         return run
+
+    @contextmanager
+    def _fakes_on_meta(self, outputs: Sequence[Any]) -> Iterator[None]:
+        """Under it fake tensors without a wrapper say ``meta`` to C++, which asks them for their device."""
+        import torch._subclasses.fake_tensor as library
+
+        handlers, asked = library._DISPATCH_META_HANDLERS, torch.ops.prim.device.default
+        before = handlers[asked]
+        if any(isinstance(each, library.FakeTensor) for each in outputs):
+            handlers[asked] = lambda _args: _META
+        try:
+            yield
+        finally:
+            handlers[asked] = before
 
     def _wrapped_again(self, value: Any) -> Any:
         """A gradient with an outer wrapper for the side that it is handed to."""
