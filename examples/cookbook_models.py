@@ -257,6 +257,7 @@ def tutorial() -> nn.Module:
 MODELS: dict[str, Callable[[], policylang.TracedStep | nn.Module]] = {
     function.__name__: function
     for function in (
+        tutorial,
         llama3_8b,
         long_context,
         mixtral,
@@ -268,6 +269,5 @@ MODELS: dict[str, Callable[[], policylang.TracedStep | nn.Module]] = {
         custom_operator,
         fsdp,
         tensor_parallel,
-        tutorial,
     )
 }

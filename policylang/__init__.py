@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
+
     from policylang.audit.summary.report import Report
 
 _PUBLIC = {
@@ -62,6 +64,10 @@ def report(subject: Any) -> Report:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from policylang.language.version import installed_version
+
+        return installed_version()
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,4 +77,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *_PUBLIC, "__version__"})

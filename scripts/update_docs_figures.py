@@ -31,7 +31,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     if options.graphs:
-        trace_graphs()
+        trace_graphs(ROOT / "docs" / "graphs")
     from tests.documents.outputs import PAGES, blocks, masked, produce, rewritten
 
     changed = 0
@@ -47,13 +47,14 @@ def main() -> int:
     return int(options.check and changed > 0)
 
 
-def trace_graphs() -> None:
+def trace_graphs(folder: Path) -> None:
+    """A snapshot of each model of the cookbook. Leaves a process group behind: call it in a process of its own."""
     import policylang
     from examples.cookbook_models import MODELS
 
     for name, make in MODELS.items():
-        (path,) = policylang.snapshot(make(), ROOT / "docs" / "graphs" / f"{name}.graph")
-        print(f"traced {path.relative_to(ROOT)}", flush=True)
+        (path,) = policylang.snapshot(make(), folder / f"{name}.graph")
+        print(f"traced {path.name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,18 @@ def test_a_plan_says_what_it_said_then(
     main(["plan", "policy.apl", "--graph", f"{name}.graph", "--output-format", "json"])
     said = json.loads(capsys.readouterr().out)
     del said["digest"]
-    assert said == json.loads((OLDER / f"{name}.plan.json").read_text())
+    assert said["uncounted_operators"] is None  # they were written before anybody asked
+    then = json.loads((OLDER / f"{name}.plan.json").read_text())
+    assert _as_then(said, then) == then
+
+
+def _as_then(said: Any, then: Any) -> Any:
+    """Without the keys that have come since."""
+    if isinstance(said, list) and isinstance(then, list) and len(said) == len(then):
+        return [_as_then(*each) for each in zip(said, then, strict=True)]
+    if isinstance(said, dict) and isinstance(then, dict):
+        return {key: _as_then(value, then[key]) for key, value in said.items() if key in then}
+    return said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ graph of a million nodes has to fit beside the graph itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any
@@ -184,6 +185,9 @@ class Facts:
     annotations: Sequence[tuple[str, ...]] = later_column(())
     """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
     own are left out."""
+    uncounted: Sequence[str] = later_column("")
+    """The operators of a call whose work is not in :attr:`flops`: those that could do matrix work and have no FLOP
+    formula (see :mod:`policylang.operators.matrix_work`). Empty where there are none, mostly the one that is called."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -250,6 +254,15 @@ def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], o
                 if phases[read] != Phase.BACKWARD:
                     yield read
                     yield owners[read]
+
+
+def uncounted_operators(facts: Facts, rows: Iterable[int]) -> dict[str, int] | None:
+    """The operators among some rows whose work :attr:`Facts.flops` does not count, and how many calls; None where an
+    older snapshot does not say."""
+    column = facts.uncounted
+    if not column and len(facts):
+        return None
+    return dict(sorted(Counter(column[row] for row in rows if column[row]).items()))
 
 
 def forward_users(facts: Facts, row: int) -> list[int]:

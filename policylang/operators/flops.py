@@ -1,8 +1,12 @@
-"""Floating-point operations of a call, from torch's own formulas (``torch.utils.flop_counter``) and a few it lacks."""
+"""FLOP formulas: torch's own (``torch.utils.flop_counter``), those a program has registered there, and some it lacks.
+
+An operation is a multiplication or an addition of matrix work, as :mod:`policylang.operators.matrix_work` defines it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -11,82 +15,236 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-from policylang.torch_compat.graphs import hint, hinted_shape, value_of
+from policylang.torch_compat.graphs import HigherOrderOperator, OpOverload, hint, hinted_shape, value_of
 
 Formula = Callable[..., Any]
+Shape = Sequence[int]
+
+
+def formula_for(target: Any) -> Formula | None:
+    """What counts the operations of an operator or of a Triton kernel; None where there is no formula.
+
+    Looked up at each call: a program may register a formula at any time (``register_flop_formula``).
+    """
+    operator = getattr(target, "overloadpacket", target)
+    registered: Formula | None = flop_registry.get(operator)
+    return registered if registered is not None else _not_registered(target)
+
+
+def _not_registered(target: Any) -> Formula | None:
+    own, like = _own(target)
+    return own or (None if like is None else flop_registry.get(like))
 
 
 @cache
-def formula_for(target: Any) -> Formula | None:
-    """What counts the operations of an operator; None where there is no formula, and the count is 0."""
-    operator = getattr(target, "overloadpacket", target)
-    formula: Formula | None = flop_registry.get(operator)
-    if formula is None:
-        name = getattr(operator, "__name__", "")
-        formula = _OWN.get(name) or flop_registry.get(getattr(torch.ops.aten, _LIKE.get(name, ""), None))
-    return formula
+def _own(target: Any) -> tuple[Formula | None, Any]:
+    """Our formula, and the operator of torch whose formula it is otherwise."""
+    if not isinstance(target, OpOverload | HigherOrderOperator):
+        return None, None
+    name = getattr(getattr(target, "overloadpacket", target), "__name__", "").removesuffix("_")
+    namespace = target.namespace if isinstance(target, OpOverload) else "aten"
+    if namespace != "aten":
+        return _OF_LIBRARIES.get(f"{namespace}.{name}"), None
+    return _OF_ATEN.get(name), getattr(torch.ops.aten, _LIKE.get(name, name), None)
 
 
-def _grouped_product(left: Sequence[int], right: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> int:
+def registered_formulas() -> list[str]:
+    """The formulas that are not torch's, each with what it does: what a decision by FLOPs depends on."""
+    found = []
+    for target, formula in flop_registry.items():
+        if (getattr(formula, "__module__", None) or "").partition(".")[0] != "torch":
+            code = getattr(inspect.unwrap(formula), "__code__", None)
+            constants = [each for each in getattr(code, "co_consts", ()) if isinstance(each, int | float | str)]
+            body = (code.co_code.hex(), code.co_names, constants) if code is not None else ()
+            found.append(f"{target} {getattr(formula, '__qualname__', '')} {body!r}")
+    return sorted(found)
+
+
+# --- products ------------------------------------------------------------------------------------------------------
+
+
+def _into_result(left: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """A product over the last dimension of the first argument: a linear layer, a matrix and a vector."""
+    return 2 * int(prod(out_shape)) * left[-1]
+
+
+def _added(_own: Shape, left: Shape, right: Shape, *_: Any, **__: Any) -> int:
+    """What is added to something: ``addmv``, ``addbmm``, ``_addmm_activation``."""
+    return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
+
+
+def _pairs(left: Sequence[Shape], right: Sequence[Shape], *_: Any, **__: Any) -> int:
+    return sum(2 * prod(one) * other[-1] for one, other in zip(left, right, strict=True))
+
+
+def _gathered_product(_left: Shape, right: Sequence[Shape], *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Of ``symm_mem``: rows of all ranks are gathered and multiplied with each of some matrices."""
+    return sum(2 * prod(out) * matrix[0] for out, matrix in zip(out_shape[1], right, strict=True))
+
+
+def _scattered_product(left: Shape, right: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(left) * right[-1]
+
+
+def _grouped_product(left: Shape, right: Shape, *_: Any, **__: Any) -> int:
     """Groups are cut from rows, columns or the inner dimension, or are matrices of their own in both."""
     if len(left) > len(right):  # each column of `right` meets one matrix of `left`
         left = left[1:]
     return 2 * prod(left) * right[-1]
 
 
-def _einsum(equation: str, operands: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
-    """Two operations for each choice of all indices: a product of matrices in one step, as autograd writes them."""
-    indices = equation.replace(" ", "").partition("->")[0].split(",")
-    sizes = {
-        letter: size
-        for letters, shape in zip(indices, operands, strict=True)
-        for letter, size in zip(letters, shape, strict=True)
-    }
-    return 2 * prod(sizes.values()) if len(operands) == 2 else 0
+def _grouped_backward(*shapes: Any, **__: Any) -> int:
+    """The gradient of the rows and that of the matrices: a product as large as the forward's for each."""
+    return 2 * _grouped_product(*shapes)
 
 
-_GROUPED = dict.fromkeys(
-    ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), shape_wrapper(_grouped_product)
+def _trilinear(one: Shape, two: Shape, three: Shape, *dims: Any, **__: Any) -> int:
+    """Of ``bilinear``: the first two are multiplied, and what is left of them and the third."""
+    *expanded, summed = dims[:4]
+    whole = len(one) + len(expanded[0])
+    first, second, third = (_sizes(*each, whole) for each in zip((one, two, three), expanded, strict=True))
+    product = first | second
+    left = {dim: size for dim, size in product.items() if dim not in summed or dim in third}
+    return 2 * prod(product.values()) + 2 * prod((left | third).values())
+
+
+def _sizes(shape: Shape, expanded: Shape, whole: int) -> dict[int, int]:
+    own = [dim for dim in range(whole) if dim not in expanded]
+    return dict(zip(own, shape, strict=True))
+
+
+# --- convolutions and recurrent layers -------------------------------------------------------------------------------
+
+
+def _convolution(_input: Shape, weight: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """The weight of a convolution is (out, in / groups, ...): each element of the result is a sum of the rest."""
+    return 2 * int(prod(out_shape)) * prod(weight[1:])
+
+
+def _transposed_convolution(input: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(input) * prod(weight[1:])
+
+
+def _convolution_tbc(_input: Shape, weight: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """The weight is (width, in, out)."""
+    return 2 * int(prod(out_shape)) * weight[0] * weight[1]
+
+
+def _recurrent(input: Shape, weights: Sequence[Shape], *_: Any, **__: Any) -> int:
+    """Every matrix of every layer meets every token once; biases and gates are pointwise. Packed or not."""
+    return 2 * prod(input[:-1]) * sum(prod(each) for each in weights if len(each) == 2)
+
+
+def _recurrent_layer(input: Shape, *weights: Any, **__: Any) -> int:
+    return _recurrent(input, weights[:4])
+
+
+def _backward_of(forward: Formula) -> Formula:
+    """A product for the gradient of each factor."""
+    return lambda *args, **kwargs: 2 * forward(*args, **kwargs)
+
+
+_INTO_RESULT = (
+    *("linear", "mkldnn_linear", "matmul", "mv", "dot", "vdot", "inner", "_int_mm", "_scaled_mm_v2"),
+    *("_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros"),
+    *("_weight_int8pack_mm", "_mixed_dtypes_linear", "_dyn_quant_matmul_4bit"),
 )
-_OWN = {**_GROUPED, "einsum": shape_wrapper(_einsum)}
+_CONVOLUTIONS = (
+    *("cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution", "miopen_convolution_relu"),
+    *("miopen_convolution_add_relu", "miopen_depthwise_convolution", "mkldnn_convolution", "_conv_depthwise2d"),
+    *("conv_depthwise3d", "slow_conv_dilated2d", "slow_conv_dilated3d", "slow_conv3d_forward"),
+    "_nnpack_spatial_convolution",
+)
+_TRANSPOSED = (
+    *("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d"),
+)
+_QUANTIZED_LINEARS = (
+    *("quantized.linear", "quantized.linear_relu", "quantized.linear_leaky_relu", "quantized.linear_tanh"),
+    *("quantized.linear_dynamic", "quantized.linear_relu_dynamic", "quantized.linear_dynamic_fp16"),
+    *("onednn.qlinear_pointwise", "onednn.linear_dynamic_fp16", "onednn.linear_relu_dynamic_fp16"),
+    *("mkldnn._linear_pointwise", "mkl._mkl_linear"),
+)
+
+
+def _on_shapes(formulas: Mapping[str, Formula]) -> dict[str, Formula]:
+    return {name: shape_wrapper(formula) for name, formula in formulas.items()}
+
+
+_OF_ATEN = _on_shapes(
+    {
+        **dict.fromkeys(_INTO_RESULT, _into_result),
+        **dict.fromkeys(("addmv", "addbmm", "_addmm_activation"), _added),
+        **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped_product),
+        **dict.fromkeys(_CONVOLUTIONS, _convolution),
+        **dict.fromkeys(_TRANSPOSED, _transposed_convolution),
+        "conv_tbc": _convolution_tbc,
+        "_foreach_mm": _pairs,
+        "_trilinear": _trilinear,
+        **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),
+        **dict.fromkeys(("_cudnn_rnn_backward", "miopen_rnn_backward"), _backward_of(_recurrent)),
+        "mkldnn_rnn_layer": _recurrent_layer,
+        "mkldnn_rnn_layer_backward": _backward_of(_recurrent_layer),
+    }
+)
+_OF_LIBRARIES = _on_shapes(
+    {
+        **dict.fromkeys(_QUANTIZED_LINEARS, _into_result),
+        **dict.fromkeys(
+            ("symm_mem.fused_all_gather_matmul", "symm_mem.fused_all_gather_scaled_matmul"), _gathered_product
+        ),
+        "symm_mem.fused_matmul_reduce_scatter": _scattered_product,
+        "symm_mem.fused_scaled_matmul_reduce_scatter": _scattered_product,
+        "symm_mem._async_input_mm": _scattered_product,
+        "transformers.grouped_mm_fallback": _grouped_product,
+        "transformers.grouped_mm_fallback_backward": _grouped_backward,
+    }
+)
 _SDPA = "_scaled_dot_product_flash_attention"
 _LIKE = {
     f"{_SDPA}_for_cpu": _SDPA,  # torch counts it from 2.15
     f"{_SDPA}_for_cpu_backward": f"{_SDPA}_backward",
     "_scaled_dot_product_fused_attention_overrideable": _SDPA,
     "_scaled_dot_product_fused_attention_overrideable_backward": f"{_SDPA}_backward",
+    "_scaled_dot_product_attention_math_for_mps": _SDPA,
+    "_triton_scaled_dot_attention": _SDPA,
     "flex_attention": _SDPA,  # torch counts it from 2.12
 }
 """Attention that does the work of another operator, with query, key and value in the same places."""
 
 
-def count(formula: Formula, node: fx.Node) -> int:
-    """The operations of one call; symbolic sizes count with their hint.
+_WRAPPER = shape_wrapper(_convolution).__code__
+
+
+def count(formula: Formula, node: fx.Node) -> int | None:
+    """The operations of one call; symbolic sizes count with their hint. None where the formula cannot deal with it."""
+    return count_call(formula, node.args, node.kwargs, value_of(node.meta))
+
+
+def count_call(formula: Formula, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> int | None:
+    """The same of a call that returns ``value``; nodes among the arguments stand for their values.
 
     Most formulas work on shapes, behind a wrapper that looks through every argument for tensors; handed the shapes, the
     wrapped function itself is many times faster and cannot add guards on symbolic sizes. The others take tensors.
     """
-    on_shapes = getattr(formula, "__wrapped__", None)
-    value = value_of(node.meta)
+    on_shapes = formula.__wrapped__ if getattr(formula, "__code__", None) is _WRAPPER else None  # type: ignore[attr-defined]
+    read, made = (_fake, "out_val") if on_shapes is None else (_shape, "out_shape")
     try:
-        read = _fake if on_shapes is None else _shape
-        args, out, kwargs = (_mapped(each, read) for each in (node.args, value, node.kwargs))
-        if on_shapes is None:
-            return hint(formula(*args, out_val=out, **kwargs))
-        return hint(on_shapes(*args, out_shape=out, **kwargs))
+        named = {name: mapped(each, read) for name, each in kwargs.items()} | {made: mapped(value, read)}
+        return hint((on_shapes or formula)(*[mapped(each, read) for each in args], **named))
     except Exception:  # a formula that cannot deal with a call, such as one whose work depends on the data
-        return 0
+        return None
 
 
-def _mapped(argument: Any, tensor: Callable[[torch.Tensor], Any]) -> Any:
+def mapped(argument: Any, tensor: Callable[[torch.Tensor], Any]) -> Any:
+    """An argument of a call with something in place of each tensor, nodes looked through and sizes as numbers."""
     if isinstance(argument, fx.Node):
-        return _mapped(value_of(argument.meta), tensor)
+        return mapped(value_of(argument.meta), tensor)
     if isinstance(argument, torch.Tensor):
         return tensor(argument)
     if isinstance(argument, (tuple, list)):
-        return [_mapped(part, tensor) for part in argument]
+        return [mapped(part, tensor) for part in argument]
     if isinstance(argument, dict):
-        return {name: _mapped(part, tensor) for name, part in argument.items()}
+        return {name: mapped(part, tensor) for name, part in argument.items()}
     return hint(argument) if isinstance(argument, torch.SymInt) else argument
 
 

@@ -8,9 +8,10 @@ from typing import Literal
 
 from attrs import asdict
 
-from policylang.language.figures import figure, joined, listed, shortened
+from policylang.language.figures import figure, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, PlanComparison, folded
-from policylang.report.report_text import table
+from policylang.report.expectations import compared_rows, compared_table
+from policylang.report.width import table
 
 _MOST_NAMES = 6
 _LONGEST_RULE = 72
@@ -21,8 +22,9 @@ def comparison_text(found: PlanComparison) -> str:
     """No line end at the end."""
     parts = [_heading(found)]
     parts += ["\n".join(_change_lines(change)) for change in found.changes]
-    parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + _bound(found))
-    return "\n\n".join(parts)
+    parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + _bound(found) + _uncounted(found))
+    parts.append(compared_table(found.old.expectations, found.new.expectations))
+    return "\n\n".join(filter(None, parts))
 
 
 def comparison_markdown(found: PlanComparison) -> str:
@@ -30,8 +32,11 @@ def comparison_markdown(found: PlanComparison) -> str:
     rows = [_HEAD, *_figures(found)]
     lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
     lines += [_markdown_row(row) for row in rows[1:]]
-    if bound := _bound(found).strip():
-        lines += ["", bound]
+    for said in filter(None, (_bound(found).strip(), _uncounted(found).strip())):
+        lines += ["", said]
+    if expected := compared_rows(found.old.expectations, found.new.expectations):
+        lines += ["", "| expectation | before | after |", "| --- | --- | --- |"]
+        lines += [_markdown_row((f"`{words}`", before, after)) for words, before, after in expected]
     if found.changes:
         lines += ["", "| nodes | before | after | where |", "| ---: | --- | --- | --- |"]
         lines += [
@@ -104,6 +109,11 @@ def _bound(found: PlanComparison) -> str:
     if not open_:
         return ""
     return f"\n{joined(open_)}: without what is left to PyTorch's partitioner"
+
+
+def _uncounted(found: PlanComparison) -> str:
+    sides = (("before", found.old.uncounted), ("after", found.new.uncounted))
+    return "".join(f"\n{word}: recomputed without {uncounted_text(calls)}" for word, calls in sides if calls)
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -190,6 +190,23 @@ def name_of_group(value: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
+def triton_kernel(index: Any) -> Any:
+    """The Triton kernel that a graph calls by its number in a table; None where there is no such kernel, or no Triton.
+
+    Private because a graph has no other way to name it (``torch._higher_order_ops.triton_kernel_wrap``); what tunes
+    a kernel or chooses its constants is unwrapped, as ``torch.utils.flop_counter`` does.
+    """
+    try:
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        kernel = kernel_side_table.get_kernel(index)
+    except (ImportError, AssertionError, LookupError, TypeError):
+        return None
+    while type(kernel).__name__ != "JITFunction" and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return kernel
+
+
 def compute_operators() -> frozenset[str]:
     """``namespace.name`` of PyTorch's compute-intensive operators (``get_default_op_list``)."""
     from torch._functorch.partitioners import get_default_op_list

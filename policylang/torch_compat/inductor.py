@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch.fx as fx
@@ -19,13 +21,28 @@ def compile_with_inductor(graph: fx.GraphModule, inputs: Sequence[Any], settings
     return compile_fx(graph, inputs, config_patches=dict(settings))
 
 
-def compile_with_aot_eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Any]) -> Any:
-    """AOTAutograd with a partitioner and no compiler behind it: torch's ``aot_eager`` backend fixes the partitioner."""
+def compile_with_aot_eager(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    partition: Callable[..., Any],
+    as_called: Callable[[fx.GraphModule, Callable[..., Any], bool], Callable[..., Any]],
+) -> Any:
+    """AOTAutograd with a partitioner and no compiler behind it: torch's ``aot_eager`` backend fixes the partitioner.
+
+    ``as_called``: from a half, what calls it with a list, and whether it is the backward, to what is called instead.
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
 
+    def half(gm: fx.GraphModule, half_inputs: Sequence[Any], *, is_backward: bool) -> Any:
+        run = boxed_nop(gm, half_inputs)
+        return as_called(gm, run, is_backward) if isinstance(run, FunctionType) else run  # what a cache keeps stays
+
     compiler = aot_autograd(
-        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition, keep_inference_input_mutations=True
+        fw_compiler=partial(half, is_backward=False),
+        bw_compiler=partial(half, is_backward=True),
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
     )
     return compiler(graph, inputs)
 

@@ -71,6 +71,7 @@ def everything_said() -> Facts:
         "arguments": [(), (Ref(0), 1, True, 1.5, None, "float32", (Ref(0), -7)), ([Ref(1), 2],), ()],
         "group_names": ["", "7", "", ""],
         "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
+        "uncounted": ["", "mylib.fused_mlp.default", "", ""],
     }
     assert all(len(column) == rows for column in own.values())
     return attrs.evolve(

@@ -96,6 +96,30 @@ def test_every_bundled_policy(name: str, policy: str) -> None:
 
 
 @pytest.mark.slow
+def test_experts_that_one_path_saves_and_another_recomputes_are_no_agreement() -> None:
+    """The grouped product and what stands in for it under a compiler are two operators: a rule names one of them."""
+    factory, loss_fn, batch = setup("mixtral")
+
+    def grouped() -> nn.Module:
+        module = factory()
+        module.model.set_experts_implementation("grouped_mm")
+        return module
+
+    found = agree(grouped, loss_fn, batch, "llama3_sac")
+    assert not found.agrees
+    assert {each.module.rpartition(".")[2] for each in found.account.other_work} == {"experts"}
+    (eager, joint, _) = found.account.other_work[0].sides.values()
+    assert {each.operator for each in eager} == {"aten._grouped_mm.default"}
+    assert {each.operator for each in joint} == {"transformers.grouped_mm_fallback.default"}
+    assert sum(each.flops for each in eager) == sum(each.flops for each in joint) > 0
+    assert {each.action for each in eager} == {"save"}
+    assert {each.action for each in joint} == {"recompute"}
+    found = agree(grouped, loss_fn, batch, policylang.parse("recompute everything in block"))
+    assert found.agrees
+    assert found.account.same_work == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", FOR_OTHER_MODELS)
 def test_a_bundled_policy_for_other_models_is_refused_on_every_path(policy: str) -> None:
     found = agree(*setup("llama"), policy)

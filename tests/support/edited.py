@@ -16,6 +16,7 @@ from policylang.planning.plan import Plan
 _COLUMNS = (
     "names", "ops", "targets", "phases", "modules", "ac_regions", "user_tags", "flags", "bytes", "numel", "shapes",
     "strides", "dtypes", "devices", "flops", "inputs", "users", "owners", "input_kinds", "input_names", "annotations",
+    "uncounted",
 )  # fmt: skip
 
 

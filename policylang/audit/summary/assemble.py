@@ -18,7 +18,7 @@ from policylang.audit.summary.report import (
     RuleReport,
     ValuesReport,
 )
-from policylang.graph.facts import GraphKind
+from policylang.graph.facts import GraphKind, uncounted_operators
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action, Policy
@@ -58,6 +58,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
     facts = plan.facts
     owned = [row for row in facts.forward if facts.owners[row] == row]
     amounts = _amounts_by_rule(plan, audit) if audit else {}
+    again = audit.recomputed if audit else ()
     return Report(
         policy=plan.policy.name,
         forward_nodes=len(owned),
@@ -72,11 +73,13 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits),
-        expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
+        expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
         notes=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),
         audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,
         digest=plan.digest,
+        uncounted=uncounted_operators(facts, facts.forward) or {},
+        uncounted_recomputed=uncounted_operators(facts, map(facts.index.__getitem__, again)) or {},
     )
 
 

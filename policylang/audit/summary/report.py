@@ -10,7 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
-from policylang.language.shown import as_text
+from policylang.language.figures import counted, figure
+from policylang.language.shown import as_html, as_text
 
 
 @frozen
@@ -78,6 +79,9 @@ class ExpectationReport:
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
     found: str
+    margin: float | None = None
+    """How far what was found is from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None
+    where there is no figure to compare."""
 
 
 @frozen
@@ -122,7 +126,8 @@ class Report:
     Bytes are of one rank and FLOPs of one step, both whole numbers.
 
     ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None on a graph
-    that is not partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``.
+    that is not partitioned yet. In a sum, node names carry the block that their graph is, ``layers.3/mm_3``, or else
+    its number, ``1/mm_3``.
     """
 
     policy: str
@@ -130,6 +135,7 @@ class Report:
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
     decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
+    """In a sum, ``decisions["mm_3"]`` serves as well where all that have such a value decide alike."""
     rules: tuple[RuleReport, ...] = ()
     undecided: int = 0
     """Decisions that no rule took."""
@@ -152,14 +158,58 @@ class Report:
     from_cache: bool = False
     """Served from a compile cache: what is said here was found when the graph was compiled, under the same policy."""
     graphs: tuple[Report, ...] = ()
+    label: str = ""
+    """Of a graph that is one block of a model: the block. ``layers.3#2`` for the second way in which it is called."""
     half: str = ""
     """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
     nothing is decided about values."""
+    uncounted: dict[str, int] = field(factory=dict)
+    """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls."""
+    uncounted_recomputed: dict[str, int] = field(factory=dict)
+    """The same of what runs again; empty before a partition."""
     operators: int = 0
     """Of a half: how many it runs, counted like decisions."""
 
     def __str__(self) -> str:
         return as_text(self)
+
+    def __repr__(self) -> str:
+        amounts = [(self.saved, "saved"), (self.recomputed, "recomputed"), (self.offloaded, "offloaded")]
+        found = [f"{figure(each.bytes, 'bytes')} {word}" for each, word in amounts if each]
+        agrees = "no audit" if self.audit is None else "audit agrees" if self.audit.agrees else "audit DIFFERS"
+        counts = [counted(len(self.graphs), "graph")] if self.graphs else []
+        counts += [counted(self.forward_nodes, "forward value"), *found, agrees]
+        return f"<policylang.Report {self.policy}: {', '.join(counts)}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def scalars(self, prefix: str = "policylang/") -> dict[str, int | float]:
+        """Numbers by name, for a metrics logger: bytes, FLOPs and counts as whole numbers, shares from 0 to 1.
+
+        Of several graphs their sums; what is not known before a partition is left out.
+        """
+        amounts = {"saved": self.saved, "recomputed": self.recomputed, "offloaded": self.offloaded}
+        found: dict[str, int | float] = {
+            "forward_flops": self.forward_flops,
+            "forward_values": self.forward_nodes,
+            "undecided_values": self.undecided,
+            "blocks": self.blocks,
+            "graphs": max(len(self.graphs), 1),
+            "uncounted_calls": sum(self.uncounted.values()),
+            "uncounted_recomputed_calls": sum(self.uncounted_recomputed.values()),
+            "collectives_removed": sum(rewrite.gone for rewrite in self.rewrites),
+            "warnings": len(self.warnings),
+        }
+        for name, values in amounts.items():
+            if values is not None:
+                found |= {f"{name}_bytes": values.bytes, f"{name}_values": len(values)}
+        if self.recomputed is not None:
+            found["recomputed_flops"] = self.recomputed.flops
+            found["recomputed_share"] = self.recomputed.flops / self.forward_flops if self.forward_flops else 0.0
+        if self.audit is not None:
+            found["audit_differences"] = len(self.audit.differences)
+        return {f"{prefix}{name}": value for name, value in found.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

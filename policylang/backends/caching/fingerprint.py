@@ -21,6 +21,7 @@ from policylang.backends.runtime import groups
 from policylang.graph import marks
 from policylang.language.codes import CODES
 from policylang.language.syntax import Policy
+from policylang.operators.flops import registered_formulas
 from policylang.planning.digest import digest_of, policy_text
 from policylang.torch_compat import inductor, partition, store
 
@@ -55,6 +56,12 @@ def context_of_graphs(graphs: Iterable[fx.Graph]) -> str:
 def groups_key(policy: Policy) -> str:
     """Over the process groups around, where the policy rewrites collectives: no graph says what ranks they have."""
     return digest_of([groups.surroundings()]) if policy.rewrites else ""
+
+
+def formulas_key() -> str:
+    """Over the FLOP formulas that the program has registered: decisions and figures go by them."""
+    registered = registered_formulas()
+    return digest_of(registered) if registered else ""
 
 
 def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:

@@ -15,6 +15,7 @@ from torch import fx
 from policylang.audit.joint import audit, audit_copies, read_halves
 from policylang.audit.outcome import Audit
 from policylang.backends import refusals
+from policylang.backends.announcing import announce
 from policylang.backends.graph_registry import CarriedOut, remember
 from policylang.backends.half.path import Half, rewrite_half, without_answered
 from policylang.backends.joint import cse, finalize
@@ -120,6 +121,7 @@ def partition_planned(
     edits = {half.kind.value: half.plan.edits for half in halves}
     partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), final.schedule)
     remember(partition.carried_out, gm, forward, backward)
+    announce(partition.carried_out)
     return partition
 
 

@@ -65,7 +65,8 @@ class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
         """Stands for the partitioner in the keys of torch's caches, with all that it would read of the graph that
         Dynamo is handing over and that the graph's code does not say."""
         context = fingerprint.context_of_graphs(dynamo.dynamo_graphs())
-        return ":".join((self._key, context, fingerprint.groups_key(self.policy), self._process()))
+        surroundings = fingerprint.groups_key(self.policy), fingerprint.formulas_key()
+        return ":".join((self._key, context, *surroundings, self._process()))
 
     def _process(self) -> str:
         """What keeps the caches of other processes away where a graph may not run before something has happened."""

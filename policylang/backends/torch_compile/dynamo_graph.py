@@ -14,12 +14,13 @@ import torch
 from attrs import frozen
 from torch import fx
 
+from policylang.backends.announcing import announce_cached
 from policylang.backends.caching import fingerprint, sidecar
 from policylang.backends.caching.cached_partitioner import CachedPartitioner
 from policylang.backends.findings import Findings, findings_of, from_json, to_json
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner, partitions
-from policylang.backends.runtime import groups
+from policylang.backends.runtime import groups, profiled
 from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import RankComparison, agree_on_cached
@@ -66,7 +67,7 @@ def with_aot_eager(
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed. ``compare``: opens
     the comparison of ranks."""
     with compare() as comparison, partitions() as done:
-        run = inductor.compile_with_aot_eager(gm, inputs, partitioner)
+        run = inductor.compile_with_aot_eager(gm, inputs, partitioner, profiled.boxed)
         return CompiledCode(run, _findings(done), comparison.why_gone())
 
 
@@ -88,7 +89,7 @@ def with_inductor(
     if policy.offloads:
         settings = {**_IN_ORDER, **settings}
     with compare(settings=partial(comparable_settings, settings)) as comparison:
-        key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(policy)}"
+        key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(policy)}:{fingerprint.formulas_key()}"
         remembered_as = fingerprint.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
         patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
         is_differentiated = needs_gradients(gm, inputs)
@@ -100,8 +101,10 @@ def with_inductor(
         if not done and inductor.cache_hits() > hits:
             findings = _from_sidecar(remembered_as, policy)
             if findings is not None:
+                for found in findings:
+                    announce_cached(found.report)
                 return CompiledCode(run, findings, comparison.why_gone(), from_cache=True)
-            log.info("no sidecar says what was decided for a cached graph: compiling it again")
+            log.debug("no sidecar says what was decided for a cached graph: compiling it again")
             with partitions() as done:
                 run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
         findings = _findings(done)

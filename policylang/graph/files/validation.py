@@ -63,6 +63,7 @@ COLUMNS: Mapping[str, Callable[[Any], bool]] = {
     "input_names": _is_text,
     "group_names": _is_text,
     "annotations": _is_names,
+    "uncounted": _is_text,
 }
 """What a value of each column may be; names and columns of rows are checked where they are read."""
 

@@ -24,8 +24,8 @@ from policylang.graph.reading.process_groups import group_columns, meshes_of
 from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
 from policylang.graph.reading.values import Measurements
 from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
-from policylang.operators.flops import count, formula_for
 from policylang.operators.names import GETITEM, WAITS
+from policylang.operators.work_counter import WorkCounter
 from policylang.torch_compat.graphs import has_data_symbol, is_backward_output, is_saved_output, value_of
 from policylang.torch_compat.store import own_rank
 
@@ -127,6 +127,8 @@ class _Collector:
         modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
         kinds, input_names = input_columns(self.module, nodes, self.sources, self.static, output_descs, self.paths)
         path_of = self.paths.table()
+        counter = WorkCounter()
+        works = [counter.of(node) for node in nodes]
         group_names, groups = group_columns(nodes, self.operators, self.groups)
         return Facts(
             kind=kind,
@@ -144,7 +146,7 @@ class _Collector:
             strides=[value.stride for value in values],
             dtypes=[value.dtype for value in values],
             devices=[value.device for value in values],
-            flops=self._flops(),
+            flops=array("q", [work.flops for work in works]),
             inputs=inputs,
             users=users,
             owners=owners,
@@ -158,6 +160,7 @@ class _Collector:
             torch_version=str(torch.__version__),
             lost_records=lost,
             annotations=[annotated(node.meta) for node in nodes],
+            uncounted=[work.uncounted for work in works],
         )
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:
@@ -275,10 +278,6 @@ class _Collector:
                 flags[row] |= _READS_MUTATED
         for row in range(len(self.nodes)):  # an owner comes before what it owns
             owners[row] = owners[owners[row]]
-
-    def _flops(self) -> array[int]:
-        made = ((node, formula_for(node.target) if node.op == "call_function" else None) for node in self.nodes)
-        return array("q", [0 if formula is None else count(formula, node) for node, formula in made])
 
 
 def _leaves(value: Any) -> list[Any]:

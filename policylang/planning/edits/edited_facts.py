@@ -64,6 +64,7 @@ class _EditedFacts:
         restrided = {old.index[name]: stride for edit in self.edits for name, stride in edit.restrided}
         strides = column(old.strides, lambda node: node.stride)
         later: dict[str, Any] = {name: like(known) if (known := getattr(old, name)) else () for name in LATER_COLUMNS}
+        later["uncounted"] = column(old.uncounted, lambda _: "") if old.uncounted else ()
         return evolve(
             old,
             names=list(self.row_of_name),

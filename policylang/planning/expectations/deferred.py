@@ -7,13 +7,15 @@ from attrs import evolve
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.expectations.held import check_expectations
+from policylang.planning.expectations.uncounted_work import UNCOUNTED, uncounted_in
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import selections_for
 
 
 def check_deferred(plan: Plan, final: Plan, needs: Needs) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan with its deferred expectations held or failed, and an error for each that failed.
+    """The plan with its deferred expectations held or failed, and an error for each that failed. What no FLOP formula
+    counts is warned of again, now that it is known what is recomputed.
 
     ``final`` has the rows of ``plan`` with every decision taken, and ``needs`` is what follows from it. Selectors
     range over the graph as it was planned; the fate of a node is looked up in the final plan.
@@ -30,4 +32,6 @@ def check_deferred(plan: Plan, final: Plan, needs: Needs) -> tuple[Plan, tuple[D
     outcomes = list(plan.expectations)
     for index, checked in zip(waiting, found, strict=True):
         outcomes[index] = checked
-    return evolve(plan, expectations=tuple(outcomes)), failures
+    others = tuple(each for each in plan.diagnostics if each.code != UNCOUNTED)
+    uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed)
+    return evolve(plan, expectations=tuple(outcomes), diagnostics=(*others, *uncounted)), failures

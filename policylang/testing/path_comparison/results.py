@@ -118,8 +118,30 @@ class PathDifference:
 
 
 @frozen
+class PathWork:
+    """Calls of an operator that do matrix work, on one path, which does the same with all of them."""
+
+    operator: str
+    action: str
+    count: int
+    flops: int
+    uncounted: str = ""
+    """The operators whose work is not in :attr:`flops`."""
+
+
+@frozen
+class WorkDifference:
+    """A module whose matrix work the paths do by other operators, and not the same of it."""
+
+    module: str
+    sides: dict[str, tuple[PathWork, ...]]
+    """By path: what it has there that some other path has not. Empty for a path that has none such."""
+
+
+@frozen
 class Beside:
-    """Bytes that one path saves, or FLOPs that it recomputes, beside those of the values where every path does: why."""
+    """Bytes that one path saves, or FLOPs or calls that it recomputes, beside those of the values where every path
+    does: why."""
 
     undecided: int = 0
     """No rule speaks of the value: each path does what it does."""
@@ -154,6 +176,13 @@ class ValuesAccount:
     """Of the values that every path recomputes."""
     recomputed: dict[str, Beside] = field(factory=dict)
     """By path, in FLOPs."""
+    common_calls: int = 0
+    """Of matrix work that every path recomputes."""
+    recomputed_calls: dict[str, Beside] = field(factory=dict)
+    """By path, in calls of operators that do matrix work, whether or not a FLOP formula counts it."""
+    other_work: tuple[WorkDifference, ...] = ()
+    same_work: int = 0
+    """Modules whose work the paths do by other operators, decided alike about as many operations."""
 
 
 @frozen(eq=False)
@@ -195,9 +224,10 @@ class Agreement:
 
     @property
     def agrees(self) -> bool:
-        """Every path carried the policy out, with the right numbers, and decided every value that it shares with
-        another path as that one does."""
-        return all(result.agrees for result in self.results) and not self.account.differences
+        """Every path carried the policy out, with the right numbers, decided every value that it shares with another
+        path as that one does, and where their operators are not the same, decided alike about the same work."""
+        decided_alike = not self.account.differences and not self.account.other_work
+        return all(result.agrees for result in self.results) and decided_alike
 
     def __getitem__(self, path: str) -> PathResult:
         return next(result for result in self.results if result.path == path)
@@ -221,7 +251,13 @@ class Agreement:
                 "differences": [{**each.pop("place"), **each} for each in account["differences"]],
             },
             "saved": {"common_bytes": account["common_bytes"], "beside": account["saved"]},
-            "recomputed": {"common_flops": account["common_flops"], "beside": account["recomputed"]},
+            "recomputed": {
+                "common_flops": account["common_flops"],
+                "beside": account["recomputed"],
+                "common_calls": account["common_calls"],
+                "calls_beside": account["recomputed_calls"],
+            },
+            "other_work": account["other_work"],
         }
 
 
@@ -240,6 +276,7 @@ def _path(result: PathResult) -> dict[str, Any]:
             "offloaded_bytes": result.offloaded_bytes,
             "recomputed_values": len(report.recomputed),
             "recomputed_flops": report.recomputed.flops,
+            "uncounted_operators": report.uncounted_recomputed,
             "numbers": _comparison(result.numbers),
         }
     return plain

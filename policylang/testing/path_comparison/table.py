@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from policylang.language.figures import counted, figure, joined, listed
-from policylang.report.report_text import table
+from policylang.language.figures import counted, figure, joined, listed, uncounted_text
+from policylang.report.width import table
 from policylang.testing.path_comparison.results import (
     Agreement,
     Beside,
@@ -14,7 +14,10 @@ from policylang.testing.path_comparison.results import (
     PathDecision,
     PathDifference,
     PathResult,
+    PathWork,
     ValuePlace,
+    ValuesAccount,
+    WorkDifference,
 )
 
 _MOST = 8
@@ -36,6 +39,7 @@ def agreement_text(found: Agreement) -> str:
         "\n".join([*_refusals(found.results), *_numbers(found.results), *_audits(found.results)]),
         "\n".join(_account(found)),
         "\n".join(_differences(found.account.differences)),
+        "\n".join(_other_work(found.account.other_work)),
         _verdict(found),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -115,23 +119,42 @@ def _account(found: Agreement) -> list[str]:
     ]
     lines += [f"            {path} alone: {_operators(counts)}" for path, counts in account.alone.items()]
     lines += _amounts("saved", account.common_bytes, account.saved, "bytes")
-    lines += _amounts("recomputed", account.common_flops, account.recomputed, "flops")
+    lines += _amounts("recomputed", account.common_flops, account.recomputed, "flops", account)
+    for result in found.results:
+        missing = result.ran.report.uncounted_recomputed if result.ran is not None else {}
+        lines += [f"            {result.path} without {uncounted_text(missing)}"] if missing else []
+    if account.same_work:
+        said = counted(account.same_work, "module does", "modules do")
+        lines.append(f"            {said} the same work by other operators on each path, decided alike")
     return lines
 
 
-def _amounts(label: str, common: int, beside: Mapping[str, Beside], unit: Literal["bytes", "flops"]) -> list[str]:
-    lines = [f"{label:<12}{figure(common, unit)} of the same values on all paths"]
+def _amounts(
+    label: str,
+    common: int,
+    beside: Mapping[str, Beside],
+    unit: Literal["bytes", "flops"],
+    calls: ValuesAccount | None = None,
+) -> list[str]:
+    """``calls``: where these are counted beside the amounts."""
+    many = f" in {counted(calls.common_calls, 'call')}" if calls is not None else ""
+    lines = [f"{label:<12}{figure(common, unit)}{many} of the same values on all paths"]
     for path, each in beside.items():
+        number = calls.recomputed_calls[path] if calls is not None else Beside()
         said = (
-            (each.undecided, "undecided"),
-            (each.graph, "not in every path's graph"),
-            (each.read, "not needed on every path"),
-            (each.decided, "decided otherwise elsewhere"),
+            (each.undecided, number.undecided, "undecided"),
+            (each.graph, number.graph, "not in every path's graph"),
+            (each.read, number.read, "not needed on every path"),
+            (each.decided, number.decided, "decided otherwise elsewhere"),
         )
-        reasons = [f"{figure(amount, unit)} {why}" for amount, why in said if amount]
+        reasons = [f"{figure(amount, unit)}{_in_calls(times)} {why}" for amount, times, why in said if amount or times]
         if reasons:
             lines.append(f"            {path} beside that: {', '.join(reasons)}")
     return lines
+
+
+def _in_calls(times: int) -> str:
+    return f" in {counted(times, 'call')}" if times else ""
 
 
 def _operators(counts: Mapping[str, int]) -> str:
@@ -149,6 +172,26 @@ def _differences(differences: Sequence[PathDifference]) -> list[str]:
         lines += [f"  {path:<6} {', '.join(map(_side, sides))}" for path, sides in each.sides.items()]
     rest = len(differences) - _MOST
     return [*lines, *([f"and {counted(rest, 'more value')} decided otherwise"] if rest > 0 else [])]
+
+
+def _other_work(differences: Sequence[WorkDifference]) -> list[str]:
+    """Modules that differ in the same way are one."""
+    alike: dict[tuple[tuple[str, tuple[PathWork, ...]], ...], list[str]] = {}
+    for each in differences:
+        alike.setdefault(tuple(each.sides.items()), []).append(each.module)
+    lines = []
+    for sides, modules in list(alike.items())[:_MOST]:
+        more = f" and {counted(len(modules) - 1, 'more module')}" if len(modules) > 1 else ""
+        lines.append(f"other operators in {modules[0] or 'no module'}{more}")
+        lines += [f"  {path:<6} {'; '.join(map(_work, works)) or 'none of them'}" for path, works in sides]
+    rest = len(alike) - _MOST
+    return [*lines, *([f"and {counted(rest, 'more difference')} of work"] if rest > 0 else [])]
+
+
+def _work(work: PathWork) -> str:
+    times = f" ×{work.count}" if work.count > 1 else ""
+    flops = "no FLOP formula" if work.uncounted and not work.flops else figure(work.flops, "flops")
+    return f"{work.action}  {work.operator}{times}, {flops}"
 
 
 def _name(place: ValuePlace, number: int | None) -> str:
@@ -174,6 +217,8 @@ def _verdict(found: Agreement) -> str:
         problems.append(f"{joined(wrong)} {'is' if len(wrong) == 1 else 'are'} not the plain model")
     if found.account.differences:
         problems.append(f"{counted(len(found.account.differences), 'value')} decided otherwise")
+    if found.account.other_work:
+        problems.append(f"{counted(len(found.account.other_work), 'module')} with other work")
     if refused:
         problems.append(f"{joined(refused)} refused")
     if problems:

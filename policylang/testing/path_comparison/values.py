@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from policylang.audit.summary.report import Report
 from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
+from policylang.testing.path_comparison.other_work import compare_work
 from policylang.testing.path_comparison.results import (
     Beside,
     PathDecision,
@@ -38,6 +39,12 @@ class _Values:
     """That memory to the value whose decision keeps it, where that is another: a view of it."""
     again: dict[Key, int] = field(factory=dict)
     """What is recomputed, in FLOPs."""
+    calls: dict[Key, int] = field(factory=dict)
+    """Of that, the calls that do matrix work, whether or not a FLOP formula counts it."""
+    work: dict[ValuePlace, list[tuple[int, str]]] = field(factory=dict)
+    """By place, of each of its values: its operations, and the operators that no FLOP formula counts."""
+    modules: set[str] = field(factory=set)
+    """For look-ups alone."""
 
     def side(self, key: Key) -> PathDecision | None:
         place, number = key
@@ -53,7 +60,8 @@ def compare(paths: Mapping[str, PathRun]) -> ValuesAccount:
     if len(values) > 1:
         for place in places:
             tally.add(place, {path: each.sides[place] for path, each in values.items() if place in each.sides})
-    return _account(tally, values)
+    other_work, same_work = compare_work(values) if len(values) > 1 else ((), 0)
+    return evolve(_account(tally, values), other_work=other_work, same_work=same_work)
 
 
 @define(eq=False)
@@ -126,6 +134,9 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
         sides = values.sides.setdefault(place, [])
         keys[row] = place, len(sides)
         sides.append(PathDecision(decision.action, decision.rule, decision.reason))
+        missing = facts.uncounted[row] if facts.uncounted else ""
+        values.work.setdefault(place, []).append((facts.flops[row], missing))
+        values.modules.add(facts.modules[row])
     roots = storage_roots(facts)
     taken: set[int] = set()
     for name in report.saved.names if report.saved is not None else ():
@@ -144,6 +155,8 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
         key = keys.get(facts.owners[row]) if row >= 0 else None
         if key is not None:
             values.again[key] = values.again.get(key, 0) + facts.flops[row]
+            if facts.flops[row] or (facts.uncounted and facts.uncounted[row]):
+                values.calls[key] = values.calls.get(key, 0) + 1
 
 
 # --- totals --------------------------------------------------------------------------------------------------------
@@ -152,6 +165,7 @@ def _read_graph(values: _Values, facts: Facts, report: Report) -> None:
 def _account(tally: _Tally, values: Mapping[str, _Values]) -> ValuesAccount:
     every = list(values.values())
     kept, again = _common([each.kept for each in every]), _common([each.again for each in every])
+    calls = _common([each.calls for each in every])
     return ValuesAccount(
         alike=tally.alike,
         undecided=tally.undecided,
@@ -161,6 +175,8 @@ def _account(tally: _Tally, values: Mapping[str, _Values]) -> ValuesAccount:
         saved={path: _beside(each, each.kept, kept, tally, every) for path, each in values.items()},
         common_flops=sum(again.values()),
         recomputed={path: _beside(each, each.again, again, tally, every) for path, each in values.items()},
+        common_calls=sum(calls.values()),
+        recomputed_calls={path: _beside(each, each.calls, calls, tally, every) for path, each in values.items()},
     )
 
 

@@ -77,7 +77,7 @@ def demo(shown: Shown) -> str:
     return command("demo", "--steps", "6")
 
 
-def example(shown: Shown) -> str:
+def example() -> str:
     """``examples/train.py`` itself, what it prints behind the losses."""
     run = subprocess.run(
         [sys.executable, "examples/train.py"],

@@ -14,6 +14,7 @@ from attrs import field, frozen
 from policylang.backends.eager.observation.block_trace import BlockTrace
 from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.stream import changes_only_geometry, writes
+from policylang.backends.surgery import tags
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.effects import statistics_positions
 from policylang.planning.liveness import Needs
@@ -54,6 +55,10 @@ class Instructions:
     """As in the stream, of operators that run again."""
     differentiable: Collection[int] = ()
 
+    def decided_by(self, at: int) -> str:
+        """The line that has an operator run again, or what else does; empty where nothing is known of it."""
+        return ""
+
     def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
         """Where an operator (None: the end) comes next, behind others at a position that no gradient flows through:
         they may have made something that is kept, a table in an attribute or in a cache, and need not run again."""
@@ -72,6 +77,11 @@ class PlannedInstructions(Instructions):
     plan: Plan
     needs: Needs
     rows: tuple[int, ...]
+
+    def decided_by(self, at: int) -> str:
+        row = self.rows[at] if at < len(self.rows) else -1
+        decision = self.plan.decisions[row] if row >= 0 else None
+        return "" if decision is None else tags.provenance(self.plan, decision)
 
 
 def instructions_so_far(observation: Observation) -> Instructions:

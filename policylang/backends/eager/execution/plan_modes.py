@@ -27,10 +27,12 @@ from policylang.backends.eager.observation.stream import (
     is_same_view,
     written_by,
 )
+from policylang.backends.runtime.profiled import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.eager import keeps_graph, storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
+from policylang.torch_compat.profiling import is_profiling, named_range
 from policylang.torch_compat.subclasses import take_apart
 
 
@@ -114,6 +116,7 @@ class RecomputeMode(BlockMode):
         self._at = 0
         self._within = within
         self._frees = not within and not keeps_graph()
+        self._ranged = is_profiling()
         call.note_let_go()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -132,6 +135,13 @@ class RecomputeMode(BlockMode):
             return self._held(at, func)  # without early stop a run within goes on, past where the forward is
         if at in call.noted and not self._within:
             self._check(at, func, list(tensors_in((args, kwargs))))
+        if not self._ranged:
+            return self._again(kind, at, func, args, kwargs)
+        with named_range(recomputation(call.instructions.decided_by(at))):
+            return self._again(kind, at, func, args, kwargs)
+
+    def _again(self, kind: int, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        call = self._call
         if kind == DRAW and at in call.states:
             with call.states[at].again():
                 return func(*args, **kwargs)

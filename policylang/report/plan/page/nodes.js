@@ -90,7 +90,7 @@ function valueRow(at, top) {
       "aria-posinset": at + 1, "aria-setsize": list.shown.length, "data-name": nodes.name[row], style: `top: ${top}px`, title: `${what}${lost ? ", by another line" : ""}`, on: { click: () => list.choose(row) } },
     make("span", { class: `dot dot-${spoken(fate)}`, "aria-label": what }),
     make("span", { class: "mono" }, nodes.name[row]), make("span", {}, cell("module", row)),
-    make("span", { class: "number" }, nodes.bytes[row] ? bytes(nodes.bytes[row]) : ""), make("span", { class: "number" }, nodes.flops[row] ? flops(nodes.flops[row]) : ""));
+    make("span", { class: "number" }, nodes.bytes[row] ? bytes(nodes.bytes[row]) : ""), make("span", { class: "number" }, nodes.flops[row] ? flops(nodes.flops[row]) : cell("uncounted", row) ? "not counted" : ""));
 }
 
 function walk(event) {
@@ -128,7 +128,7 @@ function showDetail(row, choose) {
   const box = byId("detail");
   const fate = cell("fate", row);
   const rules = rulesOf.get(nodes.owner[row]) || [];
-  const facts = [cell("operator", row), cell("shape", row) && `${cell("shape", row)} ${cell("dtype", row)}`, bytes(nodes.bytes[row]), nodes.flops[row] && flops(nodes.flops[row])];
+  const facts = [cell("operator", row), cell("shape", row) && `${cell("shape", row)} ${cell("dtype", row)}`, bytes(nodes.bytes[row]), nodes.flops[row] && flops(nodes.flops[row]), cell("uncounted", row) && "FLOPs not counted"];
   box.replaceChildren(
     make("h3", {}, nodes.name[row]),
     make("p", {}, facts.filter(Boolean).join(" · "), cell("module", row) ? ` · in ${cell("module", row)}` : ""),

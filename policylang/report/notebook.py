@@ -1,0 +1,67 @@
+"""Reports and plans as HTML tables, for the cell of a notebook. Whatever comes from a policy or a graph is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from policylang.audit.summary.report import Report
+from policylang.language.figures import counted, figure, file_name
+from policylang.planning.plan import Plan
+from policylang.report.report_text import bytes_text, report_text
+
+_NUMBERS = 'style="text-align: right"'
+
+
+def report_html(report: Report) -> str:
+    """The account of every rule as a table, and below it what ``str()`` of the report says beside its rules."""
+    rows = [("line", "rule", "matched", "decided", "saved", "recomputed", "offloaded")]
+    for rule in report.rules:
+        flops = figure(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
+        amounts = bytes_text(rule.saved_bytes or None), flops, bytes_text(rule.offloaded_bytes or None)
+        rows.append((file_name(rule.source), rule.text, f"{rule.matched:,}", f"{rule.decided:,}", *amounts))
+    if report.undecided:
+        count, kept = f"{report.undecided:,}", bytes_text(report.undecided_saved_bytes)
+        rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, "", ""))
+    heading, _, rest = report_text(report).partition("\n")
+    below = rest.strip().rpartition("\n\n")[2] if report.rules else rest.strip()
+    return _html(heading, rows if report.rules or report.undecided else (), below)
+
+
+def plan_html(plan: Plan) -> str:
+    """What each rule matches and decides, and what came of the expectations."""
+    rows = [("line", "rule", "matched", "decided")]
+    for outcome in plan.rules:
+        numbers = f"{len(outcome.matched):,}", f"{len(outcome.decided):,}"
+        rows.append((file_name(outcome.rule.source), outcome.rule.text, *numbers))
+    said = [f"{each.text}: {each.status}, {each.found}" for each in plan.expectations]
+    said += [f"{each.code}: {each.message}" for each in plan.diagnostics]
+    return _html(str(plan), rows, "\n".join(said))
+
+
+def plan_line(plan: Plan) -> str:
+    """``policy llama3_sac on a joint graph of 1,204 nodes: 675 forward values, 8 blocks``."""
+    values = sum(decision is not None for decision in plan.decisions)
+    nodes = counted(len(plan.facts), "node")
+    found = [counted(values, "forward value"), counted(len(plan.block_names), "block")]
+    if plan.diagnostics:
+        found.append(counted(len(plan.diagnostics), "diagnostic"))
+    return f"policy {plan.policy.name} on a {plan.facts.kind.value} graph of {nodes}: {', '.join(found)}"
+
+
+def _html(heading: str, rows: Sequence[Sequence[str]], below: str) -> str:
+    parts = [f"<p><b>{escape(heading)}</b></p>"]
+    if rows:
+        head, *body = rows
+        parts.append(
+            "<table><thead><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr></thead><tbody>"
+        )
+        parts += ["<tr>" + "".join(_cell(at, cell) for at, cell in enumerate(row)) + "</tr>" for row in body]
+        parts.append("</tbody></table>")
+    if below:
+        parts.append(f"<pre>{escape(below)}</pre>")
+    return "".join(parts)
+
+
+def _cell(at: int, text: str) -> str:
+    return f"<td>{escape(text)}</td>" if at < 2 else f"<td {_NUMBERS}>{escape(text)}</td>"

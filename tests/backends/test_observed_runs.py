@@ -1,0 +1,257 @@
+"""What a log, a trace and a profile of a training say of the policy it runs under."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import policylang
+from policylang.backends.eager.execution import plan_modes
+from policylang.backends.runtime import profiled
+from policylang.backends.torch_compile import backend
+from policylang.graph import marks
+from policylang.graph.files import snapshot
+
+SAVES = "blocks layers.*\nrecompute everything in block\nsave addmm in block\n"
+MOVES = "blocks layers.*\nundecided -> save\noffload addmm in block\n"
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).sin().cos()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+X = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
+Step = Callable[[], list[Tensor]]
+
+
+def eager(text: str) -> Step:
+    model = Model()
+    policylang.checkpoint_model(model, policylang.parse(text))
+    return lambda: list(torch.autograd.grad(model(X), list(model.parameters())))
+
+
+def compiled(text: str) -> Step:
+    torch._dynamo.reset()
+    model = Model()
+    run = torch.compile(model, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
+    return lambda: list(torch.autograd.grad(run(X), list(model.parameters())))
+
+
+def flat(text: str) -> Step:
+    step = policylang.trace_step(Model(), lambda model, x: model(x), X).apply(policylang.parse(text))
+    return lambda: list(step(X)[1].values())
+
+
+Profiled = Callable[[Step], tuple[dict[str, int], list[Tensor]]]
+
+
+def by_torch(step: Step) -> tuple[dict[str, int], list[Tensor]]:
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        gradients = step()
+    named = (each for each in seen.key_averages() if each.key.startswith("policylang: "))
+    return {each.key.removeprefix("policylang: "): each.count for each in named}, gradients
+
+
+def stood_in(step: Step) -> tuple[dict[str, int], list[Tensor]]:
+    """Torch's profiler takes seconds to start."""
+    found: Counter[str] = Counter()
+
+    def named_range(name: str) -> AbstractContextManager[None]:
+        found[name.removeprefix("policylang: ")] += 1
+        return nullcontext()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (profiled, plan_modes, backend):
+            patch.setattr(module, "is_profiling", lambda: True)
+            patch.setattr(module, "named_range", named_range)
+        gradients = step()
+    return dict(found), gradients
+
+
+profilers = pytest.mark.parametrize("ranges", [stood_in, pytest.param(by_torch, marks=pytest.mark.slow)])
+
+
+@profilers
+@pytest.mark.parametrize("path", [eager, compiled, flat])
+def test_a_profile_has_what_runs_again_by_its_line_and_not_a_bit_is_other(
+    path: Callable[[str], Step], ranges: Profiled
+) -> None:
+    step = path(SAVES)
+    before = step()
+    found, gradients = ranges(step)
+    again = found.pop("recompute, <policy>:2")
+    assert again >= 2  # the sine of either layer; eager counts an operator that no gradient flows through, too
+    assert all(name.startswith("graph 0 (") and name.endswith("), policy policy") for name in found)
+    assert len(found) == (path is compiled)
+    assert all(map(torch.equal, before, gradients))
+    assert all(map(torch.equal, before, step()))
+
+
+@profilers
+@pytest.mark.parametrize("path", [compiled, flat])
+def test_a_profile_has_the_copies_by_their_line(path: Callable[[str], Step], ranges: Profiled) -> None:
+    step = path(MOVES)
+    before = step()
+    found, gradients = ranges(step)
+    line = "<policy>:3"
+    copies = {name: count for name, count in found.items() if not name.startswith("graph 0")}
+    assert copies == {f"copy to the host, {line}": 2, f"copy from the host, {line}": 2, f"wait for a copy, {line}": 4}
+    assert all(map(torch.equal, before, gradients))
+
+
+def test_a_fused_collective_has_the_range_of_its_line() -> None:
+    asked_for = profiled.asked_for
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
+    assert asked_for(node) is None
+    node.meta["custom"] = {marks.PROVENANCE: "a.apl:1"}
+    assert asked_for(node) is None
+    assert asked_for(node, is_backward=True) == "policylang: recompute, a.apl:1"
+    node.meta["custom"] = {marks.REWRITTEN: "mesh.apl:3"}
+    assert asked_for(node) == "policylang: fused collective, mesh.apl:3"
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Callable[[int], list[str]]:
+    def at(level: int) -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == "policylang" and each.levelno == level]
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"),
+    [
+        (eager, ["policy on layers.0 of ", "policy on layers.1 of "]),
+        (compiled, ["policy on a joint graph of "]),
+        (flat, ["policy on a flat graph of "]),
+    ],
+)
+def test_the_log_has_one_line_a_graph(path: Any, lines: list[str], messages: Any, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, "policylang"):
+        path(SAVES)()
+    said = messages(logging.INFO)
+    assert len(said) == len(lines)
+    for line, start in zip(said, lines, strict=True):
+        assert line.startswith(start)
+        assert line.endswith("audit agrees")
+        assert "saved" in line
+    assert messages(logging.DEBUG) == []
+
+
+def test_the_rest_of_the_log_is_for_debugging(messages: Any, caplog: Any) -> None:
+    with caplog.at_level(logging.DEBUG, "policylang"):
+        compiled(SAVES)()
+    (report,) = messages(logging.DEBUG)
+    assert report.startswith("policy policy: ")
+    assert "<policy>:2  recompute everything in block" in report
+    assert "\nseconds     collect " in report
+
+
+def test_nothing_is_worked_out_where_nobody_listens(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    from policylang.backends import announcing
+
+    monkeypatch.setattr(announcing, "findings_of", lambda done: pytest.fail("a report was made for nobody"))
+    with caplog.at_level(logging.WARNING, "policylang"):
+        flat(SAVES)()
+
+
+class _Trace(logging.Handler):
+    """Stands where the handler of ``TORCH_TRACE`` would."""
+
+    root_dir = "here"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.artifacts: dict[str, Any] = {}
+
+    def emit(self, record: Any) -> None:
+        artifact = record.metadata.get("artifact")
+        if artifact is not None:
+            self.artifacts[artifact["name"]] = record.payload
+
+
+def test_a_trace_has_the_report_the_page_and_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._logging._internal import trace_log
+
+    trace = _Trace()
+    monkeypatch.setattr(trace_log, "handlers", [trace])
+    monkeypatch.setattr(trace_log, "disabled", False)
+    flat(SAVES)()
+    found = {name: payload for name, payload in trace.artifacts.items() if name.startswith("policylang")}
+    _check_artifacts(found, "flat")
+
+
+def _check_artifacts(found: Any, kind: str) -> None:
+    assert json.loads(found["policylang_report"])["policy"] == "policy"
+    assert "recompute everything in block" in found["policylang_report_text"]
+    assert found["policylang_plan_page"].startswith("<!doctype html>")
+    assert snapshot.parse(b64decode(found["policylang_snapshot"]), "trace").kind.value == kind
+
+
+CODE = """
+import policylang, torch
+from tests.backends.test_observed_runs import SAVES, compiled, eager
+compiled(SAVES)()
+eager(SAVES)()
+"""
+
+
+@pytest.mark.slow
+def test_torch_logs_and_torch_trace_have_it(tmp_path: Path) -> None:
+    """In another process: torch reads both variables when it is imported."""
+    environment = {**os.environ, "TORCH_TRACE": str(tmp_path), "TORCH_LOGS": "policylang"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("policy on a joint graph of ") == 1
+    assert done.stderr.count("policy on layers.") == 2
+    (file,) = tmp_path.glob("*.log")
+    found = _artifacts(file.read_text())
+    assert [name for name, _ in found].count("policylang_report") == 3  # the compiled graph, and each block
+    _check_artifacts(dict(reversed(found)), "joint")
+
+
+def _artifacts(text: str) -> list[tuple[str, str]]:
+    """Of torch's structured trace: a record a line, and below it, indented by a tab, its payload."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.split("\n"):
+        if line.startswith("\t") and found:
+            found[-1][1].append(line[1:])
+        elif "] {" in line:
+            record = json.loads(line[line.index("] {") + 2 :])
+            found.append((record.get("artifact", {}).get("name", ""), []))
+    return [(name, "\n".join(payload)) for name, payload in found if name.startswith("policylang")]
