@@ -150,6 +150,7 @@ def test_the_front_page_goes_from_the_outside_in_and_names_every_page() -> None:
         "Commands",
         "Python API",
         "Compared with",
+        "Frequently asked",
         "How it works",
         "Codes",
     ]
