@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import policylang
 from policylang.api.planned_graphs import on_graph
 from policylang.language.figures import figure
@@ -40,12 +42,21 @@ def nothing_matched(shown: Shown) -> str:
     return render_text(found)
 
 
-def peak_of(policy: str, graph: str) -> tuple[int, int]:
-    """Bytes at the simulated peak, with the policy and with nothing recomputed."""
-    facts = facts_of(GRAPHS / f"{graph}.graph")
-    (plan,), _ = on_graph(policylang.load(policy), {graph: facts}, None, one_model=False)
+def front_page(shown: Shown) -> str:
+    """The policy above, on a graph: the totals beside those of the step in which nothing is recomputed."""
+    (text,) = re.findall(r"^```apl\n(.*?)^```$", shown.above, flags=re.MULTILINE | re.DOTALL)
+    facts = facts_of(GRAPHS / f"{shown.words[1]}.graph")
+    (plan,), _ = on_graph(policylang.parse(text), {"": facts}, None, one_model=False)
     found = breakdown(plan)
-    return found.under.peak.bytes, found.without.peak.bytes
+    under, without = found.under, found.without
+    again = figure(under.amounts.recomputed_flops / found.forward_flops, "fraction")
+    rows = [
+        ("kept for the backward", under.amounts.saved_bytes, without.amounts.saved_bytes),
+        ("peak of the step, weights and gradients included", under.peak.bytes, without.peak.bytes),
+    ]
+    lines = [f"| {what} | {figure(one, 'bytes')} | {figure(other, 'bytes')} |" for what, one, other in rows]
+    head = ["| | with the policy | nothing recomputed |", "|---|---|---|"]
+    return "\n".join([*head, *lines, f"| FLOPs of the forward computed again | {again} | 0% |"])
 
 
-PRODUCERS = {"margins": margins, "nothing-matched": nothing_matched}
+PRODUCERS = {"margins": margins, "nothing-matched": nothing_matched, "front-page": front_page}
