@@ -284,8 +284,13 @@ def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     # a fake tensor starts its device where there is one
-    starts = (FakeTensorMode, "avoid_device_init", property(lambda _mode: True))
-    return replaced(starts, *((torch.cuda, name, answer) for name, answer in answers.items()))
+    others: list[tuple[Any, str, Any]] = [(FakeTensorMode, "avoid_device_init", property(lambda _mode: True))]
+    if torch.distributed.is_available():
+        from torch.distributed.device_mesh import DeviceMesh
+
+        # a DTensor moves what it is made of to the device of its mesh, which was made where the processes are
+        others.append((DeviceMesh, "device_type", property(lambda _mesh: "cuda")))
+    return replaced(*others, *((torch.cuda, name, answer) for name, answer in answers.items()))
 
 
 @contextmanager

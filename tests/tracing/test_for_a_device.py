@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
 from policylang.graph.facts import Facts
@@ -278,6 +283,32 @@ def test_a_step_of_an_optimizer_and_tied_weights():
     assert {facts.devices[row] for row in facts.forward} == {"cuda:0"}
     with pytest.raises(policylang.PolicyGraphError, match=r"APL615.*traced as on `cuda, compute capability 9.0`"):
         step(torch.zeros(2, 8))
+
+
+def test_dtensors_of_a_mesh_of_cpu_processes():
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        here = collect(policylang.trace_step(model, mean, torch.zeros(4, 8)).gm)
+        there, _ = traced(model, torch.zeros(4, 8))
+        assert (there.targets, there.shapes) == (here.targets, here.shapes)
+        assert traced_on(there) == {"cuda"}
+        assert mesh.device_type == "cpu"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_flex_attention_which_has_no_backward_on_a_cpu():
+    class Flex(Attention):
+        def forward(self, x: Tensor, *_others: Any) -> Tensor:
+            query = self.query(x).unflatten(-1, (4, -1)).transpose(1, 2)
+            return flex_attention(query, query, query, score_mod=lambda score, b, h, q, k: torch.tanh(score))
+
+    facts, targets = traced(Flex(), torch.zeros(1, 128, 32))
+    assert attention_kernels(facts) == {"higher_order.flex_attention": 1}
+    assert targets["higher_order.flex_attention_backward"] == 1
 
 
 def test_nothing_is_left_behind_and_nothing_allocated():
