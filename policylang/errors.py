@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.shown import as_text
 
 
@@ -15,7 +15,7 @@ class PolicyError(Exception):
     """
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
-        self.diagnostics = tuple(diagnostics)
+        self.diagnostics = one_cause(diagnostics)
         super().__init__(as_text(self))
 
     def __reduce__(self) -> tuple[object, ...]:

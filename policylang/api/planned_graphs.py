@@ -11,8 +11,9 @@ from attrs import evolve
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.files.any_form import read_any
+from policylang.graph.traced_device import kernel_findings
 from policylang.language.codes import diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.syntax import Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import capabilities_for
@@ -72,7 +73,7 @@ def _diagnostics(policy: Policy, names: Sequence[str], plans: Sequence[Plan], on
 
 def findings(made: Plan) -> tuple[Diagnostic, ...]:
     """All that a check says of a policy on a graph."""
-    return (*made.diagnostics, *conflicts(made), *_deferred(made))
+    return one_cause((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *_deferred(made)))
 
 
 def _deferred(made: Plan) -> Iterable[Diagnostic]:

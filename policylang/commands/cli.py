@@ -30,7 +30,7 @@ from policylang.commands import (
 )
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import refuse
-from policylang.commands.shared.output import HelpText, text_width
+from policylang.commands.shared.output import HelpText, tell, text_width
 from policylang.commands.shared.users_modules import refused_imports
 from policylang.errors import PolicyError
 
@@ -61,13 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     from policylang.report.width import fitted
 
+    with fitted(text_width(getattr(options, "width", None))):
+        return _ended(options)
+
+
+def _ended(options: argparse.Namespace) -> int:
+    """Run a command, and tell what ends it early."""
     try:
-        with fitted(text_width(getattr(options, "width", None))):
-            code = _run(options)
+        code = _run(options)
         sys.stdout.flush()
         return code
     except UsageError as error:
-        print(f"policylang {options.command}: {error}", file=sys.stderr)
+        tell(f"policylang {options.command}: {error}")
         return Exit.USAGE
     except PolicyError as error:
         return refuse(error.diagnostics)

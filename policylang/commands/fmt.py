@@ -39,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.format import format_files, format_text
+    from policylang.commands.shared.output import tell
     from policylang.report.diagnostics import render_text
 
     if _STDIN in options.files and len(options.files) > 1:
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> Exit:
         done = [each.save() for each in done]
     diagnostics = [diagnostic for each in done for diagnostic in each.diagnostics]
     if diagnostics:
-        print(render_text(diagnostics), file=sys.stderr)
+        tell(render_text(diagnostics))
     if options.diff:
         print("".join(each.diff() for each in done), end="")
     elif from_stdin and not look_only:

@@ -95,8 +95,8 @@ def _missing(path: Path, name: str) -> Diagnostic:
         beside = []
     stem = path.name.removesuffix(SUFFIX)
     if stem in bundled_names() and os.path.basename(name) == name:
-        help = f"the bundled policy of that name is written `<{stem}>`"
-        return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
+        bundled = f"the bundled policy of that name is written `<{stem}>`"
+        return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=bundled)
     near = nearest(path.name, sorted({*beside, *(f"{each}{SUFFIX}" for each in bundled_names())}))
     help = did_you_mean(_bundled_first(path, near))
     if help is None and any(mark in name for mark in _OF_A_TEXT):

@@ -15,8 +15,9 @@ _SHORTEST_PART = 6
 def nearest(word: str, known: Iterable[str], *, limit: int = 3) -> tuple[str, ...]:
     """The known words closest to ``word``, best first; empty where none is close.
 
-    A word that differs in capitals alone is the one that was meant. Close are words that hold the misspelt one as a part, the shortest first (``flash_attention`` for its full name),
-    and words at most one edit (a character more, less, other, or two swapped) in three characters away.
+    A word that differs in capitals alone is the one that was meant. Close are words that hold the misspelt one as a
+    part, the shortest first (``flash_attention`` for its full name), and words at most one edit (a character more,
+    less, other, or two swapped) in three characters away.
     """
     wanted = word.lower()
     if not wanted or len(wanted) > _LONGEST:

@@ -496,6 +496,12 @@ class Policy:
     expectations: tuple[Expectation, ...]
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
+    includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)
+    """Of each included file by its name, the include in the loaded file that brings it."""
+
+    def included_by(self, span: Span | None) -> Span | None:
+        """The include that brings a line; None for a line of the loaded file."""
+        return None if span is None else self.includes.get(span.source.name)
 
     @property
     def offloads(self) -> bool:

@@ -68,7 +68,7 @@ class Plan:
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
     block_by_block: bool = field(default=False, repr=False)
-    """Of a whole model in eager, whose blocks have checkpoints of their own: a block runs again operator by operator."""
+    """Of a whole model in eager, whose blocks have checkpoints of their own and run again operator by operator."""
     rerun: tuple[int, ...] | None = field(default=None, repr=False)
     """Of a block that is run again as a whole, in its own order: the rows that run a second time."""
 

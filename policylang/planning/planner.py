@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy
+from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
-from policylang.planning.block_graph import AroundBlocks, Place, around_blocks, beyond_one_block
+from policylang.planning.block_graph import Place, around_blocks, beyond_one_block
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
@@ -19,17 +17,18 @@ from policylang.planning.decisions.offloading import offload_diagnostics, resolv
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
+from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import uncounted_in
 from policylang.planning.liveness import with_cost, with_whole_blocks
-from policylang.planning.plan import Plan, RuleOutcome
-from policylang.planning.selection.empty_shares import empty_shares
+from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
+from policylang.planning.statement_errors import StatementErrors
 from policylang.planning.value_decision import Decision, Fate, Why, by_rule, offloads
 
 
@@ -40,13 +39,15 @@ def plan(
     place: Place | None = None,
     *,
     ranks: Ranks | None = None,
+    aside: WeightsAside | None = None,
 ) -> Plan:
     """Decide the fate of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
     ``place`` says of a graph that runs again as a whole what part of a model it is. ``ranks`` are those that
-    share the graph, where they can be asked what they would rewrite.
+    share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
+    the graph, in which a rule about gathers then has nothing to match.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
@@ -72,8 +73,12 @@ def plan(
         needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
-    none = tuple(empty_shares(policy, selections)) if place is None or place.numbered else ()
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
+    unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
+    unmatched = [index for index, each in enumerate(rules) if not each.matched]
+    by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
+    expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
+    errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
     return Plan(
         policy=policy,
         before=before,
@@ -84,10 +89,11 @@ def plan(
         expectations=expectations,
         diagnostics=(
             *(beyond_one_block(policy, place) if alone or apart else ()),
-            *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
+            *errors.no_blocks(rules),
             *unanswerable(policy, facts),
-            *none,
-            *_one_cause(_rule_diagnostics(policy, rules, selections, around), none),
+            *errors.shares(),
+            *errors.of_rules(rules, by_fsdp.rules, around),
+            *by_fsdp.diagnostics,
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
@@ -98,7 +104,7 @@ def plan(
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
-            *_one_cause(failures, none),
+            *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
             *uncounted_in(policy.expectations, facts, needs.recomputed),
         ),
         undecided=fate,
@@ -117,29 +123,10 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
-def _rule_diagnostics(
-    policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections, around: AroundBlocks
-) -> list[Diagnostic]:
-    found: list[Diagnostic] = []
-    for outcome in rules:
-        if not outcome.matched:
-            if not outcome.rule.optional:
-                nothing = refusals.matches_nothing(outcome.rule, selections)
-                lies_outside = around.outside and selections.rows(outcome.rule.selector)
-                found.append(refusals.outside_checkpoints(nothing) if lies_outside else nothing)
-        elif outcome.decided:
-            continue
-        elif outcome.overridden_by:
-            found.append(refusals.overridden(policy, outcome))
-        elif outcome.kept_by_user:
-            found.append(refusals.kept_by_user(outcome))
-    return found
-
-
-def _one_cause(found: Iterable[Diagnostic], none: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
-    """Without "matches nothing" of selectors of which it is said already that their share of the blocks is none."""
-    said = {each.span for each in none}
-    return (each for each in found if each.code != refusals.MATCHES_NOTHING or each.span not in said)
+def _about_nothing(policy: Policy, selections: Selections) -> list[int]:
+    """The expectations about the fate of a set of nodes that is empty."""
+    asked = enumerate(policy.expectations)
+    return [at for at, each in asked if isinstance(each, ExpectFate) and not selections.rows(each.selector)]
 
 
 def _capability_diagnostics(

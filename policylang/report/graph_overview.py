@@ -10,9 +10,8 @@ from attrs import asdict
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts
-from policylang.language.figures import counted, figure, shortened
+from policylang.language.figures import counted, figure, folded_names, shortened
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
-from policylang.planning.inspection.breakdown import folded_names
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
 from policylang.report.width import table
 

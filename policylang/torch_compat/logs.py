@@ -16,7 +16,7 @@ def is_tracing() -> bool:
         from torch._logging._internal import trace_log
     except ImportError:
         return False
-    return any(getattr(handler, "root_dir", "") is not None for handler in trace_log.handlers)
+    return any(getattr(handler, "root_dir", None) is not None for handler in trace_log.handlers)
 
 
 def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Callable[[], str]) -> None:

@@ -154,6 +154,8 @@ def _directive(name: str) -> str:
     last = name.rpartition(".")[2]
     if last.endswith(("Error", "Warning")):
         kind = "autoexception"
+    elif last.startswith("__"):
+        kind = "autodata"
     else:
         kind = "autoclass" if last[0].isupper() else "autofunction"
     members = "\n   :no-members:" if name in _OF_ANOTHER_LIBRARY else ""

@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
+from policylang.backends.eager.execution import plan_modes
+from policylang.backends.runtime import profiled
+from policylang.backends.torch_compile import backend
+from policylang.graph import marks
 from policylang.graph.files import snapshot
 
 SAVES = "blocks layers.*\nrecompute everything in block\nsave addmm in block\n"
@@ -68,15 +74,40 @@ def flat(text: str) -> Step:
     return lambda: list(step(X)[1].values())
 
 
-def ranges(step: Step) -> tuple[dict[str, int], list[Tensor]]:
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+Profiled = Callable[[Step], tuple[dict[str, int], list[Tensor]]]
+
+
+def by_torch(step: Step) -> tuple[dict[str, int], list[Tensor]]:
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
         gradients = step()
-    named = (each for each in profiled.key_averages() if each.key.startswith("policylang: "))
+    named = (each for each in seen.key_averages() if each.key.startswith("policylang: "))
     return {each.key.removeprefix("policylang: "): each.count for each in named}, gradients
 
 
+def stood_in(step: Step) -> tuple[dict[str, int], list[Tensor]]:
+    """Torch's profiler takes seconds to start."""
+    found: Counter[str] = Counter()
+
+    def named_range(name: str) -> AbstractContextManager[None]:
+        found[name.removeprefix("policylang: ")] += 1
+        return nullcontext()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (profiled, plan_modes, backend):
+            patch.setattr(module, "is_profiling", lambda: True)
+            patch.setattr(module, "named_range", named_range)
+        gradients = step()
+    return dict(found), gradients
+
+
+profilers = pytest.mark.parametrize("ranges", [stood_in, pytest.param(by_torch, marks=pytest.mark.slow)])
+
+
+@profilers
 @pytest.mark.parametrize("path", [eager, compiled, flat])
-def test_a_profile_has_what_runs_again_by_its_line_and_not_a_bit_is_other(path: Callable[[str], Step]) -> None:
+def test_a_profile_has_what_runs_again_by_its_line_and_not_a_bit_is_other(
+    path: Callable[[str], Step], ranges: Profiled
+) -> None:
     step = path(SAVES)
     before = step()
     found, gradients = ranges(step)
@@ -88,8 +119,9 @@ def test_a_profile_has_what_runs_again_by_its_line_and_not_a_bit_is_other(path: 
     assert all(map(torch.equal, before, step()))
 
 
+@profilers
 @pytest.mark.parametrize("path", [compiled, flat])
-def test_a_profile_has_the_copies_by_their_line(path: Callable[[str], Step]) -> None:
+def test_a_profile_has_the_copies_by_their_line(path: Callable[[str], Step], ranges: Profiled) -> None:
     step = path(MOVES)
     before = step()
     found, gradients = ranges(step)
@@ -100,9 +132,7 @@ def test_a_profile_has_the_copies_by_their_line(path: Callable[[str], Step]) -> 
 
 
 def test_a_fused_collective_has_the_range_of_its_line() -> None:
-    from policylang.backends.runtime.profiled import asked_for
-    from policylang.graph import marks
-
+    asked_for = profiled.asked_for
     graph = torch.fx.Graph()
     node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
     assert asked_for(node) is None
@@ -173,15 +203,13 @@ class _Trace(logging.Handler):
             self.artifacts[artifact["name"]] = record.payload
 
 
-def test_a_trace_has_the_report_the_page_and_the_snapshot() -> None:
+def test_a_trace_has_the_report_the_page_and_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._logging._internal import trace_log
 
     trace = _Trace()
-    trace_log.addHandler(trace)
-    try:
-        flat(SAVES)()
-    finally:
-        trace_log.removeHandler(trace)
+    monkeypatch.setattr(trace_log, "handlers", [trace])
+    monkeypatch.setattr(trace_log, "disabled", False)
+    flat(SAVES)()
     found = {name: payload for name, payload in trace.artifacts.items() if name.startswith("policylang")}
     _check_artifacts(found, "flat")
 

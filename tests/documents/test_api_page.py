@@ -65,6 +65,8 @@ def test_every_public_module_is_known_here() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_says_what_it_takes_gives_and_raises(name: str) -> None:
     found = thing(name)
+    if not callable(found):
+        return  # a figure or a text, of which the line on the page says enough
     assert (inspect.getdoc(found) or "").strip(), "no docstring"
     if inspect.isclass(found):
         undocumented = [each for each, member in own(found) if not inspect.getdoc(member)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 

@@ -319,7 +319,10 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
         (
             "save mm in last 1234567890.123456789% of blocks",
             Told(
-                "APL016", "1234567890.123456789%", "`1234567890.123456789` is not a share", "a share is written as `25%`"
+                "APL016",
+                "1234567890.123456789%",
+                "`1234567890.123456789` is not a share",
+                "a share is written as `25%`",
             ),
         ),
         (

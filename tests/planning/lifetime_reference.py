@@ -1,4 +1,4 @@
-"""A slow account of what is alive at one step, written from the sentences of the simulation, to hold the fast one
+"""A slow account of what is alive at each step, written from the sentences of the simulation, to hold the fast one
 against: for each piece of memory every step is searched for its readers.
 """
 
@@ -17,12 +17,10 @@ Piece = tuple[str, int, int, int]
 """Why it is there, its row, its copy and its bytes."""
 
 
-def alive_while(facts: Facts, schedule: Schedule, step: int) -> list[Piece]:
-    """What is alive while a step runs, in no order; at -1 what is there before the first."""
-    return [piece for piece, first, last in _memory(facts, list(schedule)) if first <= step <= last]
-
-
-def _memory(facts: Facts, steps: list[tuple[int, int, int]]) -> Iterator[tuple[Piece, int, int]]:
+def slow_lifetimes(facts: Facts, schedule: Schedule) -> Iterator[tuple[Piece, int, int]]:
+    """Each piece of memory in no order, the step that makes it, -1 for what is there before the first, and the last
+    step in which it is there, the number of steps for what stays."""
+    steps = list(schedule)
     end = len(steps)
     touched = _touched(facts, steps)
     in_backward = [at for at, (_, _, region) in enumerate(steps) if region]

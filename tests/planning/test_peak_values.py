@@ -18,9 +18,8 @@ from policylang.planning.planner import plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.simulation.lifetimes import Lifetimes, Origin
 from policylang.simulation.memory import simulate
-from policylang.simulation.peak import highest_moment
 from tests.graph.captured import facts_of_model
-from tests.planning.lifetime_reference import Piece, alive_while
+from tests.planning.lifetime_reference import Piece, slow_lifetimes
 from tests.planning.strategies import graphs
 from tests.planning.test_schedule import decided, fates, numbers
 from tests.support.lines import ABLE, Line, mesh_of
@@ -40,12 +39,12 @@ _WORDS = {
 }
 
 
-def pieces(found: Lifetimes, step: int) -> Counter[Piece]:
-    alive = set(found.alive_at(step))
+def fast_lifetimes(found: Lifetimes) -> Counter[tuple[Piece, int, int]]:
+    again = (Origin.SECOND_RUN, Origin.COPY_FROM_HOST)
     return Counter(
-        (_WORDS[Origin(origin)], row, region if origin in (Origin.SECOND_RUN, Origin.COPY_FROM_HOST) else 0, size)
-        for at, (origin, row, region, size, _, _) in enumerate(found)
-        if size and at in alive
+        ((_WORDS[Origin(origin)], row, region if origin in again else 0, size), made, last)
+        for origin, row, region, size, made, last in found
+        if size
     )
 
 
@@ -53,11 +52,9 @@ def held_against_the_reference(facts: Facts, drawn: list[str]) -> None:
     again, moved = decided(facts, drawn)
     schedule = build_schedule(facts, again, moved)
     timeline = simulate(facts, schedule)
-    moment = highest_moment(timeline)
-    peak = -1 if moment is None else timeline.steps[moment]
-    for step in {-1, 0, len(schedule) // 2, peak}:
-        slow = Counter(piece for piece in alive_while(facts, schedule, step) if piece[-1])
-        assert pieces(timeline.lifetimes, step) == slow
+    assert fast_lifetimes(timeline.lifetimes) == Counter(
+        (piece, first, last) for piece, first, last in slow_lifetimes(facts, schedule) if piece[-1]
+    )
     for live, step in zip(timeline.live, timeline.steps, strict=True):
         assert live == sum(timeline.lifetimes.bytes[at] for at in timeline.lifetimes.alive_at(step))
 
@@ -140,8 +137,9 @@ def test_a_graph_in_which_nothing_runs(text: str) -> None:
 @pytest.mark.parametrize("model", ["llama", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_real_models(model: str, policy: str) -> None:
     found, values = found_on(facts_of_model(model), policy)
-    slow = alive_while(found.plan.facts, found.under.schedule, -1 if values.at is None else values.at.step - 1)
-    assert sum(size for _, _, _, size in slow) == values.bytes
+    step = -1 if values.at is None else values.at.step - 1
+    slow = slow_lifetimes(found.plan.facts, found.under.schedule)
+    assert sum(size for (_, _, _, size), first, last in slow if first <= step <= last) == values.bytes
     kinds = Counter(value.what for value in found_on(facts_of_model(model), policy, most=10**6)[1].values)
     parameters = sum(kind == 1 for kind in found.plan.facts.input_kinds)
     assert kinds["parameter"] == parameters

@@ -96,7 +96,18 @@ ACTIVATIONS: Mapping[str, Function] = {
 OTHER_ACTIVATIONS: Mapping[str, Function] = {
     **{
         name: (lambda x, w, b, name=name: getattr(F, name)(x))
-        for name in ("sigmoid", "tanh", "leaky_relu", "elu", "celu", "selu", "softplus", "hardsigmoid", "hardswish", "glu")
+        for name in (
+            "sigmoid",
+            "tanh",
+            "leaky_relu",
+            "elu",
+            "celu",
+            "selu",
+            "softplus",
+            "hardsigmoid",
+            "hardswish",
+            "glu",
+        )
     },
     "prelu": lambda x, w, b: F.prelu(x, b[:8]),
     "by hand": lambda x, w, b: x * torch.sigmoid(1.702 * x),
@@ -113,7 +124,9 @@ def traced(function: Function, taken_apart: bool, dtype: torch.dtype = torch.flo
         seen.append(gm)
         return default_partition(gm, joint_inputs, **options)
 
-    given = [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((2, 8, WIDTH), (WIDTH, WIDTH), (WIDTH,))]
+    given = [
+        torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((2, 8, WIDTH), (WIDTH, WIDTH), (WIDTH,))
+    ]
     table = select_decomp_table() if taken_apart else None
     aot_function(function, lambda gm, _: gm, partition_fn=partition, decompositions=table)(*given)
     return collect(seen[0])
@@ -210,9 +223,13 @@ def details(text: str, facts: Facts = NAMED) -> tuple[str, ...]:
         ("save aten.linear", "aten.linear: 0 nodes; it is traced as `mm` (2 nodes) or `addmm` (1 node) here"),
         (
             "save silu",
-            "silu: 0 nodes; it is taken apart here, and `div fed by (add fed by (exp fed by neg))` is what comes of it (1 node)",
+            "silu: 0 nodes; it is taken apart here, and `div fed by (add fed by (exp fed by neg))` is what comes of it "
+            "(1 node)",
         ),
-        ("save rms_norm", "rms_norm: 0 nodes; it is taken apart here, and `mul fed by rsqrt` is what comes of it (1 node)"),
+        (
+            "save rms_norm",
+            "rms_norm: 0 nodes; it is taken apart here, and `mul fed by rsqrt` is what comes of it (1 node)",
+        ),
         ("save norm", "norm: 0 nodes; it is taken apart here, and `mul fed by rsqrt` is what comes of it (1 node)"),
         ("expect every linear saved", "linear: 0 nodes; it is traced as `mm` (2 nodes) or `addmm` (1 node) here"),
         ("save embedding", "embedding: 0 nodes"),
@@ -226,4 +243,6 @@ def test_a_rule_that_matches_nothing_says_what_a_name_is_here(text: str, line: s
 
 
 def test_an_empty_graph_has_no_names_to_offer() -> None:
-    assert details("save linear", facts_of("%x = input\n---\n%b = aten.mul.Tensor(%x)\noutput(%b)")) == ("linear: 0 nodes",)
+    assert details("save linear", facts_of("%x = input\n---\n%b = aten.mul.Tensor(%x)\noutput(%b)")) == (
+        "linear: 0 nodes",
+    )

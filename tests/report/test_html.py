@@ -14,6 +14,7 @@ from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.marginal_cost import worth_of_rules
 from policylang.planning.planner import plan
+from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
 from policylang.report.plan.comparison_page import comparison_page
 from policylang.report.plan.html import plan_page
 from tests.support.browser import KEYS, MISSING, browser
@@ -156,6 +157,18 @@ def test_nodes_that_one_plan_alone_has_stand_in_their_place():
         assert sorted(names) == sorted({*made[0].facts.names, *made[1].facts.names} - {"shard", "output"})
         assert names.index("fused_wait_tensor") < names.index("mm")
         assert names.index("wait_tensor_1") < names.index("mm")
+
+
+def test_a_curve_of_many_moments_keeps_its_peaks():
+    moments = [0] * 5000
+    moments[1234] = moments[4999] = 1000
+    axis, flat = MemoryAxis([0] * 2500 + [1] * 2500, 0), Curve("b", [1] * 5000, 1, "y")
+    drawn = memory_chart(axis, Curve("a", moments, 1000, "x"), flat)
+    (edge,) = re.findall(r'class="first edge" d="M(.*?)"', drawn)
+    points = [tuple(map(float, point.split(","))) for point in edge.split("L")]
+    top = min(y for _, y in points)
+    assert [x for x, y in points if y == top] == [246.9, 999.9, 1000]
+    assert len(points) <= 1002
 
 
 def luminance(color: str) -> float:

@@ -151,11 +151,11 @@ def planned(policy: Policy, facts: Facts, path: str | None) -> Plan:
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     """Print what is wrong on the standard error; the exit code that goes with it."""
     from policylang.api.check import CheckResult
+    from policylang.commands.shared.output import tell
     from policylang.report.diagnostics import render_text
-    from policylang.report.width import fit
 
     found = tuple(diagnostics)
-    print(fit(render_text(found)), file=sys.stderr)
+    tell(render_text(found))
     return Exit.USAGE if CheckResult((), found).unreadable else Exit.DIAGNOSTICS
 
 

@@ -22,6 +22,13 @@ def say(text: object) -> None:
     print(fit(str(text)))
 
 
+def tell(text: object) -> None:
+    """Print text that people read on the standard error."""
+    from policylang.report.width import fit
+
+    print(fit(str(text)), file=sys.stderr)
+
+
 class HelpText(argparse.RawDescriptionHelpFormatter):
     """Paragraphs of a description are filled to the width of the terminal; what is indented, as examples are, stays."""
 

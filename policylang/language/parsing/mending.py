@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from policylang.language.parsing.common_mistakes import Mistake, mistakes
+from policylang.language.parsing.common_mistakes import mistakes
+from policylang.language.parsing.mistake_patterns import Mistake
 
 _LONGEST = 600
 """Characters of a statement that is looked at: nobody misplaces a word in a longer one and wonders why."""

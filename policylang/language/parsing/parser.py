@@ -20,7 +20,6 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import File, Statement
 from policylang.language.walk import depth, selector_of
 
-
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
 """Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
 

@@ -163,7 +163,11 @@ def _flag(text: str, span: Span, word: Lexeme) -> Is:
 
 def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
     kind = text.split()[-1].removesuffix("s")
-    near = (f"from {kind}",) if f"from {kind}" in FLAGS else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
+    near = (
+        (f"from {kind}",)
+        if f"from {kind}" in FLAGS
+        else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
+    )
     help = did_you_mean(_SHOWN.get(word, word) for word in near)
     at.report("APL114", f"nodes have no property `{text}`", span, help=help)
 

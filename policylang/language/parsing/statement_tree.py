@@ -35,7 +35,9 @@ _FIGURES_ELSEWHERE = {
     **dict.fromkeys(("memory", "mem", "max_memory", "peak_memory", "usage", "bytes", "total"), "peak"),
     **dict.fromkeys(("kept", "stored", "activations", "activation", "save"), "saved"),
     **dict.fromkeys(("recompute", "checkpointed", "recomputation"), "recomputed"),
-    **dict.fromkeys(("flops", "recompute_flops", "recomputed_flops", "compute", "work", "overhead"), "recomputed flops"),
+    **dict.fromkeys(
+        ("flops", "recompute_flops", "recomputed_flops", "compute", "work", "overhead"), "recomputed flops"
+    ),
 }
 """What other tools call the figures."""
 _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
@@ -74,7 +76,10 @@ class StatementRules(SelectorRules):
     def undecided(self, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
             near = _FATES_ELSEWHERE.get(str(fate).lower())
-            help = did_you_mean((near,) if near else nearest(str(fate), FATES)) or "it is one of `auto`, `save`, `recompute`"
+            help = (
+                did_you_mean((near,) if near else nearest(str(fate), FATES))
+                or "it is one of `auto`, `save`, `recompute`"
+            )
             fate.report("APL116", f"values that no rule decides cannot be left to `{fate}`", fate.span, help=help)
         return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
 

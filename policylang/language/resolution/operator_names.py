@@ -60,7 +60,9 @@ class OperatorTable:
     namespaces: Mapping[str, Overloads]
     more: Callable[[], Iterable[str]] | None = None
     met: Collection[str] = ()
-    _extended: dict[str, dict[str, tuple[str, ...]]] | None = field(default=None, init=False)
+    _with_met: Mapping[str, Overloads] | None = field(default=None, init=False)
+    _listed: Mapping[str, Overloads] | None = field(default=None, init=False)
+    _everything: Mapping[str, Overloads] | None = field(default=None, init=False)
 
     @classmethod
     def bundled(cls, more: Callable[[], Iterable[str]] | None = None, met: Collection[str] = ()) -> OperatorTable:
@@ -77,10 +79,9 @@ class OperatorTable:
 
     def is_only_met(self, pattern: str) -> bool:
         """Whether every namespace of the name was met in a graph alone, so that it may hold more than is known here."""
-        if not self.met:
-            return False
-        listed = OperatorTable(self.namespaces, self.more)
-        return self.has_namespace(pattern) and not listed.has_namespace(pattern)
+        glob = NameGlob(pattern)
+        listed = self.namespaces if self.more is None else self._all_listed(self.more)
+        return self.has_namespace(pattern) and not any(map(glob.matches, listed))
 
     def matches(self, namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
         """The full names of the operators that fit the parts, each a glob or None for any; sorted."""
@@ -105,10 +106,20 @@ class OperatorTable:
     def _tables(self) -> Iterable[Mapping[str, Overloads]]:
         """The manifest, then, only if the caller is still looking, everything."""
         yield self.namespaces
-        if self.more is not None or self.met:
-            if self._extended is None:
-                self._extended = _extend(self.namespaces, (*self.met, *(self.more() if self.more is not None else ())))
-            yield self._extended
+        if self.met:
+            if self._with_met is None:
+                self._with_met = _extend(self.namespaces, self.met)
+            yield self._with_met
+        if self.more is not None:
+            if self._everything is None:
+                listed = self._all_listed(self.more)
+                self._everything = _extend(listed, self.met) if self.met else listed
+            yield self._everything
+
+    def _all_listed(self, more: Callable[[], Iterable[str]]) -> Mapping[str, Overloads]:
+        if self._listed is None:
+            self._listed = _extend(self.namespaces, more())
+        return self._listed
 
 
 def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operator | None:

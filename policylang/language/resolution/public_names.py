@@ -62,8 +62,12 @@ TRACED_AS: Mapping[str, tuple[str, ...]] = {
     "geglu": ("mul fed by gelu", "mul fed by (mul fed by (add fed by erf))"),
     **dict.fromkeys(("activation", "act", "actfn", "nonlinearity"), ("activation",)),
     **dict.fromkeys(("relu6", "hardtanh"), ("hardtanh", "clamp_max fed by clamp_min")),
-    **dict.fromkeys(("leakyrelu", "prelu"), ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)")),
-    **dict.fromkeys(("elu", "selu", "celu"), ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")),
+    **dict.fromkeys(
+        ("leakyrelu", "prelu"), ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)")
+    ),
+    **dict.fromkeys(
+        ("elu", "selu", "celu"), ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")
+    ),
     "softplus": ("softplus", "aten.where fed by log1p"),
     "mish": ("mish", "mul fed by (tanh fed by aten.where)"),
     "hardswish": ("hardswish", "div fed by (mul fed by clamp_max)"),
@@ -72,7 +76,9 @@ TRACED_AS: Mapping[str, tuple[str, ...]] = {
     "softmax": ("_softmax", "div fed by exp"),
     "logsoftmax": ("_log_softmax", "sub fed by log"),
     "logsumexp": ("logsumexp", "add fed by log"),
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d"), ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt")),
+    **dict.fromkeys(
+        ("dropout", "dropout1d", "dropout2d"), ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt")
+    ),
     # losses
     **dict.fromkeys(("crossentropy", "crossentropyloss", "nllloss", "ce", "loss"), _CROSS_ENTROPY),
     **dict.fromkeys(("mseloss", "mse"), ("mse_loss", "mean fed by (pow fed by sub)")),
@@ -114,7 +120,19 @@ NEVER_TRACED = frozenset(
 
 MODULES = frozenset(
     (
-        *("mlp", "ffn", "feed_forward", "feedforward", "self_attn", "attn", "layers", "layer", "block", "head", "lm_head"),
+        *(
+            "mlp",
+            "ffn",
+            "feed_forward",
+            "feedforward",
+            "self_attn",
+            "attn",
+            "layers",
+            "layer",
+            "block",
+            "head",
+            "lm_head",
+        ),
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv", "wq", "wk", "wv", "wo"),
         *("encoder", "decoder", "experts", "expert", "router", "gate", "moe", "embed_tokens", "tok_embeddings", "w1"),
         *("w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "c_attn", "c_proj", "c_fc"),
@@ -122,7 +140,17 @@ MODULES = frozenset(
 )
 """What modules of models are called, and no operator is."""
 
-_PYTHON = ("torch.nn.functional.", "torch.nn.", "nn.functional.", "functional.", "nn.", "F.", "torch.", "Tensor.", "np.")
+_PYTHON = (
+    "torch.nn.functional.",
+    "torch.nn.",
+    "nn.functional.",
+    "functional.",
+    "nn.",
+    "F.",
+    "torch.",
+    "Tensor.",
+    "np.",
+)
 
 
 @frozen

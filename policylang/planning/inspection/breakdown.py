@@ -6,10 +6,8 @@ deciding lines. What is left to PyTorch's partitioner counts as saved, and is to
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -17,6 +15,7 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
+from policylang.language.figures import folded_names
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
 from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
@@ -29,7 +28,6 @@ Fate = Literal["saved", "left to PyTorch", "recomputed", "offloaded"]
 OUTSIDE = "outside the blocks"
 
 _KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)
-_NUMBER = re.compile(r"(\d+)")
 
 
 @frozen
@@ -255,31 +253,3 @@ def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
         evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count)
         for entry, count in Counter(entries).items()
     )
-
-
-def folded_names(names: Sequence[str]) -> str:
-    """``layers.0–31``, ``layers.0, 2, 4``: names that differ in one number alone are written once."""
-    if len(names) == 1:
-        return names[0]
-    parts = [_NUMBER.split(name) for name in names]
-    if len({len(each) for each in parts}) > 1:
-        return ", ".join(names)
-    differing = [at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
-    if len(differing) != 1 or differing[0] % 2 == 0:
-        return ", ".join(names)
-    at = differing[0]
-    before, after = "".join(parts[0][:at]), "".join(parts[0][at + 1 :])
-    return f"{before}{_ranges(sorted(int(each[at]) for each in parts))}{after}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    step = numbers[1] - numbers[0]
-    if step > 1 and len(numbers) > 3 and all(b - a == step for a, b in pairwise(numbers)):
-        return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.figures import counted, figure, first_lines, listed
+from policylang.language.figures import counted, figure, first_lines, joined, listed
 from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
 from policylang.language.resolution.public_names import forms_of
@@ -50,6 +50,15 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
         if line not in lines:
             lines.append(line)
     return first_lines(lines, _MOST_PARTS, "more parts")
+
+
+def missing_parts(selector: Selector, selections: Selections) -> str:
+    """What is not in the graph of the names and paths that a selector is made of: ``0 nodes are `mm```; empty where
+    all are there."""
+    found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
+    named = (part for part in found if isinstance(part, Operator | Reference | InModule))
+    missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))
+    return f"0 nodes are {joined(list(missing))}" if missing else ""
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:

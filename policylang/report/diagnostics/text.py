@@ -42,8 +42,9 @@ def _block(diagnostic: Diagnostic, paint: Paint) -> list[str]:
     for detail in diagnostic.details:
         lines.append(f"{margin} {paint('=', _DIM)} {plain(detail)}")
     for other in diagnostic.related:
-        lines.append(f"{margin} {paint('=', _DIM)} note: {plain(other.message)}")
-        if other.span is not None:
+        place = f" ({plain(other.span.location)})" if other.brief and other.span is not None else ""
+        lines.append(f"{margin} {paint('=', _DIM)} note: {plain(other.message)}{place}")
+        if other.span is not None and not other.brief:
             lines.extend(f"{margin}   {line}" for line in _excerpt(other.span, _COLORS[Severity.NOTE], paint))
     if diagnostic.help is not None:
         lines.append(f"{margin} {paint('=', _DIM)} help: {plain(diagnostic.help)}")

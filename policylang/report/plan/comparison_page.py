@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Literal
 
-from policylang.language.figures import counted, figure, file_name, listed
-from policylang.planning.inspection.breakdown import Breakdown, folded_names, operator_of, within_block
+from policylang.language.figures import counted, figure, file_name, folded_names, listed
+from policylang.planning.inspection.breakdown import Breakdown, operator_of, within_block
 from policylang.planning.inspection.compare import OUTSIDE, Change, Decider, PlanComparison, compare
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan
