@@ -1,9 +1,10 @@
 """What do PyTorch's ways of recomputing hold at the peak and compute, beside the same decisions as a policy?
 
 One Llama (8 layers, hidden 256, 2 × 256 tokens, float32), one batch. Every contender trains it for one step. What a row
-says is counted, not timed, so a second run gives the same: bytes that the allocator reported to PyTorch's profiler, beyond
-parameters, gradients and the batch; FLOPs of products and attention by PyTorch's formulas; and the largest difference of any gradient
-from the same step without checkpoints. Contenders with the same word under *keeps* keep the same values.
+says is counted, not timed, so a second run gives the same: bytes that the allocator reported to PyTorch's profiler,
+beyond parameters, gradients and the batch; FLOPs of products and attention by PyTorch's formulas; and the largest
+difference of any gradient from the same step without checkpoints. Contenders with the same words under *keeps* keep the
+same values.
 
 A second model with dropout asks whether the gradients are still those of the model.
 
@@ -27,8 +28,8 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import addmm_flop, bmm_flop, mm_flop, sdpa_backward_flop_count, sdpa_flop_count
 
 import policylang
@@ -163,8 +164,8 @@ def gradients(model: nn.Module, step: Step, tokens: Tensor) -> dict[str, Tensor]
 def step_flops(how: str, run: Callable[[], None]) -> int:
     """Of matrix products and attention, by PyTorch's formulas.
 
-    Of compiled code they are read off a profile, since Dynamo runs a step without its code where a dispatch mode looks on;
-    of eager code a mode counts them, since a profile has each operator twice that passes a checkpoint's own mode.
+    Of compiled code they are read off a profile, since Dynamo runs a step without its code where a dispatch mode looks
+    on; of eager code a mode counts them, since a profile has each operator twice that passes a checkpoint's own mode.
     """
     if how == EAGER:
         with _Counter() as counter:

@@ -21,7 +21,8 @@ FOUND = [shown for page in PAGES for shown in blocks(page)]
 
 def _cases() -> list[object]:
     return [
-        pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] if shown.words[0] in SLOW else []) for shown in FOUND
+        pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] if shown.words[0] in SLOW else [])
+        for shown in FOUND
     ]
 
 
@@ -43,7 +44,8 @@ def test_the_example_prints_what_the_tutorial_shows():
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the snapshots are those of torch 2.13")
 def test_the_snapshots_are_those_of_the_models(tmp_path: Path):
     """In a process of its own, in which one rank of a fake process group is played."""
-    program = f"from scripts.update_docs_figures import trace_graphs; from pathlib import Path; trace_graphs(Path({str(tmp_path)!r}))"
+    folder = f"Path({str(tmp_path)!r})"
+    program = f"from pathlib import Path; from scripts.update_docs_figures import trace_graphs; trace_graphs({folder})"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, timeout=580)
     made = {path.name: path.read_bytes() for path in tmp_path.glob("*.graph")}
