@@ -15,6 +15,7 @@ from policylang.api.load import operators_at_hand
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.files import policy_files
+from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
 from policylang.language.resolution.loader import load_policy
 
 if TYPE_CHECKING:
@@ -83,10 +84,10 @@ def check(
     )
 
     graphs, problems = read_graphs(given)
-    found = list(problems)
+    found = list(problems)  # a graph says itself what it holds
     plans: list[Plan] = []
     for each in loaded:
-        found.extend(each.diagnostics)
+        found.extend(said for said in each.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS))
         if each.policy is not None and graphs:
             made, more = on_graph(each.policy, graphs, path, one_model=one_model)
             plans.extend(made)
