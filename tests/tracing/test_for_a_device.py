@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,6 +25,7 @@ import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
+from policylang.torch_compat.absent_cuda import ON_CUDA
 from policylang.tracing.attention_kernels import AttentionCall, chosen_kernel
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")
@@ -231,6 +234,22 @@ def test_other_operators_that_have_kernels_of_their_own_on_a_gpu():
     assert not list(kernel_findings(facts))
 
 
+@pytest.mark.slow
+def test_the_operators_with_kernels_of_their_own_are_those_that_torch_is_built_from():
+    yaml, torchgen = pytest.importorskip("yaml"), pytest.importorskip("torchgen")
+    functions = yaml.safe_load((Path(torchgen.__path__[0]) / "packaged/ATen/native/native_functions.yaml").read_text())
+    names = {function["func"].partition("(")[0]: function for function in functions}
+    found = set()
+    for name, function in names.items():
+        delegate = names.get(function.get("structured_delegate", ""), {})
+        keys = {
+            key.strip() for each in (function, delegate) for word in each.get("dispatch", {}) for key in word.split(",")
+        }
+        if {"CUDA", "CompositeImplicitAutograd"} <= keys:
+            found.add(name)
+    assert found == set(ON_CUDA)
+
+
 def test_autocast_is_that_of_the_gpu():
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -322,6 +341,8 @@ def test_nothing_is_left_behind_and_nothing_allocated():
         traced(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda model, x: 1 / 0)
     after = torch.Tensor._make_wrapper_subclass, torch.autograd.graph._engine_run_backward, torch.cuda.is_available
     assert before == after
+    assert "_make_wrapper_subclass" not in vars(torch.Tensor)
+    assert "cuda" in vars(FunctionalTensor)
     with FakeTensorMode():
         fake = torch.empty(1, 1, 8, 8, device="cuda", dtype=HALF)
         assert F.scaled_dot_product_attention(fake, fake, fake).shape == (1, 1, 8, 8)
