@@ -36,7 +36,9 @@ class CheckResult:
     """
 
     files: tuple[str, ...]
+    """The files that were checked; of a folder each one below it."""
     diagnostics: tuple[Diagnostic, ...]
+    """What is wrong, in the order that is said above."""
     graphs: tuple[str, ...] = ()
     """The snapshots that could be read."""
     plans: tuple[Plan, ...] = field(default=(), repr=False)
