@@ -2,9 +2,11 @@
 
 A Hugging Face Llama whose layers run under ``torch.utils.checkpoint``, three times: as they are recomputed whole, with
 torch's ``create_selective_checkpoint_contexts`` and a function that counts products, and with ``checkpoint_model`` and
-two rules that say the same. Forward and backward in turns, in one process; times are processor time.
+two rules that say the same. Forward and backward in turns, in one process; times are processor time on a CPU, and those
+of the clock, up to the end of the last kernel, on a GPU.
 
     python -m benchmarks.eager --json benchmarks/results/eager.json
+    python -m benchmarks.eager --device cuda
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ recompute every 2nd mm per block
 save attention in block
 """
 ATTENTION = "scaled_dot_product"
-SIZES = {"small": (64, 64), "medium": (256, 256)}
-"""Hidden size and tokens of a batch of two."""
+SIZES = {"cpu": {"small": (64, 64), "medium": (256, 256)}, "cuda": {"medium": (256, 256), "large": (4096, 4096)}}
+"""Hidden size and tokens of a batch of two, on a device."""
 
 
 def by_hand() -> tuple[Any, Any]:
@@ -55,7 +57,7 @@ def by_hand() -> tuple[Any, Any]:
     return contexts
 
 
-def llama(hidden: int, layers: int) -> nn.Module:
+def llama(hidden: int, layers: int, device: torch.device) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -64,10 +66,11 @@ def llama(hidden: int, layers: int) -> nn.Module:
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=4,
+        num_attention_heads=max(4, hidden // 128),
         use_cache=False,
     )
-    model: nn.Module = LlamaForCausalLM(config).train()
+    with device:
+        model: nn.Module = LlamaForCausalLM(config).train()
     return model
 
 
@@ -83,31 +86,39 @@ def step(model: nn.Module, tokens: Tensor) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def medians(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Seconds of processor time. In turns, so that what else the machine does meets all alike."""
+def clock(device: torch.device) -> float:
+    """Seconds: of this process on a CPU, which others share; of the clock once a GPU is done."""
+    if device.type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def medians(runs: dict[str, Callable[[], None]], repeats: int, device: torch.device) -> dict[str, float]:
+    """Seconds of each. In turns, so that what else the machine does meets all alike."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
         run()
     for _ in range(repeats):
         for name, run in runs.items():
-            start = time.process_time()
+            start = clock(device)
             run()
-            times[name].append(time.process_time() - start)
+            times[name].append(clock(device) - start)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure(size: str, layers: int, repeats: int) -> dict[str, Any]:
-    hidden, length = SIZES[size]
-    model = llama(hidden, layers)
-    tokens = torch.randint(256, (2, length))
+def measure(size: str, layers: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    hidden, length = SIZES[device.type][size]
+    model = llama(hidden, layers, device)
+    tokens = torch.randint(256, (2, length), device=device)
     contenders = {
         "no checkpoint": copy.deepcopy(model),
         "recompute all": checkpointed(model),
         "by hand": checkpointed(model, context_fn=by_hand),
         "policylang": policylang.checkpoint_model(copy.deepcopy(model), policylang.parse(POLICY), strict=True),
     }
-    found = medians({name: partial(step, each, tokens) for name, each in contenders.items()}, repeats)
+    found = medians({name: partial(step, each, tokens) for name, each in contenders.items()}, repeats, device)
     return {
         "model": size,
         **{f"{name} s": value for name, value in found.items()},
@@ -115,12 +126,12 @@ def measure(size: str, layers: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def first_steps(layers: int) -> list[dict[str, Any]]:
+def first_steps(layers: int, device: torch.device) -> list[dict[str, Any]]:
     """What the first step costs, in which each block is watched as it runs, beside a later one and beside PyTorch's
-    own checkpoint. Memory is counted on the tensors, beyond parameters and batch."""
-    hidden, length = SIZES["medium"]
-    model = llama(hidden, layers)
-    tokens = torch.randint(256, (2, length))
+    own checkpoint. Memory is counted on the tensors, or by a GPU's allocator, beyond parameters and batch."""
+    hidden, length = SIZES[device.type]["medium"]
+    model = llama(hidden, layers, device)
+    tokens = torch.randint(256, (2, length), device=device)
     contenders = {
         "no checkpoint": copy.deepcopy(model),
         "recompute all": checkpointed(model),
@@ -132,10 +143,10 @@ def first_steps(layers: int) -> list[dict[str, Any]]:
     step(model, tokens)  # whatever happens once in a process
     rows = []
     for name, each in contenders.items():
-        start = time.process_time()
+        start = clock(device)
         first = memory_of(each, tokens)
-        seconds = time.process_time() - start
-        start = time.process_time()
+        seconds = clock(device) - start
+        start = clock(device)
         later = memory_of(each, tokens)
         rows.append(
             {
@@ -143,7 +154,7 @@ def first_steps(layers: int) -> list[dict[str, Any]]:
                 "peak of the first step MiB": first.peak / 2**20,
                 "peak of a later one MiB": later.peak / 2**20,
                 "first / later peak": first.peak / later.peak,
-                "first / later time": seconds / (time.process_time() - start),
+                "first / later time": seconds / (clock(device) - start),
             }
         )
     return rows
@@ -151,20 +162,22 @@ def first_steps(layers: int) -> list[dict[str, Any]]:
 
 def memory_of(model: nn.Module, tokens: Tensor) -> StepMemory:
     resident = [*model.parameters(), *model.buffers(), tokens]
-    found = step_memory(lambda: model(input_ids=tokens, labels=tokens).loss, resident, torch.device("cpu"))
+    found = step_memory(lambda: model(input_ids=tokens, labels=tokens).loss, resident, tokens.device)
     model.zero_grad(set_to_none=True)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", choices=list(SIZES), default="cpu")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(size, options.layers, options.repeats) for size in SIZES]
-    firsts = first_steps(options.layers)
+    device = torch.device(options.device)
+    rows = [measure(size, options.layers, options.repeats, device) for size in SIZES[options.device]]
+    firsts = first_steps(options.layers, device)
     print(table(rows))
     print(table(firsts))
     results = {"layers": options.layers, "repeats": options.repeats, "steps": rows, "first steps": firsts}

@@ -104,9 +104,9 @@ def language_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
-def flat_llama(layers: int, length: int = 16, batch: int = 2, **sizes: int) -> FlatGraph:
+def flat_llama(layers: int, length: int = 16, batch: int = 2, device: str = "cpu", **sizes: int) -> FlatGraph:
     """Traced on fake tensors, so that an 8B model needs no memory."""
-    with FakeTensorMode():
+    with FakeTensorMode(), torch.device(device):
         model = llama(layers, **sizes)
         tokens = torch.zeros(batch, length, dtype=torch.int64)
     gm = policylang.trace_step(model, language_loss, tokens).gm
@@ -115,6 +115,7 @@ def flat_llama(layers: int, length: int = 16, batch: int = 2, **sizes: int) -> F
         node.meta["custom"] = {**node.meta.get("custom", {}), "module_fqn": path.removeprefix("model.")}
         if phase == Phase.BACKWARD:
             node.meta["autograd_backward"] = True
+            node.meta["custom"]["remat_pass_tag"] = "is_backward"  # torch 2.11 looks for this alone
     decisions = {}
     for row, decision in enumerate(FlatPath().plan(facts, policylang.parse(POLICY)).decisions):
         if decision is not None and decision.action is not None:
@@ -226,9 +227,9 @@ def peak_of_graph(gm: fx.GraphModule) -> int:
     return _peak(tracker)
 
 
-def peak_of_eager(layers: int, length: int, batch: int, **sizes: int) -> int:
+def peak_of_eager(layers: int, length: int, batch: int, device: str = "cpu", **sizes: int) -> int:
     """The same step eagerly, each layer under PyTorch's selective checkpointing with the same operators saved."""
-    with FakeTensorMode() as mode:
+    with FakeTensorMode() as mode, torch.device(device):
         model = llama(layers, **sizes)
         tokens = torch.zeros(batch, length, dtype=torch.int64)
         for layer in model.model.layers:
@@ -267,13 +268,13 @@ def _peak(tracker: MemTracker) -> int:
     return max(each["Total"] for each in tracker.get_tracker_snapshot("peak").values())
 
 
-def measure_peaks(layers: int, length: int, batch: int, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    graph, policy = flat_llama(layers, length, batch, **sizes), policylang.parse(POLICY)
+def measure_peaks(layers: int, length: int, batch: int, device: str, sizes: dict[str, int]) -> list[dict[str, Any]]:
+    graph, policy = flat_llama(layers, length, batch, device, **sizes), policylang.parse(POLICY)
     peaks = {"as traced": peak_of_graph(graph.fresh())}
     for name, run in contenders().items():
         gm = graph.tagged() if name == "pytorch" else graph.fresh()
         peaks[name] = peak_of_graph(run(gm, graph, policy))
-    peaks["eager SAC"] = peak_of_eager(layers, length, batch, **sizes)
+    peaks["eager SAC"] = peak_of_eager(layers, length, batch, device, **sizes)
     ours = peaks["policylang"]
     return [{"contender": n, "peak GiB": p / 2**30, "policylang is": ours / p} for n, p in peaks.items()]
 
@@ -282,6 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="*", default=list(LAYERS))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="of the peaks; cuda traces a GPU's attention, and needs one")
     parser.add_argument("--peak-layers", type=int, default=32, help="of the 8B model; 0 leaves the peaks out")
     parser.add_argument("--length", type=int, default=8192, help="tokens a sequence, for the peaks")
     parser.add_argument("--batch", type=int, default=1)
@@ -290,7 +292,7 @@ def main() -> None:
     results: dict[str, Any] = {"benchmark": "flat_graph", "policy": POLICY.strip()}
     if options.peak_layers:
         print(f"simulating: {options.peak_layers} layers of an 8B model", flush=True)
-        results["peaks"] = measure_peaks(options.peak_layers, options.length, options.batch, EIGHT_B)
+        results["peaks"] = measure_peaks(options.peak_layers, options.length, options.batch, options.device, EIGHT_B)
         print(table(results["peaks"]))
     rows = []
     for layers in options.layers:

@@ -24,7 +24,7 @@ from torch.autograd.graph import save_on_cpu
 
 import policylang
 from benchmarks.common import seconds, table, write_results
-from benchmarks.training_step import CPU, CUDA, MIB, Shape, StepModel, example
+from benchmarks.training_step import DEFAULT_SHAPE, MIB, SHAPES, Shape, StepModel, example
 
 SAVE = "undecided -> save"
 OFFLOAD = "undecided -> save; offload matmul in block"
@@ -125,11 +125,12 @@ def _path(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shape", choices=list(SHAPES), help="default: small on a CPU, 1b on a GPU")
     parser.add_argument("--inner", choices=("aot_eager", "inductor"), default="aot_eager")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    shape = CUDA if options.device == "cuda" else CPU
+    shape = SHAPES[options.shape or DEFAULT_SHAPE[options.device]]
     rows = []
     for contender in contenders(options.inner):
         print(f"measuring: {contender.name}", flush=True)

@@ -6,15 +6,20 @@ min-cut partitioner, its memory budget, and policylang with ``llama3_sac``. The 
 compiler, and a second eager-SAC row runs under it too, so that step times are compared like with like.
 
     python -m benchmarks.training_step --device cpu --inner aot_eager
+    python -m benchmarks.training_step --device cuda --shape 8b --inner inductor
+
+A contender that needs more memory than there is gets a row that says so. The results file is written again after each
+contender, so that a run that is cut short leaves what it measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +45,24 @@ class Shape:
 
     layers: int
     hidden: int
+    intermediate: int
     heads: int
+    kv_heads: int
     batch: int
     sequence: int
     vocabulary: int = 2048
     dtype: str = "float32"
 
 
-CPU = Shape(layers=8, hidden=256, heads=8, batch=2, sequence=256)
-CUDA = Shape(layers=16, hidden=2048, heads=32, batch=2, sequence=2048, vocabulary=32768, dtype="bfloat16")
+LLAMA3 = {"heads": 32, "kv_heads": 8, "vocabulary": 128256, "dtype": "bfloat16"}
+SHAPES = {
+    "tiny": Shape(layers=2, hidden=64, intermediate=256, heads=4, kv_heads=4, batch=2, sequence=32),
+    "small": Shape(layers=8, hidden=256, intermediate=1024, heads=8, kv_heads=8, batch=2, sequence=256),
+    "1b": Shape(layers=16, hidden=2048, intermediate=8192, batch=2, sequence=2048, **LLAMA3),
+    "8b": Shape(layers=32, hidden=4096, intermediate=14336, batch=1, sequence=4096, **LLAMA3),
+}
+"""Llama 3.2 1B and Llama 3 8B (their sizes, not their weights) for a GPU; the others for a CPU."""
+DEFAULT_SHAPE = {"cpu": "small", "cuda": "1b"}
 
 
 class StepModel(torch.nn.Module):
@@ -61,10 +75,10 @@ class StepModel(torch.nn.Module):
         config = LlamaConfig(
             vocab_size=shape.vocabulary,
             hidden_size=shape.hidden,
-            intermediate_size=shape.hidden * 4,
+            intermediate_size=shape.intermediate,
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
-            num_key_value_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
             max_position_embeddings=shape.sequence,
             use_cache=False,
             attn_implementation="sdpa",
@@ -122,6 +136,9 @@ class Contender:
     prepare: Callable[[StepModel], Callable[[torch.Tensor], torch.Tensor]]
 
 
+EAGER_SAC = "eager SAC by hand"
+
+
 def contenders(policy: str, inner: str) -> list[Contender]:
     def budget(model: StepModel) -> Any:
         import torch._functorch.config as functorch_config
@@ -136,16 +153,16 @@ def contenders(policy: str, inner: str) -> list[Contender]:
 
     return [
         Contender("eager, no checkpointing", lambda model: model),
-        Contender("eager SAC by hand", checkpoint_layers),
-        Contender(f"min-cut, {inner}", lambda model: torch.compile(model, backend=_mincut(inner))),
-        Contender(f"memory budget 0.5, {inner}", budget),
-        Contender(
-            f"SAC by hand, {inner}", lambda model: torch.compile(checkpoint_layers(model), backend=_mincut(inner))
-        ),
+        Contender(EAGER_SAC, checkpoint_layers),
         Contender(
             f"policylang, {inner}",
             lambda model: torch.compile(model, backend=policylang.backend(policy, inner=inner)),
         ),
+        Contender(
+            f"SAC by hand, {inner}", lambda model: torch.compile(checkpoint_layers(model), backend=_mincut(inner))
+        ),
+        Contender(f"min-cut, {inner}", lambda model: torch.compile(model, backend=_mincut(inner))),
+        Contender(f"memory budget 0.5, {inner}", budget),
     ]
 
 
@@ -161,11 +178,30 @@ def example(shape: Shape, device: torch.device) -> tuple[StepModel, torch.Tensor
     """The model and one batch of tokens, the same at every call; nothing is compiled before."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = StepModel(shape).to(device=device, dtype=getattr(torch, shape.dtype))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, shape.dtype))  # a larger dtype first would need the memory of both
+    try:
+        with device:
+            model = StepModel(shape)
+    finally:
+        torch.set_default_dtype(before)
     return model, torch.randint(shape.vocabulary, (shape.batch, shape.sequence), device=device)
 
 
 def measure(contender: Contender, shape: Shape, device: torch.device, steps: int) -> dict[str, Any]:
+    """A row for one contender; where the device has too little memory for it, a row that says so."""
+    try:
+        return _measured(contender, shape, device, steps)
+    except torch.OutOfMemoryError:
+        return {"contender": contender.name, "failed": "out of memory"}
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measured(contender: Contender, shape: Shape, device: torch.device, steps: int) -> dict[str, Any]:
     model, tokens = example(shape, device)
     step = contender.prepare(model)
 
@@ -177,45 +213,71 @@ def measure(contender: Contender, shape: Shape, device: torch.device, steps: int
     compile_and_first = seconds(run)
     run()
     memory = _memory(lambda: step(tokens), device)
-    times = [seconds(run) for _ in range(steps)]
-    loss = step(tokens)
-    planned = policylang.report(step).saved.bytes if contender.name.startswith("policylang") else None
-    return {
+    row = {
         "contender": contender.name,
         "saved MiB": memory.saved / MIB,
-        "planned MiB": None if planned is None else planned / MIB,
+        "planned MiB": None,
         "peak MiB": memory.peak / MIB,
-        "step s": statistics.median(times),
+        **(_of_the_allocator(run) if device.type == "cuda" else {}),
+        "step s": statistics.median(seconds(run) for _ in range(steps)),
         "first step s": compile_and_first,
-        "loss": loss.item(),
+        "audit": None,
+        "loss": step(tokens).item(),
+    }
+    if contender.name.startswith("policylang"):
+        report = policylang.report(step)
+        row["planned MiB"] = report.saved.bytes / MIB
+        row["audit"] = "agrees" if report.audit.agrees else "; ".join(report.audit.differences)
+    return row
+
+
+def _of_the_allocator(run: Callable[[], None]) -> dict[str, float]:
+    """The most that the caching allocator handed out and held in a step; parameters and gradients included."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return {
+        "allocated MiB": torch.cuda.max_memory_allocated() / MIB,
+        "reserved MiB": torch.cuda.max_memory_reserved() / MIB,
     }
 
 
+RATIOS = (
+    ("peak / eager SAC", "peak MiB", EAGER_SAC),
+    ("allocated / eager SAC", "allocated MiB", EAGER_SAC),
+    ("step / SAC, same inner", "step s", "SAC by hand"),
+)
+"""A column, what it divides, and the peer whose row it divides by."""
+
+
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    sac = next(row for row in rows if row["contender"] == "eager SAC by hand")
-    same_inner = next(row for row in rows if row["contender"].startswith("SAC by hand"))
-    for row in rows:
-        row["peak / eager SAC"] = row["peak MiB"] / sac["peak MiB"]
-        row["step / SAC, same inner"] = row["step s"] / same_inner["step s"]
-    return rows
+    """Copies of ``rows`` with their ratios to those peers that have been measured so far."""
+    found = [dict(row) for row in rows]
+    for column, of, peer_name in RATIOS:
+        peer = next((row[of] for row in rows if row["contender"].startswith(peer_name) and row.get(of)), None)
+        for row in found:
+            if peer and row.get(of):
+                row[column] = row[of] / peer
+    return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shape", choices=list(SHAPES), help="default: small on a CPU, 1b on a GPU")
     parser.add_argument("--inner", choices=("aot_eager", "inductor"), default="aot_eager")
     parser.add_argument("--policy", default="llama3_sac.apl")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    shape = CUDA if options.device == "cuda" else CPU
-    rows = []
+    options = parser.parse_args(arguments)
+    shape = SHAPES[options.shape or DEFAULT_SHAPE[options.device]]
+    rows: list[dict[str, Any]] = []
     for contender in contenders(options.policy, options.inner):
         print(f"measuring: {contender.name}", flush=True)
         rows.append(measure(contender, shape, torch.device(options.device), options.steps))
-    rows = with_ratios(rows)
-    print(table(rows))
-    write_results(options.json, {"benchmark": "training_step", "shape": str(shape), "rows": rows})
+        results = {"benchmark": "training_step", "shape": str(shape), "rows": with_ratios(rows)}
+        write_results(options.json, results)
+    print(table(with_ratios(rows)))
 
 
 if __name__ == "__main__":

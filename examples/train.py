@@ -21,7 +21,7 @@ POLICY = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).with_name("min
 
 torch.manual_seed(0)
 config = LlamaConfig(
-    vocab_size=VOCABULARY, hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=8
+    vocab_size=VOCABULARY, hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=8
 )
 model = LlamaForCausalLM(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

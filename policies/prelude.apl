@@ -80,6 +80,35 @@ let pointwise = (
     aten.{bitwise_and,bitwise_or,bitwise_xor,bitwise_not,clone}, prims.{convert_element_type,fma}
 )
 
+# The results of activation functions, as whole operators and where a compiler has taken them apart: x / (1 + exp(-x))
+# is a silu, x * (1 + erf(…)) a gelu. A cast back to the model's type is part of such a form. Not among them: functions
+# that take random numbers (rrelu), and those that a clamp or a comparison alone could be (relu6, threshold).
+let activation = (
+    aten.{relu,relu_,gelu,gelu_,silu,silu_,sigmoid,sigmoid_,leaky_relu,leaky_relu_,elu,elu_,celu,celu_,selu,selu_},
+    aten.{mish,mish_,softplus,hardsigmoid,hardsigmoid_,hardswish,hardswish_,glu,prelu,_prelu_kernel},
+    (aten.{tanh,tanh_} except (tanh feeding (add feeding mul)) except (tanh fed by (aten.where fed by log1p))),
+    last (
+        (
+            (div fed by (add fed by (exp fed by neg))),
+            (mul fed by (add fed by (erf, tanh))),
+            (mul fed by (tanh fed by (aten.where fed by log1p))),
+            (div fed by (mul fed by (clamp_max fed by (clamp_min fed by add)))),
+            (div fed by (clamp_max fed by (clamp_min fed by add))),
+            ((aten.where fed by aten.gt.Scalar) and (aten.where fed by (mul, expm1))),
+            (aten.where fed by log1p) except (aten.where feeding tanh)
+        ),
+        (prims.convert_element_type fed by (
+                (div fed by (add fed by (exp fed by neg))),
+                (mul fed by (add fed by (erf, tanh))),
+                (mul fed by (tanh fed by (aten.where fed by log1p))),
+                (div fed by (mul fed by (clamp_max fed by (clamp_min fed by add)))),
+                (div fed by (clamp_max fed by (clamp_min fed by add))),
+                ((aten.where fed by aten.gt.Scalar) and (aten.where fed by (mul, expm1))),
+                (aten.where fed by log1p) except (aten.where feeding tanh)
+        ))
+    ) per chain
+)
+
 # Fewer elements out than in.
 let reduction = (
     aten.{sum,mean,prod,amax,amin,aminmax,argmax,argmin,all,any,var,std,var_mean,std_mean},

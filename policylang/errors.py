@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.shown import as_text
 
 
 class PolicyError(Exception):
-    """The base of everything policylang raises for a mistake in a policy, a graph or their meeting."""
+    """The base of everything policylang raises for a mistake in a policy, a graph or their meeting.
+
+    ``diagnostics`` are those it was raised for; ``str()`` prints them with the text they point at.
+    """
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
-        self.diagnostics = tuple(diagnostics)
+        self.diagnostics = one_cause(diagnostics)
         super().__init__(as_text(self))
 
     def __reduce__(self) -> tuple[object, ...]:

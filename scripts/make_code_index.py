@@ -17,7 +17,7 @@ GROUPS = {
     "3": "On this graph: the policy does not fit the graph it is applied to",
     "4": "Audit: the graph that came out does not do what the plan said",
     "5": "Policy tests: a test, or the graph that is written in it, cannot be read or fails",
-    "6": "Between ranks: those that share a graph do not agree about it",
+    "6": "Between ranks and devices: ranks that share a graph do not agree about it, or it is another device's",
 }
 
 

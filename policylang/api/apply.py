@@ -49,6 +49,12 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
 
+    ``gm`` is the joint graph and ``joint_inputs`` what it was traced with: a pair, the inputs of the forward and the
+    tangents. The first ``num_fwd_outputs`` of its outputs are the forward's, the others gradients.
+    ``static_lifetime_input_indices`` are the positions of inputs that live on whatever is saved, parameters above all.
+    All of these are AOTAutograd's own. Returned are the forward, whose further outputs are the values saved, and the
+    backward.
+
     Follows the plan that ``policylang.apply`` made for this graph, or ``policy``. Other ``options`` of partitioners,
     such as Inductor's ``compiler``, are accepted. With ``agree``, ranks that share the graph compare a plan that is
     made here, as in ``apply``.

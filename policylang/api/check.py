@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from policylang.api.load import operators_at_hand
+from policylang.api.load import operators_at_hand, operators_in
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.files import policy_files
-from policylang.language.resolution.loader import load_policy
+from policylang.language.resolution.loader import Loaded, load_policy, load_source
+from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.source import Source
 
 if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike, PathName
-    from policylang.planning.plan import Plan
+    from policylang.planning.plan import ExpectationOutcome, Plan
 
-_CANNOT_BE_READ = {"APL103", "APL104", "APL355"}
+_CANNOT_BE_READ = {"APL103", "APL104", "APL355", "APL515"}
 
 
 @frozen
@@ -40,11 +42,21 @@ class CheckResult:
     """Of each file that can be read on each graph, file by file."""
 
     @property
+    def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:
+        """Every expectation on every graph: the graph's name, and what came of it."""
+        names = [name for _ in range(len(self.plans) // max(len(self.graphs), 1)) for name in self.graphs]
+        return tuple(
+            (name, outcome) for name, plan in zip(names, self.plans, strict=True) for outcome in plan.expectations
+        )
+
+    @property
     def errors(self) -> int:
+        """How many of the diagnostics are errors."""
         return sum(map(is_error, self.diagnostics))
 
     @property
     def warnings(self) -> int:
+        """How many of them are warnings."""
         return sum(diagnostic.severity is Severity.WARNING for diagnostic in self.diagnostics)
 
     @property
@@ -54,7 +66,7 @@ class CheckResult:
 
 
 def check(
-    *paths: str | os.PathLike[str],
+    *paths: str | os.PathLike[str] | Source,
     graph: GraphLike | Sequence[GraphLike] = (),
     path: PathName | None = None,
     one_model: bool = False,
@@ -65,33 +77,48 @@ def check(
         graph: snapshots (see ``policylang.snapshot``), or facts that are loaded already, to plan each policy on: rules
             that match nothing or decide nothing, expectations, values that cannot be recomputed.
         path: ``"joint"`` to plan as ``policylang.backend`` does, ``"flat"`` as ``policylang.apply`` does on a traced
-            step; by default what each graph is.
+            step, ``"eager"`` as ``policylang.checkpoint_model`` does, and so on: what that path refuses is an error. By
+            default what each graph is.
         one_model: whether the snapshots are the graphs of one model, where a rule has to match in one of them.
 
-    Operators are looked up in the bundled manifest and, where torch is loaded, in torch's registry too.
+    Operators are looked up in the bundled manifest, in the graphs, and, where torch is loaded, in torch's registry too.
+    A ``Source`` is a text that was read already.
 
     Never raises for what is in a file, or for a file that is not there: that is a diagnostic.
     """
-    files = tuple(name for each in paths for name in policy_files(os.fspath(each)))
-    loaded = [load_policy(file, operators=operators_at_hand()) for file in files]
+    sources = [each for path in paths for each in _sources(path)]
+    files = tuple(each.name if isinstance(each, Source) else each for each in sources)
     given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
     if not given:
-        return CheckResult(files, tuple(_once(found for each in loaded for found in each.diagnostics)))
+        operators = operators_at_hand()
+        alone = [_loaded(each, operators) for each in sources]
+        return CheckResult(files, tuple(_once(found for each in alone for found in each.diagnostics)))
     from policylang.api.planned_graphs import (  # planning, which a check of the text can do without
         on_graph,
         read_graphs,
     )
 
     graphs, problems = read_graphs(given)
+    operators = operators_at_hand(met=dict.fromkeys(name for facts in graphs.values() for name in operators_in(facts)))
     found = list(problems)
     plans: list[Plan] = []
-    for each in loaded:
+    for each in (_loaded(each, operators) for each in sources):
         found.extend(each.diagnostics)
         if each.policy is not None and graphs:
             made, more = on_graph(each.policy, graphs, path, one_model=one_model)
             plans.extend(made)
             found.extend(more)
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
+
+
+def _sources(path: str | os.PathLike[str] | Source) -> Sequence[str | Source]:
+    return [path] if isinstance(path, Source) else policy_files(os.fspath(path))
+
+
+def _loaded(each: str | Source, operators: OperatorTable) -> Loaded:
+    if isinstance(each, Source):
+        return load_source(each, None, operators=operators)
+    return load_policy(each, operators=operators)
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:

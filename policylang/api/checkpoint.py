@@ -42,9 +42,11 @@ def checkpoint_model(
     The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
     modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
     forward with gradients. Call it before ``fully_shard`` or ``DistributedDataParallel``. A second call replaces the
-    policy of the first. ``strict`` as in :func:`context_fn`.
+    policy of the first. ``strict`` as in :func:`context_fn`; ``preserve_rng_state`` as in ``torch.utils.checkpoint``:
+    whether random operators that run a second time draw what they drew at first.
 
-    Raises ``PolicyGraphError`` where the model has no such blocks.
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and ``PolicyGraphError`` where the model
+    has no such blocks. A block's first call raises as :func:`context_fn` says.
     """
     put_on(model, policy_of(policy), strict=strict, preserve_rng_state=preserve_rng_state)
     return model

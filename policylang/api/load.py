@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
 from policylang.language.codes import is_syntax
@@ -13,17 +15,24 @@ from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import render_text
 
+if TYPE_CHECKING:
+    from policylang.api.planned_graphs import GraphLike
+    from policylang.graph.facts import Facts
+
 PolicyLike = Policy | str | os.PathLike[str]
 """A policy, or the path of one."""
 
 
-def load(path: str | os.PathLike[str]) -> Policy:
+def load(path: str | os.PathLike[str], *, graph: GraphLike | None = None) -> Policy:
     """Load a policy file, or a bundled policy by its bare name.
+
+    ``graph`` is a graph that the policy is for, as :func:`policylang.check` takes it: the operators that it calls are
+    known, those of libraries that are not here among them.
 
     Raises :class:`PolicySyntaxError` if part of the text cannot be read, :class:`PolicyMeaningError` if a name, a
     file or a figure in it is wrong; either carries every diagnostic. Warns with :class:`PolicyWarning`.
     """
-    return _policy(load_policy(path, operators=operators_at_hand()))
+    return _policy(load_policy(path, operators=operators_at_hand(met=_operators_of(graph))))
 
 
 def policy_of(given: PolicyLike) -> Policy:
@@ -31,21 +40,35 @@ def policy_of(given: PolicyLike) -> Policy:
     return given if isinstance(given, Policy) else load(given)
 
 
-def parse(text: str, *, name: str = "<policy>") -> Policy:
+def parse(text: str, *, name: str = "<policy>", graph: GraphLike | None = None) -> Policy:
     """The policy that a text makes; raises and warns as :func:`load` does. ``name`` is what reports call the text."""
-    return _policy(parse_policy(text, name=name, operators=operators_at_hand()))
+    return _policy(parse_policy(text, name=name, operators=operators_at_hand(met=_operators_of(graph))))
 
 
-def operators_at_hand() -> OperatorTable:
-    """The bundled manifest, and with it the registry of torch, custom operators included, if torch is loaded.
+def operators_at_hand(met: Collection[str] = ()) -> OperatorTable:
+    """The bundled manifest, the operators that were met in a graph, and with them the registry of torch, custom
+    operators included, if torch is loaded.
 
     Importing torch takes seconds, so a check of a policy does not: it asks a torch that is there already.
     """
     if "torch" not in sys.modules:
-        return OperatorTable.bundled()
+        return OperatorTable.bundled(met=met)
     from policylang.torch_compat.operator_registry import operator_names
 
-    return OperatorTable.bundled(more=operator_names)
+    return OperatorTable.bundled(more=operator_names, met=met)
+
+
+def _operators_of(graph: GraphLike | None) -> Collection[str]:
+    if graph is None:
+        return ()
+    from policylang.api.planned_graphs import facts_of  # planning, which a policy by itself can do without
+
+    return operators_in(facts_of(graph))
+
+
+def operators_in(facts: Facts) -> tuple[str, ...]:
+    """The operators that a graph calls, in full and in the order of their first calls."""
+    return tuple(name for name in dict.fromkeys(facts.targets) if "." in name)
 
 
 def _policy(loaded: Loaded) -> Policy:

@@ -10,9 +10,10 @@ from attrs import evolve
 
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
-from policylang.graph.files.snapshot import load
+from policylang.graph.files.any_form import read_any
+from policylang.graph.traced_device import kernel_findings
 from policylang.language.codes import diagnose, is_error
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.syntax import Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import capabilities_for
@@ -23,8 +24,13 @@ from policylang.planning.planner import plan
 DEFERRED = "APL315"
 
 GraphLike = str | os.PathLike[str] | Facts
-PathName = Literal["joint", "flat"]
+PathName = Literal["eager", "joint", "flat", "half", "hook"]
 """As in :data:`policylang.planning.capabilities.PLANNED`, written out for type checkers."""
+
+
+def facts_of(graph: GraphLike) -> Facts:
+    """The facts of a graph that is given. Raises ``PolicyGraphError`` for a file that holds none."""
+    return graph if isinstance(graph, Facts) else read_any(graph)
 
 
 def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
@@ -36,7 +42,7 @@ def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Di
             found[f"graph {number}"] = graph
             continue
         try:
-            found[os.fsdecode(graph)] = load(graph)
+            found[os.fsdecode(graph)] = read_any(graph)
         except PolicyGraphError as error:
             problems.extend(error.diagnostics)
     return found, tuple(problems)
@@ -67,7 +73,7 @@ def _diagnostics(policy: Policy, names: Sequence[str], plans: Sequence[Plan], on
 
 def findings(made: Plan) -> tuple[Diagnostic, ...]:
     """All that a check says of a policy on a graph."""
-    return (*made.diagnostics, *conflicts(made), *_deferred(made))
+    return one_cause((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *_deferred(made)))
 
 
 def _deferred(made: Plan) -> Iterable[Diagnostic]:

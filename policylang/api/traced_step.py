@@ -20,8 +20,10 @@ from policylang.graph import marks
 from policylang.language.figures import listed
 from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.tracing.capture import Captured, LossFn, capture
+from policylang.tracing.preconditions import problem
 from policylang.tracing.signature import BatchSignature, ModelSignature, OptimizerSignature
-from policylang.tracing.step_state import OptimizerState, check_hooks, read_state
+from policylang.tracing.step_state import OptimizerState, check_gathers, check_hooks, read_state
+from policylang.tracing.target_device import Capability, Device, TargetDevice, ambient_device, target_device
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +32,17 @@ if TYPE_CHECKING:
     from policylang.language.syntax import Policy
 
 
-def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimizer | None = None) -> TracedStep:
+ELSEWHERE = "APL615"
+
+
+def trace_step(
+    model: nn.Module,
+    loss_fn: LossFn,
+    *batch: Any,
+    optimizer: Optimizer | None = None,
+    device: Device | None = None,
+    compute_capability: Capability | None = None,
+) -> TracedStep:
     """Traces ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
     Nothing is computed and the model is left as it was. ``loss_fn`` returns the loss, a tensor of one element;
@@ -43,17 +55,25 @@ def trace_step(model: nn.Module, loss_fn: LossFn, *batch: Any, optimizer: Optimi
     with the learning rates it has then. It must have taken a step before, so that its state exists. The update is the
     one that the optimizer makes with ``capturable=True``: equal to the usual one but for the last bits.
 
+    ``device="cuda"`` traces the step as a GPU runs it, wherever the model and the batch are (on ``meta`` too): with the
+    kernels that the GPU would choose, at true sizes, on a machine without one and without memory for the weights. The
+    step then can be planned and written to a snapshot, and called only where the model is on that device.
+    ``compute_capability`` says which GPU, as ``"8.0"`` or ``(8, 0)``; by default the machine's own, else 9.0.
+    ``device="cpu"`` is a model on ``meta`` as the CPU runs it.
+
     Raises:
         PolicyGraphError: the loss is not a scalar, nothing requires a gradient, the step cannot be traced, or the
-            optimizer has no state or other parameters.
+            optimizer has no state or other parameters; a device for which no step can be traced.
     """
+    target = target_device(device, compute_capability) or ambient_device()
     state = read_state(model)
     check_hooks(state)
+    check_gathers(model)
     updates = OptimizerState.of(optimizer, state)
-    captured = capture(model, loss_fn, batch, state, optimizer, updates)
+    captured = capture(model, loss_fn, batch, state, optimizer, updates, target)
     graph_registry.remember_checkpoints(captured.gm, captured.followed)
     signatures = BatchSignature.of(batch), ModelSignature.of(model, state), OptimizerSignature.of(updates)
-    return TracedStep(model, optimizer, *signatures, captured)
+    return TracedStep(model, optimizer, *signatures, captured, target)
 
 
 class TracedStep:
@@ -76,6 +96,7 @@ class TracedStep:
         state: ModelSignature,
         updates: OptimizerSignature,
         captured: Captured,
+        device: TargetDevice | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -84,6 +105,8 @@ class TracedStep:
         self._state = state
         self._updates = updates
         self._captured = captured
+        self.device = device
+        """What the step was traced for, where that was said."""
         self._traced_nodes = len(captured.gm.graph.nodes)
         self._looked_at = False
         self._device_types = sorted({kind.device.type for kind in state.kinds.values()})
@@ -93,6 +116,7 @@ class TracedStep:
 
         Warns, once, where the model has checkpoints and nothing was done to the graph to carry them out.
         """
+        self._check_device()
         if not self._looked_at:
             self._looked_at = True
             self._warn_of_checkpoints()
@@ -107,6 +131,15 @@ class TracedStep:
             outputs = profiled.run(self.gm, plain)
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
+
+    def _check_device(self) -> None:
+        here = [kind for kind in self._device_types if self.device is not None and kind != self.device.kind]
+        if here:
+            raise problem(
+                ELSEWHERE,
+                f"the step was traced as on `{self.device}`, and the model is on `{here[0]}`",
+                help="plan on it, or write it to a snapshot; to run a step, trace it where the model is",
+            )
 
     def _warn_of_checkpoints(self) -> None:
         if graph_registry.last_audited(self.gm) is not None:
@@ -123,7 +156,7 @@ class TracedStep:
         """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
 
         ``mesh`` names the dimensions of collectives, and with ``agree`` the ranks that share the graph compare their
-        plans first, as in ``policylang.apply``.
+        plans first, as in ``policylang.apply``, and it raises what that raises.
         """
         self.gm = apply(self.gm, policy, mesh, agree=agree)
         return self
@@ -137,6 +170,7 @@ class TracedStep:
         nodes = len(self.gm.graph.nodes)
         captured = self._captured
         lines = [f"traced step of {type(self.model).__name__}: {nodes} nodes, {len(captured.gradients)} gradients"]
+        lines += [f"  as on {self.device}"] if self.device is not None else []
         lines += [f"  {path}: {kind}" for path, kind in self._batch.described()]
         if captured.mutated:
             lines.append(f"  writes {listed([f'`{name}`' for name in captured.mutated], 3)}")

@@ -1,20 +1,28 @@
-"""The graphs that the compile backends have compiled, each with the parameters that tie it to a model."""
+"""The graphs that the compile backends have compiled, each with the parameters that tie it to a model.
+
+Modules that share their code share what is compiled of it: the blocks of a model are mostly one graph, called once a
+block. Whose it is at each call is told by the parameters that it is handed.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import fx
 
 from policylang.audit.summary.report import Report
 from policylang.backends.findings import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
+from policylang.torch_compat.fsdp import gathered_parameters
 
 _MOST_PLACES = 3
+
+_Instance = tuple["weakref.ref[torch.Tensor]", ...]
+"""The parameters that a graph was called with at once: those of one module."""
 
 
 @define(eq=False)
@@ -31,7 +39,12 @@ class CompiledGraph:
     """One for each partition, which is one but for regions that torch partitions on their own."""
     from_cache: bool = False
     """Inductor had it in its caches; what is known of it stands in the sidecar."""
-    _parameters: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict, repr=False)
+    sharded_aside: bool = False
+    """Whether ``fully_shard`` gathers its weights around it."""
+    called: bool = False
+    _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
+    """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""
+    _positions: tuple[int, ...] | None = field(default=None, repr=False)
 
     @property
     def kind(self) -> Literal["training", "inference"]:
@@ -48,25 +61,41 @@ class CompiledGraph:
         place = f", in {', '.join(self.places)}" if self.places else ""
         return f"graph {self.number} ({self.operators} operators{place})"
 
-    @property
-    def called(self) -> bool:
-        return bool(self._parameters)
+    def note_call(self, arguments: Sequence[Any]) -> None:
+        """Remember which parameters it is called with: that is what ties a graph to the modules it runs for."""
+        self.called = True
+        if self._positions is None:
+            found = enumerate(arguments)
+            self._positions = tuple(at for at, each in found if isinstance(each, torch.nn.Parameter))
+        if not self._positions:
+            return
+        own = [arguments[at] for at in self._positions]
+        key = tuple([id(each) for each in own])
+        known = self._instances.get(key)
+        if known is None or known[0]() is not own[0]:  # an `id` is given anew once its owner has died
+            self._instances = {one: refs for one, refs in self._instances.items() if _is_alive(refs)}
+            self._instances[key] = tuple(weakref.ref(each) for each in own)
 
-    def note_parameters(self, arguments: Iterable[Any]) -> None:
-        """Remember which parameters it was called with: that is what ties a graph to a model."""
-        for argument in arguments:
-            if isinstance(argument, torch.nn.Parameter) and id(argument) not in self._parameters:
-                self._parameters[id(argument)] = weakref.ref(argument)
+    def instances(self, parameters: Mapping[int, torch.Tensor] | None = None) -> list[frozenset[int]]:
+        """Of each living module that it was called for, the ``id`` of every parameter; with ``parameters``, by ``id``,
+        of those that were called with one of these."""
+        return [
+            frozenset(key)
+            for key, refs in self._instances.items()
+            if _is_alive(refs) and (parameters is None or any(parameters.get(id(ref())) is ref() for ref in refs))
+        ]
 
-    @property
-    def parameter_ids(self) -> Set[int]:
-        """``id`` of each parameter it was called with; some may have died since."""
-        return self._parameters.keys()
 
-    def belongs_to(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Whether it was called with one of these."""
-        noted = self._parameters
-        return any((known := noted.get(id(one))) is not None and known() is one for one in parameters)
+def _is_alive(refs: _Instance) -> bool:
+    return all(ref() is not None for ref in refs)
+
+
+@frozen(eq=False)
+class GraphUse:
+    """A graph of a model's, and how many modules of the model run it in a step."""
+
+    graph: CompiledGraph
+    modules: int = 1
 
 
 def described(gm: fx.GraphModule, *, number: int, root: str) -> CompiledGraph:
@@ -75,18 +104,25 @@ def described(gm: fx.GraphModule, *, number: int, root: str) -> CompiledGraph:
     return CompiledGraph(number, len(nodes), _places(nodes, root))
 
 
-def of_model(backends: Iterable[Sequence[CompiledGraph]], model: torch.nn.Module) -> tuple[CompiledGraph, ...]:
-    """The graphs of each backend, earliest backend first, that were called with a parameter of ``model``.
+def of_backend(graphs: Sequence[CompiledGraph]) -> tuple[GraphUse, ...]:
+    """All graphs of a backend. One without parameters, or that has not run yet, counts once."""
+    return tuple(GraphUse(graph, max(1, len(graph.instances()))) for graph in graphs)
 
-    Without those that later backends compiled anew: their parameters were all handed to the graphs of later ones.
+
+def of_model(backends: Iterable[Sequence[CompiledGraph]], model: torch.nn.Module) -> tuple[GraphUse, ...]:
+    """The graphs of each backend, earliest backend first, that were called with a parameter of ``model``, or with what
+    FSDP gathers for one.
+
+    Without the modules that later backends compiled anew: their parameters were all handed to the graphs of later ones.
     """
-    parameters: Sequence[torch.Tensor] = list(model.parameters())
-    found = [[graph for graph in graphs if graph.belongs_to(parameters)] for graphs in backends]
-    kept: list[CompiledGraph] = []
-    later: set[int] = set()
-    for graphs in reversed(found):
-        kept[:0] = [graph for graph in graphs if not graph.parameter_ids <= later]
-        later.update(*(graph.parameter_ids for graph in graphs))
+    parameters = {id(each): each for each in (*model.parameters(), *gathered_parameters(model))}
+    kept: list[GraphUse] = []
+    later: frozenset[int] = frozenset()
+    for graphs in reversed(list(backends)):
+        found = [(graph, graph.instances(parameters)) for graph in graphs]
+        current = [(graph, [each for each in instances if not each <= later]) for graph, instances in found]
+        kept[:0] = [GraphUse(graph, len(instances)) for graph, instances in current if instances]
+        later = later.union(*(each for _, instances in found for each in instances))
     return tuple(kept)
 
 

@@ -29,6 +29,7 @@ from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
+from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.ranks.comparison import agree_on_plan, ranks_of
@@ -58,14 +59,22 @@ class BackendPath:
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
         """Raise ``PolicyGraphError`` for a graph of the right kind on which the policy cannot be carried out."""
 
-    def plan(self, facts: Facts, policy: Policy, *, place: Place | None = None, deferred: Collection[str] = ()) -> Plan:
-        """Plan a graph without touching it.
+    def plan(
+        self,
+        facts: Facts,
+        policy: Policy,
+        *,
+        place: Place | None = None,
+        aside: WeightsAside | None = None,
+        deferred: Collection[str] = (),
+    ) -> Plan:
+        """Plan a graph without touching it. ``aside``: the weights that FSDP gathers around it.
 
         Raises ``PolicyMatchError`` with every error whose code is not deferred, and ``PolicyDivergenceError`` where
         other ranks have another plan.
         """
         ranks = ranks_of(facts, policy, facts.kind.value) if self.compares_ranks else None
-        made = make_plan(self.part_of(policy), facts, self.capabilities, place, ranks=ranks)
+        made = make_plan(self.part_of(policy), facts, self.capabilities, place, ranks=ranks, aside=aside)
         self.refuse((*made.diagnostics, *self.refusals(made)), deferred)
         if self.compares_ranks:
             agree_on_plan(made)
@@ -80,8 +89,10 @@ class BackendPath:
         return ()
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
-        """Raise ``PolicyMatchError`` with the errors whose codes are not deferred."""
-        raise_errors([each for each in found if each.code not in deferred])
+        """Raise ``PolicyMatchError`` with the errors whose codes are not deferred, and with what these come from."""
+        raised = [each for each in found if each.code not in deferred]
+        causes = {each.cause for each in raised if is_error(each)} - {""}
+        raise_errors([each for each in found if each in raised or {each.code, each.cause} & causes])
 
     def carry_out(self, given: Any, plan: Plan, seconds: dict[str, float]) -> Any:
         """Do what a plan says to the graph it was made for, in place, and note how long each stage takes."""

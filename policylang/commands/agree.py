@@ -8,6 +8,12 @@ policy out. Below it stand the values that paths decide differently, with the li
 without arguments that returns (model, loss_fn, batch), anew in each call; loss_fn(model, *batch) is the loss. The
 current folder is searched for it first, as `python -m` does.
 
+examples:
+
+  policylang agree llama3_sac
+  policylang agree mine.apl --model train.models:small --path eager --path joint
+  policylang agree mine.apl --model train.models:small --import my_package.kernels
+
 exit codes: 0 all agree, 1 they do not, a path refuses, or the model fails, 2 usage or a package that is missing
 """
 
@@ -21,7 +27,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form, read_policy
+from policylang.commands.shared.inputs import add_form, add_import, read_policy
 from policylang.planning.capabilities import COMPARED
 
 if TYPE_CHECKING:
@@ -41,20 +47,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", action="append", choices=COMPARED, help="only this path; may be given several times (default: all)"
     )
+    add_import(parser)
     add_form(parser, "json")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    policy = read_policy(options.policy)
+    from policylang.commands.shared.output import say
     from policylang.commands.shared.users_code import UsersCodeError, need_torch, show
 
-    need_torch()
     try:
+        if options.model != _LLAMA:
+            need_torch()
+            _function(options.model)  # its module may register operators that the policy names
+        policy = read_policy(options.policy)
+        need_torch()
         found = _agreement(policy, options)
     except UsersCodeError as failed:
         help = "the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar"
         return show(failed, NAME, options.model, help)
-    print(json.dumps(found.to_dict(), indent=2) if options.output_format == "json" else found)
+    if options.output_format == "json":
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        say(found)
     return Exit.CLEAN if found.agrees else Exit.DIAGNOSTICS
 
 

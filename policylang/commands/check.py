@@ -1,8 +1,17 @@
-"""Check policy files: syntax, names and meaning. Needs no model, and no torch unless --torch is given.
+"""Check policy files: syntax, names and meaning. Needs no model, and no torch unless --torch or --import is given.
 
-A folder stands for every .apl file below it; a bare name such as llama3_sac for a policy of the bundled library. With
---graph every policy is planned on a snapshot of a graph: rules that match nothing or decide nothing, expectations,
-values that cannot be recomputed.
+A folder stands for every .apl file below it, a bare name such as llama3_sac for a policy of the bundled library, and
+`-` for the standard input. With --graph every policy is planned on a graph as well: rules that match nothing or decide
+nothing, expectations, values that cannot be recomputed. The operators that the graph calls are known, custom ones
+included; --import MODULE makes those known that a module of yours registers.
+
+examples:
+
+  policylang check policies/
+  policylang check mine.apl --graph llama3_8b.graph --deny warnings
+  policylang check mine.apl --graph llama3_8b.graph --path eager
+  policylang check mine.apl --graph moe.graph --import my_package.kernels
+  git show main:mine.apl | policylang check -
 
 exit codes: 0 clean, 1 errors (or warnings, with --deny warnings), 2 a file that cannot be read
 """
@@ -12,7 +21,14 @@ from __future__ import annotations
 import argparse
 
 from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form_of_findings, add_path, print_findings
+from policylang.commands.shared.inputs import (
+    add_form_of_findings,
+    add_import,
+    add_path,
+    check_policies,
+    once_at_most,
+    print_findings,
+)
 from policylang.language.figures import counted
 
 NAME = "check"
@@ -20,20 +36,24 @@ SUMMARY = "check policy files"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="policy files, or folders of them")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="policy files, folders of them, or - for standard input"
+    )
     parser.add_argument(
         "--graph",
         action="append",
         default=[],
-        metavar="SNAPSHOT",
-        help="check the policies on a graph as well; what `policylang snapshot` wrote, may be given several times",
+        metavar="GRAPH",
+        help="check the policies on a graph as well: a snapshot that `policylang snapshot` wrote, a recorded graph in "
+        "JSON or a graph as text; may be given several times",
     )
     add_path(parser)
     parser.add_argument(
         "--one-model",
         action="store_true",
-        help="the snapshots are the graphs of one model: a rule has to match in one of them, not in each",
+        help="the graphs are those of one model: a rule has to match in one of them, not in each",
     )
+    add_import(parser)
     add_form_of_findings(parser)
     parser.add_argument("--deny", choices=("warnings",), help="fail on warnings too")
     parser.add_argument(
@@ -44,11 +64,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.check import check
-
     if options.torch:
         _import_torch()
-    result = check(*options.files, graph=options.graph, path=options.path, one_model=options.one_model)
+    once_at_most(*options.files)
+    result = check_policies(options.files, graph=options.graph, path=options.path, one_model=options.one_model)
     summary = f"checked {counted(len(result.files), 'file')}"
     if result.graphs:
         summary += f" on {counted(len(result.graphs), 'graph')}"

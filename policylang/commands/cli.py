@@ -22,15 +22,19 @@ from policylang.commands import (
     fmt,
     import_,
     import_torchtitan,
+    list_,
     plan,
+    show,
     snapshot,
     test,
 )
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import refuse
+from policylang.commands.shared.output import HelpText, tell, text_width
+from policylang.commands.shared.users_modules import refused_imports
 from policylang.errors import PolicyError
 
-COMMANDS = (check, plan, explain, diff, fmt, test, snapshot, import_, import_torchtitan, demo, agree)
+COMMANDS = (check, plan, explain, diff, show, list_, fmt, test, snapshot, import_, import_torchtitan, demo, agree)
 """In the order in which ``--help`` lists them."""
 
 
@@ -42,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         sub = subparsers.add_parser(command.NAME, help=command.SUMMARY, description=command.__doc__)
-        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        sub.formatter_class = HelpText
         command.arguments(sub)
         sub.set_defaults(run=command.run, command=command.NAME)
     return top
@@ -55,12 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser().parse_args(arguments)
     except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
         return int(stop.code or 0)
+    from policylang.report.width import fitted
+
+    with fitted(text_width(getattr(options, "width", None))):
+        return _ended(options)
+
+
+def _ended(options: argparse.Namespace) -> int:
+    """Run a command, and tell what ends it early."""
     try:
-        code = int(options.run(options))
+        code = _run(options)
         sys.stdout.flush()
         return code
     except UsageError as error:
-        print(f"policylang {options.command}: {error}", file=sys.stderr)
+        tell(f"policylang {options.command}: {error}")
         return Exit.USAGE
     except PolicyError as error:
         return refuse(error.diagnostics)
@@ -77,6 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(_BUG, file=sys.stderr)
         return Exit.BUG
+
+
+def _run(options: argparse.Namespace) -> int:
+    modules = getattr(options, "imports", ())
+    form, findings = getattr(options, "output_format", "text"), options.command in (check.NAME, plan.NAME)
+    refused = refused_imports(modules, form, findings=findings) if modules else None
+    return int(options.run(options) if refused is None else refused)
 
 
 _BUG = (

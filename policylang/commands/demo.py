@@ -4,6 +4,11 @@ Prints what each rule decided, the memory and time of a step measured both ways,
 of every step are bitwise equal. Both runs use the same inner compiler, torch's aot_eager, which generates no code, so
 that equal means equal; without a policy, PyTorch's min-cut decides what is saved. Nothing is downloaded.
 
+examples:
+
+  policylang demo --steps 6
+  policylang demo --policy mine.apl --json
+
 exit codes: 0 equal, 1 not equal, 2 usage or a package that is missing
 """
 
@@ -16,6 +21,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_width
 
 if TYPE_CHECKING:
     from policylang.commands.small_llama.training import Settings
@@ -33,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_steps, default=10, help="training steps of each run (default: 10)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_width(parser)
 
 
 def run(options: argparse.Namespace) -> Exit:
@@ -42,6 +49,7 @@ def run(options: argparse.Namespace) -> Exit:
         raise UsageError(f"the demo needs {names}", 'pip install "policylang[demo]"')
     import torch
 
+    from policylang.commands.shared.output import say
     from policylang.commands.small_llama.training import Settings
     from policylang.errors import PolicyError
 
@@ -52,7 +60,10 @@ def run(options: argparse.Namespace) -> Exit:
     except PolicyError as error:
         print(error, file=sys.stderr)
         return Exit.DIAGNOSTICS
-    print(json.dumps(comparison.to_dict(), indent=2) if options.json else comparison)
+    if options.json:
+        print(json.dumps(comparison.to_dict(), indent=2))
+    else:
+        say(comparison)
     return Exit.CLEAN if comparison.agrees else Exit.DIAGNOSTICS
 
 

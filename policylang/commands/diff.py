@@ -1,6 +1,15 @@
 """Compare two policies on a graph: the nodes whose decision changes, and what that costs and saves.
 
-Exit code 0 says that the two decide alike, whatever their text is: "this refactor of the policy changes nothing".
+--html writes a page with both: memory over time, and the decisions that differ by line, module and block.
+
+Exit code 0 says that the two decide alike, whatever their text is: "this refactor of the policy changes nothing". One
+of the two may be `-`, the standard input.
+
+examples:
+
+  policylang diff main.apl mine.apl --graph llama3_8b.graph
+  git show main:mine.apl | policylang diff - mine.apl --graph llama3_8b.graph --output-format markdown
+  policylang diff llama3_sac mine.apl --graph llama3_8b.graph --path eager --html diff.html
 
 exit codes: 0 no decision changes, 1 some do, or a policy has errors, 2 a file that cannot be read
 """
@@ -9,10 +18,27 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_form, add_graph, add_path, planned, read_graph, read_policy
+from policylang.commands.shared.inputs import (
+    add_form,
+    add_graph,
+    add_import,
+    add_path,
+    once_at_most,
+    planned,
+    read_graph,
+    read_policy,
+    write_page,
+)
 from policylang.language.figures import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from policylang.planning.plan import Plan
 
 NAME = "diff"
 SUMMARY = "compare two policies on a graph"
@@ -23,22 +49,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("new", metavar="NEW", help="the policy after it")
     add_graph(parser)
     add_path(parser)
+    add_import(parser)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
+    parser.add_argument("--html", metavar="OUT.html", help="write both policies as a page, one over the other")
 
 
 def run(options: argparse.Namespace) -> Exit:
+    from policylang.commands.shared.output import say
     from policylang.language.codes import is_error
     from policylang.planning.inspection.compare import compare
     from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 
+    once_at_most(options.old, options.new)
     facts = read_graph(options.graph)
-    plans = [planned(read_policy(name), facts, options.path) for name in (options.old, options.new)]
+    plans = [planned(read_policy(name, facts), facts, options.path) for name in (options.old, options.new)]
     for name, plan in zip((options.old, options.new), plans, strict=True):
         _warn(name, sum(map(is_error, plan.diagnostics)))
     found = compare(*plans)
     renderers = {"text": comparison_text, "markdown": comparison_markdown, "json": comparison_json}
-    print(renderers[options.output_format](found))
+    printed = renderers[options.output_format](found)
+    if options.output_format == "text":
+        say(printed)
+    else:
+        print(printed)
+    if options.html:
+        _write_page(plans, options.graph, options.html)
     return Exit.CLEAN if found.same else Exit.DIAGNOSTICS
+
+
+def _write_page(plans: Sequence[Plan], graph: str, out: str) -> None:
+    from policylang.planning.inspection.breakdown import breakdown
+    from policylang.report.plan.comparison_page import comparison_page
+
+    old, new = map(breakdown, plans)
+    write_page(comparison_page(old, new, Path(graph).name), out)
 
 
 def _warn(name: str, errors: int) -> None:

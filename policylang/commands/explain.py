@@ -2,7 +2,15 @@
 
 With a code such as APL101: its long form; with nothing: all codes. With a policy and --graph, --node NAME says of each
 rule in turn whether it matches the node, which part of it leaves the node out, and who won; --rule LINE what each part
-of a rule matches, and which rules take its nodes over.
+of a rule matches, and which rules take its nodes over. A node is named by its name, by a glob over names, or by the
+path of its module as a policy writes it behind `in`; of several nodes there is a line each.
+
+examples:
+
+  policylang explain APL301
+  policylang explain mine.apl --graph llama3_8b.graph --node mm_3
+  policylang explain mine.apl --graph llama3_8b.graph --node 'layers.0.attention.*'
+  policylang explain mine.apl --graph llama3_8b.graph --rule 12
 
 exit codes: 0 explained, 1 a policy with errors, 2 no such code, node, rule or file
 """
@@ -11,14 +19,34 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form, add_graph, add_path, planned, read_graph, read_policy
+from policylang.commands.shared.inputs import (
+    STDIN,
+    STDIN_NAME,
+    add_form,
+    add_graph,
+    add_import,
+    add_path,
+    planned,
+    read_graph,
+    read_policy,
+)
+from policylang.commands.shared.output import say
 
 if TYPE_CHECKING:
+    from policylang.graph.facts import Facts
+    from policylang.language.codes import Code
     from policylang.planning.plan import Plan
+    from policylang.report.explanation import NodeExplanation, NodesExplanation, RuleExplanation
 
+_CODE_LIKE = re.compile(r"APL\d*$", re.IGNORECASE)
+_WIDEST = 100
+_VERSION = 1
 NAME = "explain"
 SUMMARY = "explain a diagnostic code, a node or a rule"
 _MOST_LINES = 12
@@ -33,54 +61,108 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_graph(parser, required=False)
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--node", metavar="NAME", help="what each rule has to say of this node of the graph")
+    asked.add_argument(
+        "--node",
+        metavar="NAME",
+        help="what each rule has to say of this node of the graph; a glob over names and a module path name several",
+    )
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
     add_path(parser)
+    add_import(parser)
     add_form(parser, "json", help="default: text")
+
+
+_HOW = "policylang explain POLICY --graph GRAPH --node NAME (or --rule LINE)"
 
 
 def run(options: argparse.Namespace) -> Exit:
     about_graph = [f"--{name}" for name in ("graph", "node", "rule") if getattr(options, name) is not None]
     if about_graph:
-        if options.subject is None or options.graph is None or len(about_graph) < 2:
+        if options.subject is not None and about_graph == ["--graph"]:
             raise UsageError(
-                "a node or a rule is explained of a policy on a graph",
-                "policylang explain POLICY --graph SNAPSHOT --node NAME (or --rule LINE)",
+                f"what is to be explained of `{options.subject}`? a node, or a rule", _how(options.subject)
             )
+        if options.subject is None or options.graph is None:
+            raise UsageError("a node or a rule is explained of a policy on a graph", _HOW)
         _on_graph(options)
+    elif options.output_format == "json":
+        print(json.dumps(_codes_data() if options.subject is None else _code_data(options.subject), indent=2))
     else:
-        print(_codes() if options.subject is None else _code(options.subject))
+        say(_codes() if options.subject is None else _code(options.subject))
     return Exit.CLEAN
 
 
 def _on_graph(options: argparse.Namespace) -> None:
-    from policylang.report.explanation import explain_node, explain_rule
+    from policylang.report.explanation import NodesExplanation, explain_nodes, explain_rule
 
-    plan = planned(read_policy(options.subject), read_graph(options.graph), options.path)
-    found = (
-        explain_node(plan, _row(plan, options.node))
-        if options.node is not None
-        else explain_rule(plan, _rule(plan, options.subject, options.rule))
-    )
-    print(json.dumps(found.to_dict(), indent=2) if options.output_format == "json" else found)
+    facts = read_graph(options.graph)
+    plan = planned(read_policy(options.subject, facts), facts, options.path)
+    found: NodeExplanation | NodesExplanation | RuleExplanation
+    if options.node is not None:
+        nodes = explain_nodes(plan, _rows(plan, options.node))
+        found = nodes[0] if options.node in facts.index else NodesExplanation(options.node, nodes)
+    else:
+        found = explain_rule(plan, _rule(plan, options.subject, options.rule))
+    if options.output_format == "json":
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        say(found)
+
+
+def _rows(plan: Plan, asked: str) -> list[int]:
+    """The rows that rules range over of the node of a name, else of those whose names a glob matches, else of those in
+    a module."""
+    from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
+
+    facts = plan.facts
+    if asked in facts.index:
+        return [_row(plan, asked)]
+    found: list[int] = []
+    if is_magic(asked) and "." not in asked:
+        matches = NameGlob(asked).matches
+        found = [row for row, name in enumerate(facts.names) if matches(name)]
+    if not found and path_glob_problem(asked) is None:
+        covers = cache(PathGlob(asked).covers)
+        found = [row for row in range(len(facts)) if covers(facts.modules[row] or facts.modules[facts.owners[row]])]
+    decided = [row for row in found if plan.decisions[row] is not None]
+    if not decided:
+        raise _no_node(facts, asked, found)
+    return decided
+
+
+def _no_node(facts: Facts, asked: str, found: Sequence[int]) -> UsageError:
+    from policylang.language.nearest import did_you_mean, nearest
+    from policylang.planning.selection.empty_matches import nearest_paths
+
+    if found:
+        return UsageError(f"no rule ranges over what `{asked}` names: {_listed(facts, found)}", _FORWARD)
+    near = nearest(asked, (facts.names[each] for each in facts.forward))
+    if "." in asked or not near:
+        near = (*near, *nearest_paths(asked, facts, count=2))[:3]
+    mend = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
+    return UsageError(f"the graph has no node `{asked}`", mend)
+
+
+_MOST_NAMES = 4
+_FORWARD = "rules decide about the forward's operators alone"
+
+
+def _listed(facts: Facts, rows: Sequence[int]) -> str:
+    from policylang.language.figures import listed
+
+    return listed([facts.names[row] for row in rows], _MOST_NAMES)
 
 
 def _row(plan: Plan, name: str) -> int:
     """The row of a node that rules range over."""
     from policylang.graph.facts import Phase
-    from policylang.language.nearest import did_you_mean, nearest
 
     facts = plan.facts
-    row = facts.index.get(name)
-    if row is None:
-        near = did_you_mean(nearest(name, (facts.names[each] for each in facts.forward)))
-        raise UsageError(f"the graph has no node `{name}`", near or "node names are those of the graph, such as mm_3")
+    row = facts.index[name]
     if plan.decisions[row] is None:
         kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
         what = kinds.get(Phase(facts.phases[row]), "not a call")
-        raise UsageError(
-            f"no rule ranges over `{name}`, which is {what}", "rules decide about the forward's operators alone"
-        )
+        raise UsageError(f"no rule ranges over `{name}`, which is {what}", _FORWARD)
     return row
 
 
@@ -89,7 +171,7 @@ def _rule(plan: Plan, policy: str, text: str) -> int:
     from policylang.language.files import find_policy
 
     file, _, line = text.rpartition(":")
-    own = find_policy(policy)[1]
+    own = STDIN_NAME if policy == STDIN else find_policy(policy)[1]
     for index, rule in enumerate(plan.policy.rules):
         if str(rule.span.line) == line and rule.span.source.name == (file or own):
             return index
@@ -106,17 +188,53 @@ def _codes() -> str:
     return "\n".join(f"{code}  {entry.title}" for code, entry in sorted(CODES.items()))
 
 
+def _codes_data() -> dict[str, Any]:
+    from policylang.language.codes import CODES
+
+    codes = [{"code": code, "title": e.title, "severity": e.severity.value} for code, e in sorted(CODES.items())]
+    return {"version": _VERSION, "codes": codes}
+
+
+def _code_data(code: str) -> dict[str, Any]:
+    entry = _entry(code)
+    said = {"title": entry.title, "severity": entry.severity.value, "text": entry.text}
+    return {"version": _VERSION, "code": entry.code, **said, "wrong": entry.wrong, "right": entry.mended}
+
+
 def _code(code: str) -> str:
-    from difflib import get_close_matches
     from textwrap import fill, indent
+
+    from policylang.report.width import columns
+
+    entry = _entry(code)
+    examples = (("Wrong", entry.wrong), ("Right", entry.mended))
+    shown = (f"{label}:\n\n{indent(text, '    ')}" for label, text in examples if text)
+    text = fill(entry.text, width=columns(_WIDEST) or _WIDEST)
+    return "\n\n".join((f"{entry.code}: {entry.title} ({entry.severity.value})", text, *shown))
+
+
+def _entry(code: str) -> Code:
+    from difflib import get_close_matches
 
     from policylang.language.codes import CODES
 
     entry = CODES.get(code.upper())
-    if entry is None:
-        near = get_close_matches(code.upper(), CODES, n=1)
-        mend = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
-        raise UsageError(f"no diagnostic has the code `{code}`", mend)
-    examples = (("Wrong", entry.wrong), ("Right", entry.mended))
-    shown = (f"{label}:\n\n{indent(text, '    ')}" for label, text in examples if text)
-    return "\n\n".join((f"{entry.code}: {entry.title} ({entry.severity.value})", fill(entry.text, width=100), *shown))
+    if entry is not None:
+        return entry
+    if not _CODE_LIKE.match(code) and (code == STDIN or _is_policy(code)):
+        raise UsageError(f"`{code}` is a policy, and what a policy decides is explained on a graph", _how(code))
+    near = get_close_matches(code.upper(), CODES, n=1)
+    mend = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
+    if not near and not _CODE_LIKE.match(code):
+        raise UsageError(f"`{code}` is neither a diagnostic code nor a policy that is here", f"{mend}; {_HOW}")
+    raise UsageError(f"no diagnostic has the code `{code}`", mend)
+
+
+def _is_policy(name: str) -> bool:
+    from policylang.language.files import SUFFIX, find_policy
+
+    return find_policy(name)[0].is_file() or name.endswith(SUFFIX)
+
+
+def _how(policy: str) -> str:
+    return _HOW.replace("POLICY", policy)

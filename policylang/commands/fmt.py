@@ -3,6 +3,12 @@
 A folder stands for every .apl file below it; `-` reads standard input and writes standard output. A file with a syntax
 error is reported and left alone. What is written has been proved to be the same policy.
 
+examples:
+
+  policylang fmt policies/
+  policylang fmt mine.apl --check --diff
+  policylang fmt - < mine.apl
+
 exit codes: 0 done, 1 an error, or with --check or --diff a file that is not formatted, 2 a file that cannot be read
 """
 
@@ -33,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.format import format_files, format_text
+    from policylang.commands.shared.output import tell
     from policylang.report.diagnostics import render_text
 
     if _STDIN in options.files and len(options.files) > 1:
@@ -44,7 +51,7 @@ def run(options: argparse.Namespace) -> Exit:
         done = [each.save() for each in done]
     diagnostics = [diagnostic for each in done for diagnostic in each.diagnostics]
     if diagnostics:
-        print(render_text(diagnostics), file=sys.stderr)
+        tell(render_text(diagnostics))
     if options.diff:
         print("".join(each.diff() for each in done), end="")
     elif from_stdin and not look_only:

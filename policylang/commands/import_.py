@@ -2,6 +2,10 @@
 
 Needs torch, which knows what the recorded operators are and what they cost.
 
+examples:
+
+  policylang import recorded.json.gz -o recorded.graph
+
 exit codes: 0 written, 1 not a recorded graph, 2 a file that cannot be read or written
 """
 
@@ -11,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_snapshot, print_snapshot
+from policylang.commands.shared.inputs import add_import, add_snapshot, print_snapshot
 
 NAME = "import"
 SUMMARY = "make a snapshot of a graph recorded as JSON"
@@ -19,6 +23,7 @@ SUMMARY = "make a snapshot of a graph recorded as JSON"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a recorded graph, .json or .json.gz")
+    add_import(parser)
     add_snapshot(parser)
 
 

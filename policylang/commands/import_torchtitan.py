@@ -1,7 +1,12 @@
 """Write the policy that TorchTitan's full_recompute_save_ops string stands for.
 
 The string selects operations by module and operator, `layers.*.moe.router.gate::aten.mm.default | …`. With --graph, the
-policy is planned on a snapshot at once: what the string selects there, and whether it selects anything.
+policy is planned on a graph at once: what the string selects there, and whether it selects anything.
+
+examples:
+
+  policylang import-torchtitan 'layers.*.moe.router.gate::aten.mm.default | layers.*.attention.wq::aten.mm.default'
+  policylang import-torchtitan 'layers.*.attention.wq::aten.mm.default' -o mine.apl --graph deepseek.graph
 
 exit codes: 0 written, 1 something is wrong with the string or on the graph, 2 a file that cannot be read or written
 """
@@ -12,7 +17,7 @@ import argparse
 from pathlib import Path
 
 from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_graph, refuse
+from policylang.commands.shared.inputs import add_graph, add_import, read_graph, refuse
 
 NAME = "import-torchtitan"
 SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
@@ -23,26 +28,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="the policy, such as mine.apl; printed without it")
     parser.add_argument("--name", type=_name, default="torchtitan_save_ops", help="the name of the policy")
     add_graph(parser, required=False)
+    add_import(parser)
 
 
 def run(options: argparse.Namespace) -> Exit:
+    from policylang.api.load import operators_at_hand, operators_in
     from policylang.integrations.torchtitan_save_ops import import_save_ops
     from policylang.language.codes import is_error
 
-    made = import_save_ops(options.selectors, options.name)
+    facts = None if options.graph is None else read_graph(options.graph)
+    operators = operators_at_hand(met=() if facts is None else operators_in(facts))
+    made = import_save_ops(options.selectors, options.name, operators)
     if made.text is None:
         return refuse(made.diagnostics)
     found = list(made.diagnostics)
-    if options.graph is not None:
-        from policylang.api.planned_graphs import on_graph, read_graphs
+    if facts is not None:
+        from policylang.api.planned_graphs import on_graph
         from policylang.language.resolution.loader import parse_policy
 
-        graphs, problems = read_graphs([options.graph])
-        if problems:
-            return refuse(problems)
-        policy = parse_policy(made.text, name=options.output or f"<{options.name}>").policy
+        policy = parse_policy(made.text, name=options.output or f"<{options.name}>", operators=operators).policy
         if policy is not None:
-            found.extend(on_graph(policy, graphs, None, one_model=False)[1])
+            found.extend(on_graph(policy, {options.graph: facts}, None, one_model=False)[1])
     if found:
         refuse(found)
     if any(map(is_error, found)):

@@ -1,8 +1,16 @@
 """Show what a policy does to a graph, before anything is compiled: what is saved and recomputed in each block and which
 line said so, the memory over the step, and what each rule is worth.
 
-The graph is a snapshot (see `policylang snapshot`); no model, no GPU and no torch are needed. --html writes one page
+The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph as text; no model, no GPU and, unless
+--import is given, no torch are needed. --summary prints the totals and the expectations alone. --html writes one page
 that needs nothing else: memory over time, the blocks, every value beside the text of the policy.
+
+examples:
+
+  policylang plan llama3_sac --graph llama3_8b.graph --summary
+  policylang plan mine.apl --graph llama3_8b.graph --html plan.html
+  policylang plan mine.apl --graph llama3_8b.graph --path eager --output-format json
+  echo 'save attention in block' | policylang plan - --graph llama3_8b.graph
 
 exit codes: 0 planned, 1 errors between the policy and the graph (the plan is shown all the same), 2 a file that cannot
 be read or written
@@ -15,12 +23,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form, add_graph, add_path
+from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.inputs import add_form, add_graph, add_import, add_path, check_policies, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from policylang.language.diagnostics import Diagnostic
     from policylang.planning.inspection.breakdown import Breakdown
     from policylang.planning.inspection.marginal_cost import Worth
 
@@ -29,44 +38,53 @@ SUMMARY = "show what a policy saves and recomputes on a graph"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("policy", metavar="POLICY", help="a policy file, or a bundled policy by its bare name")
+    parser.add_argument(
+        "policy", metavar="POLICY", help="a policy file, a bundled policy by its bare name, or - for standard input"
+    )
     add_graph(parser)
     add_path(parser)
+    add_import(parser)
     add_form(parser, "json", help="how to print the plan (default: text)")
+    parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.api.check import check
+    from policylang.commands.shared.output import say
     from policylang.language.codes import is_error
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.report.diagnostics import render_text
     from policylang.report.plan.as_json import plan_json
     from policylang.report.plan.as_text import plan_text
 
-    result = check(options.policy, graph=options.graph, path=options.path)
+    result = check_policies([options.policy], graph=options.graph, path=options.path)
     if len(result.plans) != 1:
         return _refused(result.diagnostics, options.output_format, unreadable=result.unreadable)
     (made,) = result.plans
     found = breakdown(made)
-    worth = _worth(found, options.path)
+    worth = () if options.summary and not options.html else _worth(found, options.path)
     if options.output_format == "json":
-        print(plan_json(found, worth, result.diagnostics))
+        print(plan_json(found, worth, result.diagnostics, summary=options.summary))
     else:
         if result.diagnostics:
-            print(render_text(result.diagnostics), end="\n\n")
-        print(plan_text(found, worth))
+            say(render_text(result.diagnostics) + "\n")
+        say(plan_text(found, worth, summary=options.summary))
     if options.html:
         _write_page(found, worth, options.graph, options.html)
     return Exit.DIAGNOSTICS if any(map(is_error, result.diagnostics)) else Exit.CLEAN
 
 
-def _refused(diagnostics: Sequence[object], output_format: str, *, unreadable: bool) -> Exit:
+def _refused(diagnostics: Sequence[Diagnostic], output_format: str, *, unreadable: bool) -> Exit:
+    from policylang.commands.shared.output import say
     from policylang.language.codes import diagnose
     from policylang.report.diagnostics import RENDERERS
 
     found = diagnostics or (diagnose("APL104", "a plan is made of one policy", help="name one .apl file"),)
-    print(RENDERERS[output_format](found))  # type: ignore[arg-type]
+    printed = RENDERERS[output_format](found)
+    if output_format == "text":
+        say(printed)
+    else:
+        print(printed)
     return Exit.USAGE if unreadable or not diagnostics else Exit.DIAGNOSTICS
 
 
@@ -88,8 +106,4 @@ def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
     from policylang.report.plan.html import plan_page
 
-    try:
-        Path(out).write_text(plan_page(found, worth, Path(graph).name), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
-    print(f"wrote {out}", file=sys.stderr)
+    write_page(plan_page(found, worth, Path(graph).name), out)

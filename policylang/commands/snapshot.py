@@ -4,6 +4,15 @@ MODULE:FUNCTION names a Python function without arguments, package.module:functi
 policylang.trace_step returned, or a model that was compiled under a policy and has run forward. The current folder is
 searched for it first, as `python -m` does.
 
+With --device cuda the steps that the function traces are traced as a GPU runs them, on a machine with or without one,
+from a model on the CPU or on `meta`, at true sizes and without memory for the weights.
+
+examples:
+
+  policylang snapshot train.models:llama3_8b -o llama3_8b.graph
+  policylang snapshot train.models:llama3_8b -o llama3_8b.graph --device cuda
+  policylang snapshot train.models:moe -o moe.graph --import my_package.kernels
+
 exit codes: 0 written, 1 the function or its module failed, which is shown, or returned nothing that has a graph, 2 no
 such function
 """
@@ -11,9 +20,14 @@ such function
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_snapshot, print_snapshot
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_import, add_snapshot, print_snapshot
+
+if TYPE_CHECKING:
+    from policylang.graph.facts import Facts
+    from policylang.tracing.target_device import TargetDevice
 
 NAME = "snapshot"
 SUMMARY = "write the facts of a graph to a file"
@@ -21,21 +35,58 @@ SUMMARY = "write the facts of a graph to a file"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="what returns a graph, a traced step or a model")
+    add_import(parser)
     add_snapshot(parser)
+    parser.add_argument(
+        "--device",
+        metavar="cuda|cpu",
+        help="trace as on this device, which need not be here (default: where the model is)",
+    )
+    parser.add_argument(
+        "--compute-capability",
+        metavar="M.N",
+        help="of the GPU whose kernels are chosen: 8.0 is an A100, 9.0 an H100 (default: this machine's, else 9.0)",
+    )
 
 
 def run(options: argparse.Namespace) -> Exit:
+    from policylang.commands.shared.inputs import refuse
     from policylang.commands.shared.users_code import UsersCodeError, named_function, need_torch, show, users_code
 
     need_torch()
+    from policylang.api.snapshot import load_snapshot, write_snapshots
+    from policylang.tracing.target_device import tracing_for
+
+    device = _device(options)
     try:
         function = named_function(options.function)
-        with users_code():
+        with users_code(), tracing_for(device):
             subject = function()
     except UsersCodeError as failed:
         return show(failed, NAME, options.function, "the function is called without arguments")
-    from policylang.api.snapshot import load_snapshot, snapshot
-
-    for path in snapshot(subject, options.output):
-        print_snapshot(path, load_snapshot(path))
+    paths, found = write_snapshots(subject, options.output, device)
+    for path in paths:
+        facts = load_snapshot(path)
+        print_snapshot(path, facts)
+        if device is not None:
+            print(f"traced as on {getattr(subject, 'device', None) or device.kind}; attention: {_attention(facts)}")
+    if found:
+        refuse(found)
     return Exit.CLEAN
+
+
+def _device(options: argparse.Namespace) -> TargetDevice | None:
+    from policylang.errors import PolicyError
+    from policylang.tracing.target_device import target_device
+
+    try:
+        return target_device(options.device, options.compute_capability)
+    except PolicyError as error:
+        (diagnostic,) = error.diagnostics
+        raise UsageError(diagnostic.message, diagnostic.help or "") from None
+
+
+def _attention(facts: Facts) -> str:
+    from policylang.graph.traced_device import attention_kernels
+
+    return ", ".join(f"{count} × {target}" for target, count in attention_kernels(facts).items()) or "none"

@@ -3,6 +3,11 @@
 A folder stands for every .md file below it that holds a policy; without a PATH, the current folder does. The form of
 policy tests is described in docs/policy-tests.md. Needs no model, no GPU and no torch.
 
+examples:
+
+  policylang test tests
+  policylang test tests --cover policies
+
 exit codes: 0 all is as the policies say, 1 it is not, 2 a file that cannot be read
 """
 

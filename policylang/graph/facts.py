@@ -127,6 +127,11 @@ def later_column(blank: Any) -> Any:
 
 @frozen(eq=False, slots=False)
 class Facts:
+    """What planning knows of a graph, one row a node in graph order, as columns that are indexed by the row's number.
+
+    Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
+    """
+
     kind: GraphKind
     names: Sequence[str]
     ops: Sequence[str]
@@ -222,6 +227,7 @@ class Facts:
         return result
 
     def has(self, row: int, flag: int) -> bool:
+        """Whether any of the bits of ``flag`` holds of a row."""
         return bool(self.flags[row] & flag)
 
 

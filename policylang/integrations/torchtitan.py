@@ -24,6 +24,8 @@ from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
 
+__all__ = ["register"]
+
 NO_GRAPH_TRAINER = "APL383"
 NOT_FLAT = "APL384"
 UNTOLD_NAME = "APL385"

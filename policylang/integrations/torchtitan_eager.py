@@ -11,6 +11,8 @@ from policylang.api.checkpoint import checkpoint_model
 from policylang.errors import PolicyMeaningError
 from policylang.language.diagnostics import Diagnostic
 
+__all__ = ["PolicyAC"]
+
 BAD_OPTION = "APL250"
 _ONLY = {"determinism_check": "default", "debug": False}
 """Options of TorchTitan's checkpoints that have one meaning here: a policy checks the order of operators itself."""

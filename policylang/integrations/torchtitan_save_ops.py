@@ -52,10 +52,13 @@ class Imported:
     diagnostics: tuple[Diagnostic, ...]
 
 
-def import_save_ops(said: str, name: str = "torchtitan_save_ops") -> Imported:
-    """The policy that a ``full_recompute_save_ops`` string stands for, or all that is wrong with the string."""
+def import_save_ops(said: str, name: str = "torchtitan_save_ops", operators: OperatorTable | None = None) -> Imported:
+    """The policy that a ``full_recompute_save_ops`` string stands for, or all that is wrong with the string.
+
+    ``operators`` is what operator names are looked up in; by default the bundled manifest.
+    """
     source = Source(NAME, said)
-    table = OperatorTable.bundled()
+    table = OperatorTable.bundled() if operators is None else operators
     rules: dict[str, None] = {}
     found: list[Diagnostic] = []
     start = 0
@@ -69,7 +72,7 @@ def import_save_ops(said: str, name: str = "torchtitan_save_ops") -> Imported:
     if any(map(is_error, found)):
         return Imported(None, tuple(found))
     text = _HEAD.format(said=" ".join(said.split()), name=name) + "".join(f"{rule}\n" for rule in rules)
-    return Imported(text, (*found, *parse_policy(text, name=name).diagnostics))
+    return Imported(text, (*found, *parse_policy(text, name=name, operators=table).diagnostics))
 
 
 def _rule(selector: Span, table: OperatorTable, found: list[Diagnostic]) -> str | None:
@@ -110,7 +113,9 @@ def _check_operator(operator: Span, table: OperatorTable, found: list[Diagnostic
     namespace, *rest = text.split(".")
     if not _OPERATOR.fullmatch(text):
         found.append(diagnose(CANNOT_BE_READ, f"`{text}` is no operator in full", operator, help=_EXAMPLE))
-    elif not table.has_namespace(namespace):
+    elif not table.has_namespace(namespace) or (
+        table.is_only_met(namespace) and not table.matches(namespace, rest[0], None)
+    ):
         message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
         found.append(diagnose("APL102", message, operator))
     elif len(rest) == 1 and namespace not in _WITHOUT_OVERLOADS:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_NUMBER = re.compile(r"(\d+)")
 _MOST_UNCOUNTED = 6
 _FLOPS = ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
-def figure(value: float, dimension: Literal["bytes", "flops", "fraction"]) -> str:
-    """``219.5 MiB``, ``1.2 TFLOP``, ``21.3%``: one decimal, none where it would be a zero."""
+def figure(value: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
+    """``219.5 MiB``, ``1.2 TFLOP``, ``21.3%``: one decimal, none where it would be a zero. Numbers are whole."""
+    if dimension == "number":
+        return f"{int(value):,}"
     if dimension == "fraction":
         return f"{_short(value * 100)}%"
     base, units = (1024.0, _BYTES) if dimension == "bytes" else (1000.0, _FLOPS)
@@ -22,13 +27,15 @@ def figure(value: float, dimension: Literal["bytes", "flops", "fraction"]) -> st
     return f"{_short(value)} {units[index]}"
 
 
-def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fraction"]) -> str:
+def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
     """A figure that is printed beside a limit: exact where rounding would hide which of the two is larger."""
     text = figure(value, dimension)
     if value == limit or text != figure(limit, dimension):
         return text
     if dimension == "fraction":
         return f"{value * 100:.6g}%"
+    if dimension == "number":
+        return text
     return f"{text} ({int(value):,} {'bytes' if dimension == 'bytes' else 'FLOP'})"
 
 
@@ -46,6 +53,34 @@ def listed(names: Sequence[str], most: int, total: int | None = None) -> str:
 def joined(names: Sequence[str]) -> str:
     """``a, b and c``."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def folded_names(names: Sequence[str]) -> str:
+    """``layers.0–31``, ``layers.0, 2, 4``: names that differ in one number alone are written once."""
+    if len(names) == 1:
+        return names[0]
+    parts = [_NUMBER.split(name) for name in names]
+    if len({len(each) for each in parts}) > 1:
+        return ", ".join(names)
+    differing = [at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    if len(differing) != 1 or differing[0] % 2 == 0:
+        return ", ".join(names)
+    at = differing[0]
+    before, after = "".join(parts[0][:at]), "".join(parts[0][at + 1 :])
+    return f"{before}{_ranges(sorted(int(each[at]) for each in parts))}{after}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    step = numbers[1] - numbers[0]
+    if step > 1 and len(numbers) > 3 and all(b - a == step for a, b in pairwise(numbers)):
+        return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def first_lines(lines: Sequence[str], most: int, noun: str = "more") -> tuple[str, ...]:

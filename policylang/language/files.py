@@ -47,7 +47,13 @@ def read_source(path: Path, name: str) -> Source | Diagnostic:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
         return diagnose("APL104", f"`{name}` cannot be read: {reason_of(error)}")
+    return source_of(content, name, size)
+
+
+def source_of(content: bytes, name: str, size: int | None = None) -> Source | Diagnostic:
+    """The text that some bytes are, or why they are none. ``size``: of the whole file, where that is not all of it."""
     if len(content) > MAX_FILE:
+        size = len(content) if size is None else size
         message = f"the file holds {size / 1024 / 1024:.1f} MiB, more than the 4 MiB a policy may have"
         return diagnose("APL002", message, _start(name))
     try:
@@ -87,11 +93,23 @@ def _missing(path: Path, name: str) -> Diagnostic:
         beside = [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
     except OSError:
         beside = []
+    stem = path.name.removesuffix(SUFFIX)
+    if stem in bundled_names() and os.path.basename(name) == name:
+        bundled = f"the bundled policy of that name is written `<{stem}>`"
+        return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=bundled)
     near = nearest(path.name, sorted({*beside, *(f"{each}{SUFFIX}" for each in bundled_names())}))
-    help = did_you_mean(near)
+    help = did_you_mean(_bundled_first(path, near))
     if help is None and any(mark in name for mark in _OF_A_TEXT):
         help = "`policylang.parse` takes the text of a policy"
     return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
+
+
+def _bundled_first(path: Path, near: tuple[str, ...]) -> tuple[str, ...]:
+    """Bundled policies are called by their bare names, also where a name is misspelt that could be a file's."""
+    if path.suffix == SUFFIX or path.name != str(path):
+        return near
+    mine = [name for name in near if (path.parent / name).exists()]
+    return (*nearest(path.name, bundled_names()), *mine)[:3]
 
 
 def _shortened(name: str) -> str:

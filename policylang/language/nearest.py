@@ -15,16 +15,20 @@ _SHORTEST_PART = 6
 def nearest(word: str, known: Iterable[str], *, limit: int = 3) -> tuple[str, ...]:
     """The known words closest to ``word``, best first; empty where none is close.
 
-    Close are words that hold the misspelt one as a part, the shortest first (``flash_attention`` for its full name),
-    and words at most one edit (a character more, less, other, or two swapped) in three characters away.
+    A word that differs in capitals alone is the one that was meant. Close are words that hold the misspelt one as a
+    part, the shortest first (``flash_attention`` for its full name), and words at most one edit (a character more,
+    less, other, or two swapped) in three characters away.
     """
     wanted = word.lower()
     if not wanted or len(wanted) > _LONGEST:
         return ()
+    known = tuple(dict.fromkeys(known))
+    if same := [candidate for candidate in known if candidate.lower() == wanted]:
+        return tuple(same[:limit])
     bound = max(1, len(wanted) // 3)
     edited: list[tuple[int, int, bool, str]] = []
     holding: list[tuple[int, str]] = []
-    for candidate in dict.fromkeys(known):
+    for candidate in known:
         folded = candidate.lower()
         if len(wanted) >= _SHORTEST_PART and wanted in folded:
             holding.append((len(folded), candidate))

@@ -42,7 +42,7 @@ class Source:
 
 @frozen
 class Span:
-    """A half-open range of characters in a source."""
+    """A half-open range of characters in a source. Lines and columns are counted from 1, columns in characters."""
 
     source: Source
     start: int
@@ -50,6 +50,7 @@ class Span:
 
     @property
     def text(self) -> str:
+        """The characters themselves."""
         return self.source.text[self.start : self.end]
 
     @property
@@ -59,18 +60,22 @@ class Span:
 
     @property
     def line(self) -> int:
+        """Of the first character."""
         return self.source.line_column(self.start)[0]
 
     @property
     def column(self) -> int:
+        """Of the first character."""
         return self.source.line_column(self.start)[1]
 
     @property
     def end_line(self) -> int:
+        """Of the character behind the last."""
         return self.source.line_column(self.end)[0]
 
     @property
     def end_column(self) -> int:
+        """Of the character behind the last."""
         return self.source.line_column(self.end)[1]
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from enum import Enum
+from fractions import Fraction
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -116,7 +117,8 @@ class InModule:
 class BlockSet:
     """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high.
 
-    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``.
+    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are
+    that part of the model's blocks, rounded down.
     """
 
     kind: Literal["any", "every", "first", "last", "range"]
@@ -124,6 +126,7 @@ class BlockSet:
     start: int = 0
     low: int = 0
     high: int = 0
+    share: Fraction | None = None
 
 
 @frozen
@@ -430,11 +433,17 @@ Rewriting = Fuse | Collapse
 class ExpectTotal:
     """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect peak <= 40 GiB``."""
 
-    figure: Literal["saved", "recomputed", "recomputed flops", "peak"]
+    figure: Literal["saved", "recomputed", "recomputed flops", "recomputed operators", "peak"]
     op: Comparison
     limit: Quantity
+    """A fraction is one of what the forward makes, computes or runs."""
     per_block: bool = False
     span: Span = _span()
+
+    @property
+    def of_forward(self) -> bool:
+        """Whether the limit is a share that says of what: of the bytes that the forward makes."""
+        return self.limit.dimension == "fraction" and self.figure in ("saved", "recomputed")
 
 
 @frozen
@@ -487,6 +496,12 @@ class Policy:
     expectations: tuple[Expectation, ...]
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
+    includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)
+    """Of each included file by its name, the include in the loaded file that brings it."""
+
+    def included_by(self, span: Span | None) -> Span | None:
+        """The include that brings a line; None for a line of the loaded file."""
+        return None if span is None else self.includes.get(span.source.name)
 
     @property
     def offloads(self) -> bool:

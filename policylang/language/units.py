@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from fractions import Fraction
 from math import inf, nextafter
 from typing import Literal
 
@@ -46,8 +47,18 @@ def write(value: float, dimension: Dimension) -> str:
 
 def _number(value: float) -> str:
     """The shortest decimal that is this very number, without an exponent."""
-    text = format(Decimal(repr(value)), "f")
+    return _plain(Decimal(repr(value)))
+
+
+def _plain(number: Decimal) -> str:
+    text = format(number, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def decimal_percent(share: Fraction) -> str:
+    """Per cent of a share that was written in decimals: ``12.5`` for an eighth."""
+    percent = share * 100
+    return _plain(Decimal(percent.numerator) / Decimal(percent.denominator))
 
 
 def _exact_percent(value: float) -> str:

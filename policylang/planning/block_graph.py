@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from attrs import field, frozen
 
-from policylang.graph.blocks import BlockTable
+from policylang.graph.blocks import OUTSIDE, BlockTable
+from policylang.graph.facts import Facts, forward_users
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import (
@@ -39,13 +40,37 @@ class Place:
     """By row of an operation inside an operator (a DTensor's), the row of that operator, with which alone it runs."""
 
 
+@frozen(eq=False)
+class AroundBlocks:
+    """What checkpoints that see one block each leave out, of a graph that holds the whole model."""
+
+    outside: frozenset[int] = frozenset()
+    """The forward rows outside every block: no checkpoint is there, and no rule ranges over them."""
+    handed_on: frozenset[int] = frozenset()
+    """What a block returns: the next one's checkpoint holds it as its input, whatever a rule says."""
+
+
+def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
+    """One pass over the edges; nothing of a graph without blocks, which is one block as a whole."""
+    if not blocks.names:
+        return AroundBlocks()
+    block_of, owners = blocks.block_of, facts.owners
+    outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
+    handed_on = {
+        owners[row]
+        for row in facts.forward
+        if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
+    }
+    return AroundBlocks(outside, frozenset(handed_on))
+
+
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:
     """An error for every rule that one block cannot follow as the whole model would, and a warning for every
-    expectation about the whole."""
+    expectation about the whole, unless the graph is the whole model."""
     for rule in policy.rules:
         if (reason := _beyond(rule, policy, place is None or place.numbered)) is not None:
             yield diagnose(PATH_CANNOT, f"`{rule.text}` {reason[0]}", rule.span, help=reason[1])
-    for expectation in policy.expectations:
+    for expectation in policy.expectations if place is not None else ():
         if is_about_whole(expectation):
             yield diagnose(
                 WHOLE_GRAPH,

@@ -32,6 +32,9 @@ class Capabilities:
     recomputes_undecided: bool = False
     """Whether, where there is no min-cut, ``undecided -> auto`` and ``leave`` leave a value to the checkpoint around
     it, which recomputes. The plan then says ``as checkpointed``, and so does its report."""
+    block_by_block: bool = False
+    """Whether it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
+    graph, and decides nothing outside the blocks."""
 
 
 JOINT = Capabilities(
@@ -54,7 +57,7 @@ HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided_
 """A joint graph that is tagged for min-cut. No rewrites: where Inductor takes a graph from its caches nobody is called,
 and the groups that rewrites need would not be made."""
 
-EAGER = Capabilities(name="an eager checkpoint", replays_random=True, recomputes_undecided=True)
+EAGER = Capabilities(name="an eager checkpoint", replays_random=True, recomputes_undecided=True, block_by_block=True)
 """A block as it runs, operator by operator. What no rule saves is recomputed, as a checkpoint does."""
 
 
@@ -70,7 +73,8 @@ class PathEntry:
     kinds: tuple[GraphKind, ...] = ()
     """Of the graphs that it takes. ``policylang.apply`` gives a graph to the first path that takes its kind."""
     plans: bool = False
-    """Whether ``check`` and ``plan`` plan for it: all that it decides is in the graph."""
+    """Whether ``check`` and ``plan`` plan for it unasked, where it is the path that takes the graph: all that it
+    decides is in the graph."""
     compared: bool = False
     """Whether ``agree`` takes a step of a model on it."""
 
@@ -84,7 +88,8 @@ PATHS = (
     PathEntry("half", HALF, "policylang.backends.half.path:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
     PathEntry("hook", HOOK, "policylang.backends.hooks.path:HookPath", (GraphKind.JOINT,)),
 )
-PLANNED = tuple(path.name for path in PATHS if path.plans)
+PLANNED = tuple(path.name for path in PATHS)
+"""What ``--path`` names."""
 COMPARED = tuple(path.name for path in PATHS if path.compared)
 
 
@@ -99,7 +104,9 @@ def path_taking(kind: GraphKind) -> PathEntry:
 
 
 def capabilities_for(kind: GraphKind, path: str | None = None) -> Capabilities:
-    """Of the path that is named, else of the one that a graph of this kind takes. A half of a partition can be planned
-    as its joint graph was."""
-    found = path_taking(kind) if path is None else path_entry(path)
+    """Of the path that is named, else of the one that a graph of this kind takes. A half of a partition is planned as
+    its joint graph was, unless its own path is named."""
+    if path is not None:
+        return path_entry(path).capabilities
+    found = path_taking(kind)
     return found.capabilities if found.plans else JOINT

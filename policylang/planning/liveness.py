@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import fields, frozen
+from attrs import evolve, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
@@ -58,6 +58,14 @@ class CostedNeeds(Needs):
     recomputed_flops_by_block: tuple[int, ...] = ()
     forward_flops: int = 0
     forward_flops_by_block: tuple[int, ...] = ()
+    forward_bytes: int = 0
+    """That the whole forward allocates, weights that it gathers and casts among them."""
+    forward_bytes_by_block: tuple[int, ...] = ()
+    recomputed_operators: int = 0
+    """Of ``recomputed`` those that compute: not views, pieces of a tuple, waits and sizes."""
+    recomputed_operators_by_block: tuple[int, ...] = ()
+    forward_operators: int = 0
+    forward_operators_by_block: tuple[int, ...] = ()
     offloaded_bytes: int = 0
     """That leave the device between their last forward and their first backward use."""
 
@@ -65,7 +73,10 @@ class CostedNeeds(Needs):
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> CostedNeeds:
     """What a save-all partition that follows the plan, or other decisions on its graph, saves and recomputes, and what
     that costs."""
-    needs = backward_needs(plan.facts, plan.decisions if decisions is None else decisions)
+    decided = plan.decisions if decisions is None else decisions
+    needs = backward_needs(plan.facts, decided)
+    if plan.block_by_block:
+        needs = with_whole_blocks(needs, plan.facts, decided, plan.block_of)
     return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
 
 
@@ -110,6 +121,18 @@ def backward_needs(
     return Needs(**{name: tuple(reversed(rows)) for name, rows in found.items()})
 
 
+def with_whole_blocks(
+    needs: Needs, facts: Facts, decisions: Sequence[Decision | None], block_of: Sequence[int]
+) -> Needs:
+    """With what an eager checkpoint runs again beside it: a block from its beginning, operator by operator, up to the
+    last value that the backward needs of those that are not saved."""
+    last: dict[int, int] = {}
+    for row in needs.recomputed:
+        last[block_of[row]] = row  # rows are in graph order
+    again = tuple(row for row in facts.forward if row <= last.get(block_of[row], -1) and recomputes(decisions[row]))
+    return evolve(needs, recomputed=again)
+
+
 def _read_by_backward(facts: Facts) -> bytearray:
     """``CERTAINLY`` for every forward value and graph input that the backward, or an output of it, reads."""
     need = bytearray(len(facts))
@@ -145,6 +168,11 @@ def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) 
     recomputed_bytes, recomputed_bytes_by_block = total(again, [own_bytes(facts, row) for row in again])
     recomputed_flops, recomputed_flops_by_block = total(again, [flops[row] for row in again])
     forward_flops, forward_flops_by_block = total(facts.forward, [flops[row] for row in facts.forward])
+    forward_bytes, forward_bytes_by_block = total(facts.forward, [own_bytes(facts, row) for row in facts.forward])
+    recomputed_operators, recomputed_operators_by_block = total(again, [_computes(facts, row) for row in again])
+    forward_operators, forward_operators_by_block = total(
+        facts.forward, [_computes(facts, row) for row in facts.forward]
+    )
     columns: dict[str, Any] = {column.name: getattr(needs, column.name) for column in fields(Needs)}
     return CostedNeeds(
         **columns,
@@ -156,6 +184,12 @@ def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) 
         recomputed_flops_by_block=recomputed_flops_by_block,
         forward_flops=forward_flops,
         forward_flops_by_block=forward_flops_by_block,
+        forward_bytes=forward_bytes,
+        forward_bytes_by_block=forward_bytes_by_block,
+        recomputed_operators=recomputed_operators,
+        recomputed_operators_by_block=recomputed_operators_by_block,
+        forward_operators=forward_operators,
+        forward_operators_by_block=forward_operators_by_block,
         offloaded_bytes=sum(facts.bytes[row] for row in needs.offloaded),
     )
 
@@ -165,3 +199,8 @@ def own_bytes(facts: Facts, row: int) -> int:
     if facts.flags[row] & Flag.VIEW or facts.owners[row] != row:
         return 0
     return facts.bytes[row]
+
+
+def _computes(facts: Facts, row: int) -> int:
+    """1 for an operator that computes something: no view, no size, and nothing that comes with another operator."""
+    return int(facts.owners[row] == row and not facts.flags[row] & (Flag.VIEW | Flag.SYMBOLIC))

@@ -10,15 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
-from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.diagnostics import Diagnostic, Severity, one_cause
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
+from policylang.planning.selection.empty_shares import SHARE_OF_NONE
+from policylang.planning.setups import TrainingSetup
 
-DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE)
-"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line."""
+_COMPILE_BLOCKS = (
+    "call `policylang.checkpoint_model(model, policy)`, "
+    "then `block.compile(backend=policylang.backend(policy))` for each block"
+)
+_ROOT = 'give the backend the path of one, `root="layers.0"`'
+DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE)
+"""Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share
+of the blocks."""
 
 
 @frozen
@@ -36,6 +44,8 @@ class Complaint:
     details: tuple[str, ...]
     start: int
     end: int
+    cause: str = ""
+    """What it comes from, as a diagnostic says it."""
 
     @property
     def identity(self) -> tuple[int, str]:
@@ -54,26 +64,46 @@ def complaints(policy: Policy, diagnostics: Iterable[Diagnostic]) -> tuple[Compl
             if statement.source == span.source and statement.start <= span.start and span.end <= statement.end:
                 start, end = span.start - statement.start, span.end - statement.start
                 texts = (diagnostic.code, diagnostic.message, diagnostic.help, diagnostic.details)
-                found.append(Complaint(number, *texts, start, end))
+                found.append(Complaint(number, *texts, start, end, diagnostic.cause))
                 break
     return tuple(found)
 
 
 def shared_by_all(
-    policy: Policy, graphs: Sequence[tuple[str, Sequence[Complaint]]], *, root: str
+    policy: Policy, graphs: Sequence[tuple[str, Sequence[Complaint]]], *, root: str, sharded: bool = False
 ) -> tuple[Diagnostic, ...]:
-    """The diagnostics that every graph has, each with what was found in which. ``graphs``: labels and complaints."""
+    """The diagnostics that every graph has, each with what was found in which. ``graphs``: labels and complaints.
+
+    ``root``: the path that was said to be put before those of the graphs. ``sharded``: whether ``fully_shard`` gathers
+    the weights of one of them.
+    """
     if not graphs:
         return ()
     by_graph = [{complaint.identity: complaint for complaint in complaints} for _, complaints in graphs]
     shared = set(by_graph[0]).intersection(*by_graph[1:])
     identities = sorted(shared, key=lambda identity: (identity[1] != refusals.NO_SUCH_BLOCKS, identity))
     spans = _statements(policy)
-    return tuple(
-        _diagnostic(spans, [(label, found[identity]) for (label, _), found in zip(graphs, by_graph, strict=True)], root)
+    labels = [label for label, _ in graphs]
+    found = [
+        _diagnostic(policy, spans, [(label, by[identity]) for label, by in zip(labels, by_graph, strict=True)])
         for identity in identities
         if identity[0] < len(spans)
+    ]
+    if not root:
+        found = [_without_blocks(each, sharded) if each.code == refusals.NO_SUCH_BLOCKS else each for each in found]
+    return one_cause(found)
+
+
+def _without_blocks(found: Diagnostic, sharded: bool) -> Diagnostic:
+    """Why compiled graphs have no blocks, as far as it is known, and what to call instead."""
+    if sharded:
+        why = "`fully_shard` gathers weights in hooks around each block, and `torch.compile` breaks the graph there: "
+        details = (f"{why}what is compiled of a block begins inside it, and nothing says where it lies", *found.details)
+        return evolve(found, details=details, help=f"{_COMPILE_BLOCKS}; see {TrainingSetup.FSDP2_BLOCKS.link}")
+    one_by_one = (
+        f"of blocks that are compiled one by one: {_COMPILE_BLOCKS}, or {_ROOT}; see {TrainingSetup.WHOLE_MODEL.link}"
     )
+    return evolve(found, help=f"{found.help}; {one_by_one}")
 
 
 def to_json(complaints: Iterable[Complaint]) -> list[dict[str, Any]]:
@@ -92,15 +122,17 @@ def _statements(policy: Policy) -> list[Span]:
     return [*(each.span for each in acting), *blocks]
 
 
-def _diagnostic(statements: Sequence[Span], found: Sequence[tuple[str, Complaint]], root: str) -> Diagnostic:
+def _diagnostic(policy: Policy, statements: Sequence[Span], found: Sequence[tuple[str, Complaint]]) -> Diagnostic:
     _, first = found[0]
     statement = statements[first.statement]
     span = Span(statement.source, statement.start + first.start, min(statement.start + first.end, statement.end))
     details, message, help = first.details, first.message, first.help
     if len(found) > 1:
         indented = ((label, [f"  {line}" for line in complaint.details]) for label, complaint in found)
-        details = tuple(line for label, lines in indented for line in (f"{label}:", *lines))
+        details = tuple(line for label, lines in indented for line in ((f"{label}:", *lines) if lines else (label,)))
         message = first.message.replace("this graph", f"any of the {len(found)} graphs of this model")
-    if first.code == refusals.NO_SUCH_BLOCKS and not root:
-        help = f'{help}; a block that is compiled on its own needs its path: `root="layers.0"`'
-    return Diagnostic(first.code, message, span, help, details=details)
+    # of no graph alone: where one of them says what a rule fails for, it would match there
+    causes = [complaint.cause for _, complaint in found]
+    cause = refusals.NO_SUCH_BLOCKS if refusals.NO_SUCH_BLOCKS in causes else first.cause
+    include = None if first.code == refusals.NOTHING_TO_REWRITE else policy.included_by(statement)
+    return Diagnostic(first.code, message, span, help, details=details, cause=cause, include=include)

@@ -39,6 +39,8 @@ class ExpectationOutcome:
     """``deferred``: depends on what ``undecided -> auto`` leaves to the partitioner; checked after partitioning."""
     found: str
     """The figure, as printed: ``219.5 MiB in block 3``."""
+    margin: float | None = None
+    """How far the figure is from the limit: negative where it fails; None where there is none."""
 
 
 @frozen(eq=False)
@@ -65,6 +67,8 @@ class Plan:
     """Row to block number, 0-based, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
+    block_by_block: bool = field(default=False, repr=False)
+    """Of a whole model in eager, whose blocks have checkpoints of their own and run again operator by operator."""
     rerun: tuple[int, ...] | None = field(default=None, repr=False)
     """Of a block that is run again as a whole, in its own order: the rows that run a second time."""
 

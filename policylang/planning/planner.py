@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy
+from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
-from policylang.planning.block_graph import Place, beyond_one_block
+from policylang.planning.block_graph import Place, around_blocks, beyond_one_block
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
-from policylang.planning.decisions.decide import first_decisions, judge, rule_outcomes
+from policylang.planning.decisions.decide import NOTHING_AROUND, first_decisions, judge, rule_outcomes
 from policylang.planning.decisions.lost_markers import markers_lost, markers_outranked
 from policylang.planning.decisions.offloading import offload_diagnostics, resolve_offloads
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
+from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import uncounted_in
-from policylang.planning.liveness import with_cost
-from policylang.planning.plan import Plan, RuleOutcome
+from policylang.planning.liveness import with_cost, with_whole_blocks
+from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
+from policylang.planning.statement_errors import StatementErrors
 from policylang.planning.value_decision import Decision, Fate, Why, by_rule, offloads
 
 
@@ -37,23 +39,27 @@ def plan(
     place: Place | None = None,
     *,
     ranks: Ranks | None = None,
+    aside: WeightsAside | None = None,
 ) -> Plan:
     """Decide the fate of every forward value of a graph.
 
     Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
     ``place`` says of a graph that runs again as a whole what part of a model it is. ``ranks`` are those that
-    share the graph, where they can be asked what they would rewrite.
+    share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
+    the graph, in which a rule about gathers then has nothing to match.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
     selections = selections_for(policy, facts, None if place is None else place.blocks)
     blocks = selections.blocks
-    tagged = user_decisions(facts)
+    apart = capabilities.block_by_block and place is None
+    around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
+    tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     fate = _fate(policy, capabilities)
-    verdict = judge(policy, facts, selections, tagged)
-    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities)
+    verdict = judge(policy, facts, selections, tagged, around)
+    decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
@@ -63,9 +69,16 @@ def plan(
     elif capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
         stays = resolve_offloads(policy, facts, decisions, needs)
         needs = safety.enforce()
+    if apart:
+        needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
+    unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
+    unmatched = [index for index, each in enumerate(rules) if not each.matched]
+    by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
+    expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
+    errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
     return Plan(
         policy=policy,
         before=before,
@@ -75,10 +88,12 @@ def plan(
         edits=edits,
         expectations=expectations,
         diagnostics=(
-            *(beyond_one_block(policy, place) if alone else ()),
-            *([refusals.no_such_blocks(policy.blocks, facts)] if policy.blocks and not blocks.names else ()),
+            *(beyond_one_block(policy, place) if alone or apart else ()),
+            *errors.no_blocks(rules),
             *unanswerable(policy, facts),
-            *_rule_diagnostics(policy, rules, selections),
+            *errors.shares(),
+            *errors.of_rules(rules, by_fsdp.rules, around),
+            *by_fsdp.diagnostics,
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
@@ -89,13 +104,14 @@ def plan(
             *safety.diagnostics(),
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
-            *failures,
+            *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
             *uncounted_in(policy.expectations, facts, needs.recomputed),
         ),
         undecided=fate,
         digest=plan_digest(policy, facts, decisions, edits),
         block_of=blocks.block_of,
         block_names=blocks.names,
+        block_by_block=apart,
         rerun=None if place is None else needs.recomputed,
     )
 
@@ -107,19 +123,10 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
 
 
-def _rule_diagnostics(policy: Policy, rules: tuple[RuleOutcome, ...], selections: Selections) -> list[Diagnostic]:
-    found: list[Diagnostic] = []
-    for outcome in rules:
-        if not outcome.matched:
-            if not outcome.rule.optional:
-                found.append(refusals.matches_nothing(outcome.rule, selections))
-        elif outcome.decided:
-            continue
-        elif outcome.overridden_by:
-            found.append(refusals.overridden(policy, outcome))
-        elif outcome.kept_by_user:
-            found.append(refusals.kept_by_user(outcome))
-    return found
+def _about_nothing(policy: Policy, selections: Selections) -> list[int]:
+    """The expectations about the fate of a set of nodes that is empty."""
+    asked = enumerate(policy.expectations)
+    return [at for at, each in asked if isinstance(each, ExpectFate) and not selections.rows(each.selector)]
 
 
 def _capability_diagnostics(

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind, LostMarker
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related, Severity
+from policylang.language.diagnostics import GATHERS_NOTHING, Diagnostic, Related, Severity
 from policylang.language.figures import counted, figure, first_lines
 from policylang.language.source import Span
 from policylang.language.syntax import (
@@ -25,8 +25,9 @@ from policylang.language.syntax import (
 )
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.empty_matches import nearest_paths_hint, part_counts
+from policylang.planning.selection.empty_matches import missing_parts, nearest_paths_hint, part_counts
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.setups import WHAT_FSDP_MEANS
 from policylang.planning.value_decision import Decision
 
 MATCHES_NOTHING = "APL301"
@@ -51,14 +52,27 @@ _MOST_NAMES = 8
 _OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
-def matches_nothing(rule: Rule, selections: Selections) -> Diagnostic:
-    return diagnose(
+def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = False) -> Diagnostic:
+    """``of_weights``: of a rule about gathered weights in a graph that gathers none."""
+    help = f"if that is as it should be, write `optional {rule.text}`"
+    if of_weights:
+        sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
+        help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
+    found = diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
         span=rule.selector.span,
-        help=f"if that is as it should be, write `optional {rule.text}`",
+        help=help,
         details=part_counts(rule.selector, selections),
     )
+    cause = GATHERS_NOTHING if of_weights else missing_parts(rule.selector, selections)
+    return evolve(found, cause=cause)
+
+
+def outside_checkpoints(nothing: Diagnostic) -> Diagnostic:
+    """Of a rule that matches nothing because all that it denotes lies where no checkpoint is."""
+    why = "all of it lies outside the blocks, where an eager checkpoint decides nothing"
+    return evolve(nothing, details=(*nothing.details, why))
 
 
 def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
@@ -68,6 +82,17 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
         span=blocks.span,
         help=nearest_paths_hint(blocks.glob, facts),
     )
+
+
+def no_blocks(selector: Selector, facts: Facts) -> Diagnostic:
+    """Of a policy that leaves it to the graph what its blocks are; ``selector``: the first that speaks of them."""
+    found = diagnose(
+        NO_SUCH_BLOCKS,
+        "no blocks were found in this graph",
+        span=selector.span,
+        help=f"name them, `blocks layers.*`; {nearest_paths_hint('layers.*', facts)}",
+    )
+    return evolve(found, cause=NO_SUCH_BLOCKS)
 
 
 def overridden(policy: Policy, outcome: RuleOutcome) -> Diagnostic:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import asdict, frozen
 
 from policylang.audit.summary.assemble import word
-from policylang.language.figures import figure, listed
+from policylang.language.figures import counted, figure, listed
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.inspection.explain import RuleOnNode, rules_on
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.empty_matches import part_counts
-from policylang.planning.selection.selectors import selections_for
+from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.value_decision import Decision
-from policylang.report.report_text import table
+from policylang.report.width import table
 
 _MOST_NAMES = 8
 
@@ -78,7 +79,7 @@ class NodeExplanation:
         because = f": {self.reason}" if self.reason else ""
         lines.append(f"  {self.action}{because}; {self.fate or 'the backward does not need it'}")
         rows = [("line", "rule", ""), *((r.source, r.text, _standing(r)) for r in self.rules)]
-        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0)) if self.rules else "")
+        return "\n".join(lines) + ("\n\n" + table(rows, right=range(0), ends=(0,)) if self.rules else "")
 
 
 @frozen
@@ -108,10 +109,36 @@ class RuleExplanation:
         return "\n".join(lines)
 
 
+@frozen
+class NodesExplanation:
+    """Of several nodes, what becomes of each."""
+
+    asked: str
+    nodes: tuple[NodeExplanation, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [("node", "operator", "module", "", "by"), *map(_summary, self.nodes)]
+        return f"{self.asked}: {counted(len(self.nodes), 'node')}\n\n" + table(rows, right=range(0), ends=(2,))
+
+
 def explain_node(plan: Plan, row: int) -> NodeExplanation:
     """Raises ``ValueError`` for a node that no rule ranges over."""
+    return explain_nodes(plan, [row])[0]
+
+
+def explain_nodes(plan: Plan, rows: Sequence[int]) -> tuple[NodeExplanation, ...]:
+    """Raises ``ValueError`` for a node that no rule ranges over."""
+    selections = selections_for(plan.policy, plan.facts)
+    fates = Fates(plan.facts, plan.decisions, saved_and_recomputed(plan))
+    return tuple(_node(plan, row, selections, fates) for row in rows)
+
+
+def _node(plan: Plan, row: int, selections: Selections, fates: Fates) -> NodeExplanation:
     facts = plan.facts
-    rules = tuple(map(_line, rules_on(plan, row)))
+    rules = tuple(map(_line, rules_on(plan, row, selections)))
     decision = plan.decisions[row]
     assert decision is not None
     owner, block = facts.owners[row], plan.block_of[row]
@@ -128,9 +155,13 @@ def explain_node(plan: Plan, row: int) -> NodeExplanation:
         shares=None if owner == row else facts.names[owner],
         action=word(decision.action),
         reason=_reason(plan, decision),
-        fate=Fates(facts, plan.decisions, saved_and_recomputed(plan)).really(row),
+        fate=fates.really(row),
         rules=rules,
     )
+
+
+def _summary(node: NodeExplanation) -> tuple[str, ...]:
+    return node.name, node.operator, node.module, node.fate or f"{node.action}, not needed", node.reason
 
 
 def explain_rule(plan: Plan, index: int) -> RuleExplanation:

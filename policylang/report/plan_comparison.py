@@ -10,7 +10,8 @@ from attrs import asdict
 
 from policylang.language.figures import figure, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, PlanComparison, folded
-from policylang.report.report_text import table
+from policylang.report.expectations import compared_rows, compared_table
+from policylang.report.width import table
 
 _MOST_NAMES = 6
 _LONGEST_RULE = 72
@@ -22,7 +23,8 @@ def comparison_text(found: PlanComparison) -> str:
     parts = [_heading(found)]
     parts += ["\n".join(_change_lines(change)) for change in found.changes]
     parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + _bound(found) + _uncounted(found))
-    return "\n\n".join(parts)
+    parts.append(compared_table(found.old.expectations, found.new.expectations))
+    return "\n\n".join(filter(None, parts))
 
 
 def comparison_markdown(found: PlanComparison) -> str:
@@ -32,6 +34,9 @@ def comparison_markdown(found: PlanComparison) -> str:
     lines += [_markdown_row(row) for row in rows[1:]]
     for said in filter(None, (_bound(found).strip(), _uncounted(found).strip())):
         lines += ["", said]
+    if expected := compared_rows(found.old.expectations, found.new.expectations):
+        lines += ["", "| expectation | before | after |", "| --- | --- | --- |"]
+        lines += [_markdown_row((f"`{words}`", before, after)) for words, before, after in expected]
     if found.changes:
         lines += ["", "| nodes | before | after | where |", "| ---: | --- | --- | --- |"]
         lines += [

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
+from policylang.report.alike import expectation_lines, graph_rows
+from policylang.report.width import table
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
 _LABEL = 12
@@ -18,7 +19,8 @@ def report_text(report: Report) -> str:
     """Plain text, no colours, no line end at the end."""
     parts = [_heading(report), _rule_table(report), _figures(report)]
     if len(report.graphs) > 1:
-        parts.append(_graph_table(report.graphs))
+        rows = graph_rows(report.graphs)
+        parts.append(table(rows, right=range(1, len(rows[0]) - 1)))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -44,7 +46,7 @@ def _rule_table(report: Report) -> str:
     if report.offloaded:
         moved = ["offloaded", *(bytes_text(rule.offloaded_bytes or None) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
-    return table(rows, right=range(2, len(rows[0])))
+    return table(rows, right=range(2, len(rows[0])), ends=(0,), spare=(2,))
 
 
 def _rule_row(rule: RuleReport) -> tuple[str, ...]:
@@ -67,7 +69,7 @@ def _figures(report: Report) -> str:
     if kept:
         lines.append(_line("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
     lines += [_line("rewrite", line) for rewrite in report.rewrites for line in str(rewrite).splitlines()]
-    lines += [_line("expect", f"{e.text.removeprefix('expect ')}: {e.status}, {e.found}") for e in report.expectations]
+    lines += [_line("expect", line) for line in expectation_lines(report)]
     lines += [_line("warning", warning) for warning in report.warnings]
     lines += [_line("note", note) for note in report.notes]
     lines += _audit(report)
@@ -112,27 +114,6 @@ def _audit(report: Report) -> list[str]:
     if report.audit.agrees:
         return [_line("audit", "the graphs that came out do what the plan says")]
     return [_line("audit", difference) for difference in report.audit.differences]
-
-
-def _graph_table(graphs: Sequence[Report]) -> str:
-    rows: list[tuple[str, ...]] = [("graph", "forward values", "blocks", "saved", "recomputed", "")]
-    for number, graph in enumerate(graphs):
-        saved, recomputed = (bytes_text(values.bytes) if values else "" for values in (graph.saved, graph.recomputed))
-        cached = "from the compile cache" if graph.from_cache else ""
-        rows.append((str(number), f"{graph.forward_nodes:,}", f"{graph.blocks:,}", saved, recomputed, cached))
-    return table(rows, right=range(1, 5))
-
-
-def table(rows: Sequence[Sequence[str]], right: range) -> str:
-    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 def _line(label: str, text: str) -> str:

@@ -29,10 +29,15 @@ def estimate_peak(facts: Facts, schedule: Schedule) -> Peak:
 
 def peak_of(timeline: Timeline, facts: Facts) -> Peak:
     """The worst moments; what is resident where one half has no step."""
-    worst, at = [timeline.resident, timeline.resident], [-1, -1]
-    for step, live in enumerate(timeline.live):
-        half = timeline.backward[step]
-        if live > worst[half]:
-            worst[half], at[half] = live, step
-    step = at[0] if worst[0] >= worst[1] else at[1]
-    return Peak(worst[0], worst[1], facts.names[timeline.rows[step]] if step >= 0 else "")
+    worst = [timeline.resident, timeline.resident]
+    for live, half in zip(timeline.live, timeline.backward, strict=True):
+        worst[half] = max(worst[half], live)
+    moment = highest_moment(timeline)
+    return Peak(worst[0], worst[1], facts.names[timeline.rows[moment]] if moment is not None else "")
+
+
+def highest_moment(timeline: Timeline) -> int | None:
+    """The entry of the timeline in which most is alive, the first of several; None where no step has more than what is
+    there before."""
+    most = max(timeline.live, default=0)
+    return timeline.live.index(most) if most > timeline.resident else None

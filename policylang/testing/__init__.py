@@ -7,17 +7,22 @@ rules no test has exercised. None of it needs torch, but for :func:`agree`, for 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policylang.testing.path_comparison.agree import agree
+    from policylang.testing.path_comparison.results import Agreement
 
-__all__ = ["agree"]
+_PUBLIC = {
+    "Agreement": "policylang.testing.path_comparison.results",
+    "agree": "policylang.testing.path_comparison.agree",
+}
+
+__all__ = ["Agreement", "agree"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "agree":
+    if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from policylang.testing.path_comparison.agree import agree
-
-    return agree
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import define, frozen
 
+from policylang.api.load import operators_in
 from policylang.api.planned_graphs import findings
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose, is_error
@@ -15,6 +16,7 @@ from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.figures import counted
 from policylang.language.parsing.parser import parse_file
 from policylang.language.resolution.loader import load_source
+from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
 from policylang.language.syntax import Include, Let, Rule, Statement
 from policylang.planning.capabilities import capabilities_for
@@ -47,7 +49,9 @@ def run_case(
     could not be read, and all that takes one is left out. Diagnostics of ``allowed`` codes need no claim."""
     source = lifted(fence)
     claims, problems = read_claims(source)
-    loaded = load_source(source, file)  # by the manifest alone: a test says the same whether torch is loaded or not
+    # By the manifest and the graph alone: a test says the same whether torch is loaded or not.
+    operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
+    loaded = load_source(source, file, operators=operators)
     made = None if facts is None or loaded.policy is None else plan(loaded.policy, facts, capabilities_for(facts.kind))
     found = (*loaded.diagnostics, *(() if made is None else findings(made)))
     case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))

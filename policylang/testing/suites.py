@@ -12,7 +12,8 @@ from policylang.api.check import CheckResult
 from policylang.graph.facts import Facts
 from policylang.language.codes import CODES, diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.files import read_source
+from policylang.language.files import SUFFIX as POLICIES
+from policylang.language.files import policy_files, read_source
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.source import Source
 from policylang.testing.cases import run_case
@@ -52,6 +53,9 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
     files = [file for path in paths for file in files_of(path)]
     policies = claims = 0
     for name in files:
+        if os.path.isdir(name):
+            found.append(_no_tests_in(name))
+            continue
         source = read_source(Path(name), name)
         if isinstance(source, Diagnostic):
             found.append(source)
@@ -69,6 +73,14 @@ def files_of(path: str) -> list[str]:
         return [path]
     found = sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if _is_ours(file.relative_to(path)))
     return [file for file in found if _holds_a_policy(file)] or [path]
+
+
+def _no_tests_in(folder: str) -> Diagnostic:
+    """Of a folder without a test. One of policies was most likely meant to be checked, or to be covered."""
+    help = "a policy test is a Markdown file with a policy in a fenced block, ```apl"
+    if os.path.isfile(policy_files(folder)[0]):
+        help = f"`policylang check {folder}` checks its policies; with `--cover {folder}`, tests have to exercise them"
+    return diagnose(NO_TESTS, f"the folder `{folder}` holds no policy tests", help=help)
 
 
 def _is_ours(file: Path) -> bool:
@@ -103,6 +115,8 @@ class _File:
                 self._policy(fence)
         if not any(fence.language == POLICY for fence in blocks):
             help = "a policy stands in a fenced block, ```apl"
+            if self.source.name.endswith(POLICIES):
+                help = f"this is a policy: `policylang check {self.source.name}` checks it; a test is a Markdown file"
             self.problems.append(diagnose(NO_TESTS, f"`{self.source.name}` holds no policy to test", help=help))
         found = [*self.problems, *self.graphs.problems]
         return sorted(dict.fromkeys(found), key=lambda each: each.span.start if each.span else 0)

@@ -120,14 +120,6 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def is_of_fsdp(hook: object) -> bool:
-    """Whether a module's hook was put there by ``fully_shard``: such hooks gather weights and let them go.
-
-    Private because they are methods of a class that torch does not name in public.
-    """
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
-
-
 def version(value: torch.Tensor) -> int:
     """How often the memory of a tensor has been written to."""
     return int(value._version)

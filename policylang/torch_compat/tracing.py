@@ -208,6 +208,21 @@ def data_dependence_errors() -> tuple[type[Exception], ...]:
     return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 
+def device_mismatch_errors() -> tuple[type[Exception], ...]:
+    """What fake tensors raise where an operator gets tensors of several devices; a RuntimeError before torch 2.13."""
+    import torch._subclasses.fake_tensor as library
+
+    found = getattr(library, "FakeTensorDeviceMismatchError", None)
+    return () if found is None else (found,)
+
+
+def unknown_size_errors() -> tuple[type[Exception], ...]:
+    """What a trace without data raises for an operator that has no kernel for shapes alone."""
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    return (UnsupportedOperatorException,)
+
+
 def compiling() -> AbstractContextManager[None]:
     """Under it ``torch.compiler.is_compiling()`` is true: models then take the path without data-dependent shortcuts.
 

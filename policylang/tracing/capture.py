@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import EPILOGUE, PHASE
+from policylang.torch_compat.absent_cuda import absent_cuda, deviceless_fake_mode, fakes_on
 from policylang.torch_compat.subclasses import SubclassLayout, put_together, take_apart
 from policylang.torch_compat.tracing import (
     below_functionalization,
@@ -31,10 +32,11 @@ from policylang.torch_compat.tracing import (
     tree_flatten,
     tree_unflatten,
 )
+from policylang.tracing.attention_kernels import attention_on
 from policylang.tracing.backward_marks import BackwardRegions
 from policylang.tracing.finish import GraphInput, finish
 from policylang.tracing.forward_marks import checkpoint_regions, module_paths, without_leaks
-from policylang.tracing.preconditions import check_loss, check_writes, no_gradient, trace_failure
+from policylang.tracing.preconditions import check_loss, check_writes, no_gradient, problem, trace_failure
 from policylang.tracing.step_state import (
     ModelState,
     OptimizerState,
@@ -43,6 +45,7 @@ from policylang.tracing.step_state import (
     substituted_optimizer,
     take_step,
 )
+from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice
 
 LossFn = Callable[..., Tensor]
 
@@ -70,8 +73,12 @@ def capture(
     state: ModelState,
     optimizer: Optimizer | None,
     optimizer_state: OptimizerState,
+    device: TargetDevice | None = None,
 ) -> Captured:
-    """Raises PolicyGraphError where the step is not one that a graph can hold."""
+    """``device``: where the step is to run; by default where its tensors are.
+
+    Raises PolicyGraphError where the step is not one that a graph can hold.
+    """
     leaves, spec = tree_flatten(batch)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
@@ -79,7 +86,7 @@ def capture(
     followed: list[Any] = []
     step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
     try:
-        gm = _trace(step.run, plain, regions, followed)
+        gm = _trace(step.run, plain, regions, followed, device)
     except PolicyError:
         raise
     except Exception as error:
@@ -94,10 +101,15 @@ def capture(
 
 
 def _trace(
-    run: Callable[..., list[Tensor]], plain: Sequence[Tensor], regions: BackwardRegions, followed: list[Any]
+    run: Callable[..., list[Tensor]],
+    plain: Sequence[Tensor],
+    regions: BackwardRegions,
+    followed: list[Any],
+    device: TargetDevice | None,
 ) -> fx.GraphModule:
-    mode = fake_mode_of(plain) or fake_tensor_mode()
     with ExitStack() as stack:
+        functional = stack.enter_context(_kernels_of(device))
+        mode = deviceless_fake_mode() if device is not None else fake_mode_of(plain) or fake_tensor_mode()
         for context in (
             traceback.preserve_node_meta(),
             without_leaks(),
@@ -110,10 +122,30 @@ def _trace(
             regions.marked(),
             checkpoint_regions(followed),
             compiling(),
-            functionalized(),
+            functional,
         ):
             stack.enter_context(context)
-        return make_fx(run)(*fake_tensors(mode, plain))
+        fakes = fake_tensors(mode, plain) if device is None else fakes_on(mode, plain, device.device)
+        return make_fx(run)(*fakes)
+
+
+@contextmanager
+def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[None]]:
+    """Under it operators run the kernels of a device; gives the functionalization to trace with."""
+    if device is None or device.capability is None:
+        yield functionalized()
+        return
+    attention = {"scaled_dot_product_attention": attention_on(device.capability)}
+    with ExitStack() as stack:
+        try:
+            functional = stack.enter_context(absent_cuda(device.capability, attention))
+        except ImportError as error:
+            raise problem(
+                UNKNOWN_DEVICE,
+                f"no step can be traced as on `{device.kind}` here: {error}",
+                help="trace it on a machine with a GPU",
+            ) from error
+        yield functional
 
 
 def _inputs(

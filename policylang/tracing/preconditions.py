@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.graphs import OpOverload, schema_of
-from policylang.torch_compat.tracing import data_dependence_errors
+from policylang.torch_compat.tracing import data_dependence_errors, device_mismatch_errors, unknown_size_errors
 
 LOSS = "APL360"
 NO_GRADIENT = "APL361"
@@ -44,6 +44,23 @@ def trace_failure(error: Exception) -> PolicyGraphError:
             "the step decides by the values of a tensor what it does next, and a graph cannot",
             help="replace `.item()`, `if tensor` and loops over data by tensor operators such as `torch.where`, "
             "or leave that part out of the traced step",
+            details=details,
+        )
+    if isinstance(error, device_mismatch_errors()):
+        return problem(
+            UNTRACEABLE,
+            f"the step cannot be traced: {str(error).strip().splitlines()[0]}",
+            help='trace a model on `meta` for the device that it trains on: `device="cuda"`'
+            if "meta" in str(error)
+            else "a tensor that is no parameter, buffer, attribute or input stays where it was made: make it a buffer, "
+            "or make it on the device of an input (`torch.arange(n, device=ids.device)`)",
+            details=details,
+        )
+    if isinstance(error, unknown_size_errors()):
+        return problem(
+            UNTRACEABLE,
+            f"the step cannot be traced: torch does not tell the sizes of what `{str(error).strip()}` returns",
+            help="trace the step where it runs, or register a kernel for shapes (`torch.library.register_fake`)",
             details=details,
         )
     reason = str(error).strip().splitlines()

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from policylang.torch_compat.fsdp import own_class, sharded_weights
 from policylang.torch_compat.tracing import accumulation_hooks
 from policylang.tracing.preconditions import OPTIMIZER, UNTRACEABLE, problem
 
@@ -68,6 +69,18 @@ def check_hooks(state: ModelState) -> None:
                 f"the parameter `{name}` has a hook for its complete `.grad`, which a traced step does not set",
                 help="do what the hook does with the gradients that the step returns, or use `register_hook`",
             )
+
+
+def check_gathers(model: nn.Module) -> None:
+    """Raises PolicyGraphError where ``fully_shard`` gathers the weights of a model: its hooks cannot be traced."""
+    found = next(iter(sharded_weights(model.modules())), None)
+    if found is not None:
+        raise problem(
+            UNTRACEABLE,
+            f"`fully_shard` gathers `{own_class(found.module)}.{found.name}` in a hook, where no trace sees it",
+            help="shard it with DTensors that the forward gathers, as examples/sharded_llama.py does, or train it in "
+            "eager or with compiled blocks: see docs/setups.md#a-traced-step",
+        )
 
 
 def _find_attributes(model: nn.Module, known: Iterable[Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@ process is."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -44,3 +45,14 @@ def process() -> Callable[..., Outcome]:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def standard_input(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], None]:
+    """What the next command reads from its standard input."""
+
+    def give(content: str | bytes) -> None:
+        stream = io.BytesIO(content if isinstance(content, bytes) else content.encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream, encoding="utf-8"))
+
+    return give

@@ -59,6 +59,36 @@ def test_a_bundled_policy_by_its_bare_name(policylang):
     assert policylang("check", "llama3_sac").out == "checked 1 file: clean\n"
 
 
+def test_the_standard_input(policylang, tmp_path, standard_input):
+    standard_input(GOOD)
+    assert policylang("check", "-") == (0, "checked 1 file: clean\n", "")
+    standard_input(BAD)
+    outcome = policylang("check", write(tmp_path, "good.apl", GOOD), "-")
+    assert outcome.code == 1
+    assert "--> <stdin>:1:6" in outcome.out
+    assert "checked 2 files: 2 errors" in outcome.out
+    standard_input(BAD)
+    found = json.loads(policylang("check", "-", "--output-format", "json").out)["diagnostics"]
+    assert {each["location"]["file"] for each in found} == {"<stdin>"}
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"\xff\xfe", "APL001"), (b"# " + b"x" * (4 << 20), "APL002"), (b"", "APL207")]
+)
+def test_a_standard_input_that_is_no_policy(policylang, standard_input, content, code):
+    standard_input(content)
+    outcome = policylang("check", "-", "--output-format", "concise")
+    assert f"[{code}]" in outcome.out
+    assert "checked" not in outcome.out
+
+
+def test_what_the_standard_input_includes_lies_in_the_current_folder(policylang, tmp_path, monkeypatch, standard_input):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "names.apl", "let big = mm\n")
+    standard_input('include "names.apl"\nsave big\n')
+    assert policylang("check", "-").out == "checked 1 file: clean\n"
+
+
 @pytest.mark.parametrize("format", ["text", "concise", "json", "github"])
 @pytest.mark.parametrize("case", ["missing", "empty folder", "syntax", "binary"])
 def test_what_cannot_be_read_comes_out_in_every_format(policylang, tmp_path, format, case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ def policy(folder: Path, text: str) -> str:
 
 def test_a_policy_that_fits(policylang, folder):
     path = policy(folder, "blocks layers.*\nrecompute everything\nsave mm\nexpect saved <= 512 B\n")
-    assert policylang("check", path, "--graph", "sin.graph") == (0, "checked 1 file on 1 graph: clean\n", "")
+    held = "line     expectation            found\np.apl:4  saved <= 512 B  holds  512 B\n\n"
+    assert policylang("check", path, "--graph", "sin.graph") == (0, f"{held}checked 1 file on 1 graph: clean\n", "")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,68 @@ def test_the_path_is_what_the_graph_is_unless_it_is_said(policylang, folder):
     assert policylang("check", path, "--graph", "flat.graph").code == 0
     outcome = policylang("check", path, "--graph", "flat.graph", "--path", "joint")
     assert "APL315" in outcome.out, "there PyTorch's partitioner decides"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "said"),
+    [
+        ("offload mm", "eager", ["APL306"]),
+        ("offload mm", "hook", ["APL306"]),
+        ("offload mm", "joint", []),
+        ("optional fuse all_gather chains\nsave mm", "eager", ["APL306"]),
+        ("recompute every 2nd mm per graph", "eager", ["APL306"]),
+        ("recompute every 2nd mm per graph", "joint", []),
+        ("undecided -> auto\nsave mm", "eager", []),
+        ("save mm\nsave cos", "eager", ["APL301"]),
+        ("save mm\nsave cos", "joint", []),
+        ("override save sin in block\nsave mm", "eager", []),
+        ("save mm\nexpect saved <= 700 B", "eager", []),
+        ("save mm\nexpect saved <= 600 B", "eager", ["APL305"]),
+        ("save sin\nexpect every sin saved", "eager", []),
+    ],
+)
+def test_what_a_path_would_refuse(policylang, folder, text, path, said):
+    """Eager checkpoints see one block each: what lies outside them, here the `cos`, is nobody's, and what they hand on,
+    here the `sin`, is kept."""
+    graph = GRAPH.replace("    ---", "    %cos = aten.cos.default(%mm_1) norm bytes=100\n    ---").replace(
+        "%mm_1, %sin)", "%cos, %sin)"
+    )
+    write(facts_of(graph), "norm.graph")
+    outcome = policylang("check", policy(folder, f"blocks layers.*\n{text}\n"), "--graph", "norm.graph", "--path", path,
+                         "--output-format", "json")  # fmt: skip
+    found = json.loads(outcome.out)["diagnostics"]
+    assert [each["code"] for each in found if each["severity"] == "error"] == said, found
+    outside = "all of it lies outside the blocks, where an eager checkpoint decides nothing"
+    assert all(outside in each["details"] for each in found if each["code"] == "APL301")
+    assert package.check("p.apl", graph="norm.graph", path=path).errors == len(said)
+
+
+def test_the_models_own_checkpoint_gives_way_to_eager_ones(policylang, folder):
+    write(facts_of(GRAPH.replace("layers.0 bytes", "layers.0 tag=MUST_SAVE bytes")), "tagged.graph")
+    path = policy(folder, "blocks layers.*\nrecompute mm in layers.0\n")
+    assert "APL307" in policylang("check", path, "--graph", "tagged.graph").out
+    assert "clean" in policylang("check", path, "--graph", "tagged.graph", "--path", "eager").out
+
+
+def test_expectations_that_hold_are_shown(policylang, folder):
+    path = policy(
+        folder, "recompute everything\nsave mm\nexpect saved <= 512 B\nexpect every mm saved\nexpect saved > 1 TiB\n"
+    )
+    graphs = ("--graph", "sin.graph", "--graph", "cos.graph")
+    lines = [" ".join(line.split()) for line in policylang("check", path, *graphs).out.splitlines()]
+    at = lines.index("line expectation found on")
+    assert lines[at + 1 : at + 6] == [
+        "p.apl:3 saved <= 512 B holds 512 B sin.graph",
+        "p.apl:4 every mm saved holds all 2 nodes saved sin.graph",
+        "p.apl:3 saved <= 512 B holds 512 B cos.graph",
+        "p.apl:4 every mm saved holds all 2 nodes saved cos.graph",
+        "",
+    ]
+    found = json.loads(policylang("check", path, *graphs, "--output-format", "json").out)["expectations"]
+    assert [(each["graph"], each["status"]) for each in found] == [
+        (graph, status) for graph in ("sin.graph", "cos.graph") for status in ("held", "held", "failed")
+    ]
+    assert found[0]["found"] == "512 B"
 
 
 def test_no_torch_is_needed_for_a_large_graph(process, tmp_path):

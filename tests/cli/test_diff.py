@@ -57,6 +57,39 @@ def test_what_changes_by_rule_and_block(diff):
     assert "  nodes   mm_1, mm_3\n" in outcome.out
 
 
+def test_expectations_before_and_after(diff):
+    old, new = (
+        OLD + "expect saved <= 4 KiB\n",
+        OLD + "recompute mm in layers.0\nexpect saved <= 4 KiB\nexpect peak <= 1 B\n",
+    )
+    lines = [" ".join(line.split()) for line in diff(old, new).out.splitlines()]
+    at = lines.index("expectation before after")
+    assert lines[at + 1] == "saved <= 4 KiB holds: 4 KiB holds: 3 KiB"
+    assert lines[at + 2].startswith("peak <= 1 B does not hold: ")
+    assert "| `saved <= 4 KiB` | holds: 4 KiB | holds: 3 KiB |" in diff(old, new, "--output-format", "markdown").out
+    found = json.loads(diff(old, new, "--output-format", "json").out)
+    assert [each["status"] for each in found["new"]["expectations"]] == ["held", "failed"]
+    assert "expectation" not in diff(OLD, OLD).out
+
+
+def test_the_standard_input_is_one_of_the_two(policylang, diff, standard_input):
+    diff(OLD, OLD)
+    standard_input(OLD + "recompute mm in every 2nd block\n")
+    outcome = policylang("diff", "old.apl", "-", "--graph", "g.graph")
+    assert outcome.code == 1
+    assert "  after   <stdin>:4: recompute mm in every 2nd block\n" in outcome.out
+    twice = policylang("diff", "-", "-", "--graph", "g.graph")
+    assert (twice.code, twice.out) == (2, "")
+    assert "can be read once" in twice.err
+
+
+def test_as_a_path_decides(diff):
+    """What a block hands on is kept by eager checkpoints whatever a rule says."""
+    changes = "recompute sin\nsave sin\n", "recompute sin\n"
+    assert diff(*changes).out.startswith("4 of 8 decisions change")
+    assert diff(*changes, "--path", "eager").out.startswith("1 of 8 decisions change")
+
+
 def test_what_it_comes_to(diff):
     outcome = diff(OLD, OLD + "recompute mm in every 2nd block\n", "--output-format", "json")
     found = json.loads(outcome.out)
@@ -97,3 +130,15 @@ def test_a_policy_that_cannot_be_read(diff):
     outcome = diff(OLD, "save mmm\n")
     assert outcome.code == 1
     assert "error[APL101]" in outcome.err
+
+
+def test_the_page_is_written(diff):
+    outcome = diff(OLD, OLD + "recompute mm in every 2nd block\n", "--html", "diff.html")
+    assert (outcome.code, outcome.err) == (1, "wrote diff.html\n")
+    page = Path("diff.html").read_text(encoding="utf-8")
+    assert "<title>old → new on g.graph</title>" in page
+    assert "recompute mm in every 2nd block" in page
+    assert "2 of 8 decisions change" in outcome.out
+    outcome = diff(OLD, OLD, "--html", "nowhere/diff.html")
+    assert outcome.code == 2
+    assert "cannot write `nowhere/diff.html`" in outcome.err

@@ -105,13 +105,86 @@ def test_a_rule_and_its_parts(explain):
         (("--node", "x"), "no rule ranges over `x`, which is a graph input"),
         (("--node", "b"), "no rule ranges over `b`, which is a backward node"),
         (("--rule", "1"), "no rule of the policy begins in line `1`\nhelp: its rules begin in 2, 3, 4, 5"),
-        ((), "a node or a rule is explained of a policy on a graph"),
+        ((), "what is to be explained of `p.apl`? a node, or a rule"),
     ],
 )
 def test_what_cannot_be_explained(explain, asked, said):
     outcome = explain(*asked)
     assert (outcome.code, outcome.out) == (2, "")
     assert said in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("mm*", ["mm", "mm_1"]),
+        ("layers.0", ["mm", "sin"]),
+        ("layers.*", ["mm", "sin", "mm_1", "split", "piece"]),
+        ("/layers.1", ["mm_1", "split", "piece"]),
+        ("{sin,piece}", ["sin", "piece"]),
+    ],
+)
+def test_several_nodes_by_a_glob_or_a_module(explain, asked, names):
+    outcome = explain("--node", asked)
+    assert (outcome.code, outcome.err) == (0, "")
+    head, _, table = outcome.out.partition("\n\n")
+    assert head == f"{asked}: {len(names)} nodes"
+    assert [line.split()[0] for line in table.splitlines()[1:]] == names
+    found = json.loads(explain("--node", asked, "--output-format", "json").out)
+    assert [each["name"] for each in found["nodes"]] == names
+    alone = json.loads(explain("--node", names[0], "--output-format", "json").out)
+    assert found["nodes"][0] == alone, "each is explained as it is alone"
+
+
+def test_what_becomes_of_several_nodes(explain):
+    lines = [line.split() for line in explain("--node", "layers.*").out.splitlines()[2:5]]
+    assert lines == [
+        ["node", "operator", "module", "by"],
+        ["mm", "aten.mm.default", "layers.0", "save,", "not", "needed", "p.apl:3", "decided"],
+        ["sin", "aten.sin.default", "layers.0", "saved", "p.apl:3", "decided"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("layers.O", "the graph has no node `layers.O`\nhelp: did you mean `layers.0` or `layers`?"),
+        ("zzz*", "the graph has no node `zzz*`"),
+        ("{mm", "the graph has no node `{mm`"),
+        ("[xw]", "no rule ranges over what `[xw]` names: x, w\nhelp: rules decide about the forward's operators alone"),
+    ],
+)
+def test_nodes_there_are_not(explain, asked, said):
+    outcome = explain("--node", asked)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("p.apl",), "`p.apl` is a policy, and what a policy decides is explained on a graph\n"
+                     "help: policylang explain p.apl --graph GRAPH --node NAME (or --rule LINE)"),
+        (("llama3_sac",), "`llama3_sac` is a policy"),
+        (("nowhere.apl",), "`nowhere.apl` is a policy"),
+        (("-",), "`-` is a policy"),
+        (("lama",), "`lama` is neither a diagnostic code nor a policy that is here"),
+        (("p.apl", "--graph", "g.graph"), "what is to be explained of `p.apl`? a node, or a rule\n"
+                                          "help: policylang explain p.apl --graph GRAPH --node NAME (or --rule LINE)"),
+        (("p.apl", "--node", "mm"), "a node or a rule is explained of a policy on a graph"),
+    ],
+)  # fmt: skip
+def test_a_policy_without_what_it_takes(explain, policylang, asked, said):
+    outcome = policylang("explain", *asked)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+def test_codes_for_machines(policylang):
+    listed = json.loads(policylang("explain", "--output-format", "json").out)["codes"]
+    assert [each["code"] for each in listed] == sorted(CODES)
+    found = json.loads(policylang("explain", "APL301", "--output-format", "json").out)
+    assert (found["title"], found["text"]) == (CODES["APL301"].title, CODES["APL301"].text)
 
 
 def test_a_policy_with_errors(explain, tmp_path):

@@ -81,6 +81,61 @@ def test_json_is_one_document(policylang, graph, policy):
     assert found["diagnostics"] == []
 
 
+def test_what_is_alive_at_the_peak_by_line(policylang, graph, policy):
+    outcome = policylang("plan", policy(), "--graph", graph)
+    assert "alive at the peak, 5 GiB: at g1, step 6 of 8, in the backward" in outcome.out
+    assert re.search(r"1 GiB +20% +a1 +aten.mm.default +layers.1 +saved +mine.apl:3 +forward, 3 +", outcome.out)
+    assert re.search(r"1 GiB +20% +w +parameter +before the step +after the step", outcome.out)
+    assert re.search(r"2 GiB +40% +2 +saved +mine.apl:3 +save mm in block", outcome.out)
+
+    document = json.loads(policylang("plan", policy(), "--graph", graph, "--output-format", "json").out)
+    found = document["at_peak"]
+    assert found["bytes"] == max(document["with"]["peak"][half] for half in ("forward", "backward"))
+    assert found["bytes"] == sum(each["bytes"] for each in found["values"]) + found["rest_bytes"]
+    assert found["bytes"] == sum(each["bytes"] for each in found["shares"])
+    assert [value["name"] for value in found["values"][:4]] == ["w", "a0", "a1", "b1"]
+    assert found["values"][1]["made"] == {"step": 1, "node": "a0", "half": "forward", "again": False}
+    assert found["values"][1]["source"].endswith("mine.apl:3")
+
+
+EXPECTING = POLICY + "expect saved <= 3 GiB\nexpect recomputed flops <= 1%\nexpect every mm recomputed\n"
+
+
+def test_expectations_with_what_was_found(policylang, graph, policy):
+    out = policylang("plan", policy(EXPECTING), "--graph", graph).out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    at = lines.index("line expectation found")
+    assert lines[at + 1 : at + 4] == [
+        "mine.apl:4 saved <= 3 GiB holds 2 GiB",
+        "mine.apl:5 recomputed flops <= 1% holds 0%",
+        "mine.apl:6 every mm recomputed does not hold 2 of 2 nodes not recomputed",
+    ]
+
+
+def test_a_summary(policylang, graph, policy):
+    whole = policylang("plan", policy(EXPECTING), "--graph", graph)
+    short = policylang("plan", policy(EXPECTING), "--graph", graph, "--summary")
+    assert short.code == whole.code == 1
+    assert whole.out.startswith(short.out.rstrip("\n"))
+    assert "worst moment" in short.out
+    assert "layers.0" not in short.out
+    found, all_of_it = (
+        json.loads(policylang("plan", policy(EXPECTING), "--graph", graph, "--output-format", "json", *more).out)
+        for more in (["--summary"], [])
+    )
+    assert "groups" not in found
+    assert [each["worth"] for each in found["rules"]] == [None, None]
+    for same in ("with", "without", "expectations", "diagnostics", "digest"):
+        assert found[same] == all_of_it[same]
+
+
+def test_a_plan_of_the_standard_input(policylang, graph, standard_input):
+    standard_input(POLICY)
+    outcome = policylang("plan", "-", "--graph", graph)
+    assert outcome.code == 0
+    assert re.search(r"saved +aten.mm.default +8×8 float32 +1 GiB +<stdin>:3", outcome.out)
+
+
 def test_errors_between_policy_and_graph_are_printed_with_the_plan(policylang, graph, policy):
     outcome = policylang("plan", policy(POLICY + "save bmm\n"), "--graph", graph)
     assert outcome.code == 1

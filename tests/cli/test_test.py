@@ -91,6 +91,24 @@ def test_what_cannot_be_read(policylang, tmp_path):
     assert "APL" in empty.out
 
 
+@pytest.mark.parametrize(
+    ("files", "asked", "said"),
+    [
+        (("a.apl",), ".", "the folder `.` holds no policy tests\n = help: `policylang check .` checks its policies"),
+        (("notes.md",), ".", "the folder `.` holds no policy tests\n = help: a policy test is a Markdown file"),
+        (("a.apl",), "a.apl", "`a.apl` holds no policy to test\n = help: this is a policy: `policylang check a.apl`"),
+        (("notes.md",), "notes.md", "`notes.md` holds no policy to test\n = help: a policy stands in a fenced block"),
+    ],
+)
+def test_nothing_to_test(policylang, tmp_path, monkeypatch, files, asked, said):
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        (tmp_path / file).write_text("save mm\n")
+    outcome = policylang("test", asked)
+    assert (outcome.code, outcome.err) == (2, "")
+    assert outcome.out.startswith(f"error[APL515]: {said}")
+
+
 def test_testing_needs_no_torch(process, page):
     script = (
         "import sys; from policylang.commands.cli import main; code = main(['test', sys.argv[1]]); "

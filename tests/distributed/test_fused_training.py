@@ -128,6 +128,7 @@ def test_four_ranks() -> None:
     run_ranks(_four, 4)
 
 
+@pytest.mark.slow
 def test_eight_ranks() -> None:
     run_ranks(steps, 8, (2, 4), (2, 2, 2))
 

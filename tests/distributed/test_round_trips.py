@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -231,6 +232,7 @@ def test_four_ranks() -> None:
     run_ranks(four, 4)
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
 def test_eight_ranks() -> None:
     run_ranks(eight, 8)

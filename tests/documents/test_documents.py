@@ -25,10 +25,25 @@ def fenced(page: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
-    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+def test_links_lead_to_files_and_headings(page):
+    """As the repository's own view of Markdown resolves them; ``test_site.py`` does the same for the site."""
+    missing = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page)):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+            missing.append(link)
     assert missing == []
+
+
+def without_blocks(page: Path) -> str:
+    return re.sub(r"^(```+).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_policy_of_the_readme_is_the_bundled_one():
@@ -42,7 +57,7 @@ def test_the_report_of_the_readme_has_the_rules_of_the_policy_on_their_lines():
         assert re.search(rf"^{re.escape(rule.source)} +{re.escape(rule.text)} ", report, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", ["scripts/demo", "scripts/test", ".ci/run"])
+@pytest.mark.parametrize("command", ["scripts/demo", "scripts/docs", "scripts/test", ".ci/run"])
 def test_the_commands_are_there(command):
     assert os.access(ROOT / command, os.X_OK)
 

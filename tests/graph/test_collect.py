@@ -26,7 +26,11 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, (tuple, list)) else []
 
 
-@pytest.mark.parametrize(("name", "dynamic"), [(name, False) for name in MODELS] + [(name, True) for name in DYNAMIC])
+@pytest.mark.parametrize(
+    ("name", "dynamic"),
+    [(name, False) for name in MODELS]
+    + [pytest.param(name, True, marks=pytest.mark.slow if name == "llama" else ()) for name in DYNAMIC],
+)
 def test_sizes_are_those_of_the_tensors_that_a_run_produces(name: str, dynamic: bool) -> None:
     joint, facts = joint_of(name, dynamic), facts_of_model(name, dynamic)
     ran = executed(joint.gm)

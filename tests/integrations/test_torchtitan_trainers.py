@@ -126,3 +126,22 @@ def test_the_eager_trainer_on_two_ranks(theirs: str) -> None:
     assert_same_training(ours, own)
     assert ours[0].weights != ours[1].weights
     assert [outcome.audit for outcome in ours] == [True, True]
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_script_of_the_eager_trainer() -> None:
+    """`include <fsdp>` is what TorchTitan tells FSDP2 by default: a difference would stop the first step."""
+    ours = trained(Setting(trainer="eager", example="torchtitan_eager", policy=str(EXAMPLES / "sac_fsdp.apl")), 2)
+    assert_same_training(ours, trained(Setting(trainer="eager"), 2))
+    assert [outcome.audit for outcome in ours] == [True, True]
+    assert ours[0].reported > 100
+
+
+def test_the_script_of_the_graph_trainer() -> None:
+    ours = trained(Setting(example="torchtitan_graph", policy=str(EXAMPLES / "titan_graph.apl")), 2)
+    own = trained(Setting(theirs="default"), 2)
+    assert_same_training(ours, own)
+    assert [outcome.audit for outcome in ours] == [True, True]
+    assert (ours[0].gathers, own[0].gathers) == (7, 6), "the policy gathers the head's weight again"

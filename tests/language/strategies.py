@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from hypothesis import strategies as st
 
 from policylang.language.parsing.predicate_tree import FLAGS
@@ -83,6 +85,11 @@ block_sets = st.one_of(
     st.just(BlockSet("any")),
     st.builds(lambda n, start: BlockSet("every", n=n, start=start), numbers, numbers),
     st.builds(lambda kind, n: BlockSet(kind, n=n), st.sampled_from(["first", "last"]), numbers),
+    st.builds(
+        lambda kind, share: BlockSet(kind, share=share),
+        st.sampled_from(["first", "last"]),
+        st.integers(1, 10**9).map(lambda n: Fraction(n, 10**9)) | st.sampled_from([Fraction(1, 2), Fraction(1)]),
+    ),
     st.builds(lambda low, more: BlockSet("range", low=low, high=low + more), st.integers(0, 9), st.integers(0, 9)),
 )
 
@@ -128,7 +135,8 @@ expectations = st.one_of(
         st.booleans(),
     ),
     st.builds(
-        lambda op, percent: ExpectTotal("recomputed flops", op, Quantity(percent * 0.01, "fraction")),
+        lambda figure, op, percent: ExpectTotal(figure, op, Quantity(percent * 0.01, "fraction")),
+        st.sampled_from(["saved", "recomputed", "recomputed flops", "recomputed operators"]),
         signs,
         st.integers(0, 100) | st.floats(0.001, 100),
     ),

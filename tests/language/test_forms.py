@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,11 @@ SELECTORS = [
     ("mm in every 2nd block", InBlock(MM, BlockSet("every", n=2, start=2), False)),
     ("mm in every 2nd block from 1st", InBlock(MM, BlockSet("every", n=2, start=1), False)),
     ("mm in first 4 blocks", InBlock(MM, BlockSet("first", n=4), False)),
+    ("mm in first half of blocks", InBlock(MM, BlockSet("first", share=Fraction(1, 2)), False)),
+    ("mm in first half  of block", InBlock(MM, BlockSet("first", share=Fraction(1, 2)), False)),
+    ("mm in last 29% of blocks", InBlock(MM, BlockSet("last", share=Fraction(29, 100)), False)),
+    ("mm in last 12.5 % of blocks", InBlock(MM, BlockSet("last", share=Fraction(1, 8)), False)),
+    ("mm in half", InModule(MM, "half", False)),
     ("mm in last block", InBlock(MM, BlockSet("last", n=1), False)),
     ("mm in blocks 0..3", InBlock(MM, BlockSet("range", low=0, high=3), False)),
     ("mm in block 3", InBlock(MM, BlockSet("range", low=3, high=3), False)),
@@ -306,6 +312,11 @@ EXPECTATIONS = [
     ("saved <= 6.4 GiB", ExpectTotal("saved", "<=", Quantity(6.4 * 1024 * MIB, "bytes"))),
     ("saved per block <= 220 MiB", ExpectTotal("saved", "<=", Quantity(220 * MIB, "bytes"), per_block=True)),
     ("recomputed flops <= 20%", ExpectTotal("recomputed flops", "<=", Quantity(0.2, "fraction"))),
+    ("saved <= 30% of forward", ExpectTotal("saved", "<=", Quantity(0.3, "fraction"))),
+    ("recomputed per block <= 30% of forward", ExpectTotal("recomputed", "<=", Quantity(0.3, "fraction"), True)),
+    ("recomputed operators <= 40%", ExpectTotal("recomputed operators", "<=", Quantity(0.4, "fraction"))),
+    ("recomputed operators <= 40% of forward", ExpectTotal("recomputed operators", "<=", Quantity(0.4, "fraction"))),
+    ("recomputed operators per block <= 12", ExpectTotal("recomputed operators", "<=", Quantity(12, "number"), True)),
     ("recomputed flops <= 5 TFLOP", ExpectTotal("recomputed flops", "<=", Quantity(5e12, "flops"))),
     ("recomputed <= 1 GiB", ExpectTotal("recomputed", "<=", Quantity(1024 * MIB, "bytes"))),
     ("peak <= 40 GiB", ExpectTotal("peak", "<=", Quantity(40 * 1024 * MIB, "bytes"))),

@@ -278,8 +278,51 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
         ),
         (
             "expect saved <= 20%",
+            Told("APL201", "20%", "`20%` does not say of what", "write `20% of forward`"),
+        ),
+        (
+            "expect peak <= 20% of forward",
             Told(
-                "APL201", "20%", "`saved` is compared with bytes, not with per cent", "write a figure such as `64 MiB`"
+                "APL201", "20%", "`peak` is compared with bytes, not with per cent", "write a figure such as `64 MiB`"
+            ),
+        ),
+        (
+            "expect saved <= 2 GFLOP",
+            Told(
+                "APL201",
+                "2 GFLOP",
+                "`saved` is compared with bytes or per cent, not with operations",
+                "write a figure such as `64 MiB` or `20% of forward`",
+            ),
+        ),
+        (
+            "expect saved <= 2 GiB of forward",
+            Told(
+                "APL201",
+                "2 GiB",
+                "a share of the forward is per cent, and `2 GiB` is not",
+                "write a share such as `30% of forward`",
+            ),
+        ),
+        (
+            "expect saved <= 20% of backward",
+            Told("APL116", "backward", "a share is one of `forward`, not of `backward`", "write `of forward`"),
+        ),
+        (
+            "save mm in first 0% of blocks",
+            Told("APL205", "0%", "a share of the blocks is more than 0% and at most 100%"),
+        ),
+        (
+            "save mm in last 100.1% of blocks",
+            Told("APL205", "100.1%", "a share of the blocks is more than 0% and at most 100%"),
+        ),
+        (
+            "save mm in last 1234567890.123456789% of blocks",
+            Told(
+                "APL016",
+                "1234567890.123456789%",
+                "`1234567890.123456789` is not a share",
+                "a share is written as `25%`",
             ),
         ),
         (

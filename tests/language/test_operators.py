@@ -15,6 +15,7 @@ from policylang.language import resolution
 from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import OperatorTable, manifest
 from policylang.language.syntax import Difference, Operator, Selector, Union
+from policylang.language.walk import parts
 from policylang.torch_compat.operator_registry import operator_facts, operator_names
 from tests.language.told import policy
 
@@ -60,7 +61,7 @@ def test_the_facts_are_those_of_its_torch() -> None:
 def test_the_library_has_the_groups_of_the_language() -> None:
     assert list(prelude.group_names()) == [
         *("matmul", "attention", "compute", "all_gather", "allgather", "reduce_scatter", "all_reduce", "all_to_all"),
-        *("collective", "wait", "cast", "view", "random", "pointwise", "reduction", "norm"),
+        *("collective", "wait", "cast", "view", "random", "pointwise", "activation", "reduction", "norm"),
     ]
 
 
@@ -74,7 +75,7 @@ def test_every_word_of_a_group_means_something_here(name: str) -> None:
         if isinstance(part, Operator):
             assert names(part), part.text
         else:
-            pending.extend(part.parts if isinstance(part, Union) else (part.left,))  # type: ignore[union-attr]
+            pending.extend(parts(part))
     assert policy(f"save {name}").lets[name] == found
 
 

@@ -3,10 +3,14 @@ manifest."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -20,31 +24,75 @@ def run(*command: str | Path, cwd: Path) -> str:
     environment = {
         name: value for name, value in os.environ.items() if name != "PYTHONPATH"
     }  # it may name the checkout
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    pytest.importorskip("hatchling", reason="building a wheel needs hatchling, which scripts/test installs")
+def dist(tmp_path_factory) -> Path:
+    """What `python -m build` makes: the sdist, and the wheel out of the sdist."""
+    pytest.importorskip("build", reason="scripts/test installs it")
     out = tmp_path_factory.mktemp("dist")
-    command = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out)
-    run(*command, cwd=ROOT)
-    (built,) = out.glob("*.whl")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(dist) -> Path:
+    (built,) = dist.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
-def python(wheel, tmp_path_factory) -> Path:
-    """A new environment with nothing but the wheel, and torch, lark and attrs lent by this one."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+def bare(wheel, tmp_path_factory) -> Path:
+    """A new environment with the wheel, lark and attrs, and nothing else."""
+    python = environment(wheel, tmp_path_factory.mktemp("bare"))
+    for name in ("lark", "attr", "attrs"):
+        package = Path(importlib.util.find_spec(name).origin).parent
+        shutil.copytree(package, site_of(python) / name, ignore=shutil.ignore_patterns("__pycache__"))
     return python
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory) -> Path:
+    """A new environment with the wheel, and with torch and what else is installed lent by this one."""
+    python = environment(wheel, tmp_path_factory.mktemp("environment"))
+    (site_of(python) / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def environment(wheel: Path, folder: Path) -> Path:
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    return python
+
+
+def site_of(python: Path) -> Path:
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    return site
+
+
+def test_both_are_fit_for_an_index(dist):
+    pytest.importorskip("twine", reason="scripts/test installs it")
+    said = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
+    assert said.count("PASSED") == 2
+
+
+def test_the_sdist_has_what_its_wheel_and_its_tests_are_made_of_and_nothing_else(dist):
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    if not tracked:
+        pytest.skip("this is no checkout")
+    here = {name for name in names if (ROOT / name).is_file()}
+    assert names - here == {"PKG-INFO"}
+    assert {name for name in here - set(tracked) if "/" not in name} == set()  # what lies about in the checkout
+    assert {name for name in tracked if (ROOT / name).is_file()} - names == {".gitattributes"}
+    made = re.compile(r"(^|/)(\.venv|build|dist|\.git|__pycache__|\.\w+_cache)(/|$)")
+    assert not [name for name in names if made.search(name)]
 
 
 def test_every_file_that_the_package_reads_is_in_the_wheel(wheel):
@@ -61,6 +109,52 @@ def test_every_file_that_the_package_reads_is_in_the_wheel(wheel):
     }
     assert names >= in_package
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+
+
+def test_the_wheel_out_of_the_sdist_holds_the_files_of_the_checkout_as_they_are(wheel):
+    beside = {"grammar": "grammar", "policies": "policies", "codes": "docs/codes"}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            package, _, rest = name.partition("/")
+            folder, _, file = rest.partition("/")
+            source = ROOT / beside[folder] / file if folder in beside else ROOT / name
+            assert package.endswith(".dist-info") or archive.read(name) == source.read_bytes(), name
+
+
+def test_it_checks_a_policy_in_an_environment_with_nothing_else(bare, tmp_path):
+    command = bare.with_name("policylang")
+    assert run(command, "check", "llama3_sac", cwd=tmp_path) == "checked 1 file: clean\n"
+    (tmp_path / "mine.apl").write_text("include <fsdp>\nsave attention\n")
+    assert run(command, "check", "mine.apl", cwd=tmp_path) == "checked 1 file: clean\n"
+    assert run(bare, "-c", "import importlib.util as u; print(u.find_spec('torch'))", cwd=tmp_path) == "None\n"
+
+
+def test_pygments_finds_the_lexer_of_the_installed_package(python, tmp_path):
+    pytest.importorskip("pygments")
+    (tmp_path / "mine.apl").write_text("save attention  # worth it\n")
+    script = """
+from pygments.lexers import get_lexer_by_name, guess_lexer_for_filename
+text = open("mine.apl").read()
+lexer = get_lexer_by_name("policylang")
+print([str(kind) for kind, value in lexer.get_tokens(text) if value.strip()])
+print(guess_lexer_for_filename("mine.apl", text).name)
+"""
+    kinds = "['Token.Keyword', 'Token.Name.Builtin', 'Token.Comment.Single']"
+    assert run(python, "-c", script, cwd=tmp_path) == f"{kinds}\nAPL policy language\n"
+
+
+@pytest.mark.slow
+def test_the_wheel_is_installed_with_what_it_asks_for(wheel, tmp_path):
+    """As a user does: into an empty environment, with torch and the rest from the index under the constraints."""
+    venv.create(tmp_path / "new")
+    python = tmp_path / "new" / "bin" / "python"
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "-c", ROOT / "constraints.txt")
+    run(*install, "--retries", "1", "--timeout", "60", wheel, cwd=tmp_path)
+    assert run(python.with_name("policylang"), "check", "llama3_sac", cwd=tmp_path) == "checked 1 file: clean\n"
+    said = run(
+        python, "-c", "import torch, policylang; print(policylang.backend('llama3_sac').policy.name)", cwd=tmp_path
+    )
+    assert said == "llama3_sac\n"
 
 
 def test_the_installed_command_checks_a_bundled_policy(python, tmp_path):

@@ -184,10 +184,13 @@ class Reference:
             return False
         if which.kind == "every":
             return block + 1 in range(which.start, self.block_count + 1, which.n)
+        n = which.n
+        if which.share is not None:  # as many whole blocks as the share has room for
+            n = max(n for n in range(self.block_count + 1) if n <= which.share * self.block_count)
         return {
             "any": True,
-            "first": block < which.n,
-            "last": block >= self.block_count - which.n,
+            "first": block < n,
+            "last": block >= self.block_count - n,
             "range": which.low <= block <= which.high,
         }[which.kind]
 

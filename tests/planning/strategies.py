@@ -6,6 +6,8 @@ fan-out, sizes, views, random and mutating operators, checkpoint regions, backwa
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, Flag, GraphKind
@@ -200,6 +202,9 @@ block_sets = st.one_of(
     st.just(s.BlockSet("any")),
     st.builds(s.BlockSet, st.just("every"), n=st.integers(1, 3), start=st.integers(1, 3)),
     st.builds(s.BlockSet, st.sampled_from(["first", "last"]), n=st.integers(1, 2)),
+    st.builds(
+        s.BlockSet, st.sampled_from(["first", "last"]), share=st.integers(1, 100).map(lambda n: Fraction(n, 100))
+    ),
     st.builds(s.BlockSet, st.just("range"), low=st.integers(0, 1), high=st.integers(0, 2)),
 )
 

@@ -69,7 +69,8 @@ def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays
     for rule, outcome in zip(policy.rules, made.rules, strict=True):
         assert outcome.matched == tuple(sorted(reference.matched(rule)))
     nothing = {outcome.rule.span for outcome in made.rules if not outcome.matched and not outcome.rule.optional}
-    assert bool(nothing) == any(found.code == "APL301" for found in made.diagnostics)
+    codes = {found.code for found in made.diagnostics}
+    assert bool(nothing) if "APL301" in codes else not nothing or "APL369" in codes  # a share of no block says it all
     assert bool(reference.refused(expected, replays_random)) == any(d.code == "APL304" for d in made.diagnostics)
 
 

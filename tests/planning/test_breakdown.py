@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from policylang.api.load import parse
+from policylang.language.figures import folded_names
 from policylang.planning.capabilities import JOINT
-from policylang.planning.inspection.breakdown import breakdown, folded_names
+from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from tests.graph.captured import facts_of_model

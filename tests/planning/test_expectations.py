@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
+from policylang.graph.facts import Facts
 from policylang.language import syntax as s
 from policylang.language.syntax import Scope
-from tests.planning.sentences import everything, in_module, only, op, planned, recompute, save
+from tests.planning.sentences import actions, everything, in_module, only, op, planned, recompute, save
 from tests.support.textgraph import facts_of
 from tests.support.trees import span
 
@@ -88,6 +91,85 @@ def test_recomputed_flops_as_a_share_and_as_a_number():
     assert (outcome.status, outcome.found) == ("held", "1 MFLOP")
     outcome, _ = found(total("expect recomputed <= 99 MiB", "<=", 99 * MIB, "bytes", "recomputed"), *rules)
     assert (outcome.status, outcome.found) == ("failed", "100 MiB")
+
+
+def test_shares_of_what_the_forward_makes():
+    """The forward makes 120 MiB in block 0 and 220.5 MiB in block 1."""
+    outcome, _ = found(total("expect saved <= 90% of forward", "<=", 0.9, "fraction"))
+    assert (outcome.status, outcome.found) == ("failed", "99.7%")  # all but the cosine
+    outcome, _ = found(total("expect saved per block <= 99% of forward", "<=", 0.99, "fraction", per_block=True))
+    assert (outcome.status, outcome.found) == ("failed", "100% in block 0")
+    rules = (save(everything), recompute(in_module(op("mm"), "layers.0")))
+    outcome, _ = found(total("expect recomputed <= 30% of forward", "<=", 0.3, "fraction", "recomputed"), *rules)
+    assert (outcome.status, outcome.found) == ("held", "29.4%")
+
+
+def test_shares_of_the_operators():
+    rules = (save(everything), recompute(op("mm")))
+    outcome, _ = found(total("expect …", "<=", 0.5, "fraction", "recomputed operators"), *rules)
+    assert (outcome.status, outcome.found) == ("failed", "60%")
+    outcome, _ = found(total("expect …", "<=", 3, "number", "recomputed operators"), *rules)
+    assert (outcome.status, outcome.found) == ("held", "3")
+    outcome, _ = found(total("expect …", "<=", 0.5, "fraction", "recomputed operators", per_block=True), *rules)
+    assert (outcome.status, outcome.found) == ("failed", "66.7% in block 1")
+
+
+def test_shares_of_an_empty_forward_are_none():
+    bare = facts_of("%x = input\n---\n%b = aten.mul.Tensor(%x)\noutput(%b)")
+    expectation = total("expect saved <= 1% of forward", "<=", 0.01, "fraction")
+    assert planned(bare, expectations=(expectation,)).expectations[0].found == "0%"
+
+
+def test_views_and_pieces_are_no_operators():
+    facts = facts_of("""
+        %x = input bytes=8
+        %view = aten.view.default(%x) view
+        %norm = aten.native_layer_norm.default(%view) multi_output bytes=24
+        %piece = builtin.getitem(%norm, 0) bytes=8
+        %sin = aten.sin.default(%piece) bytes=8
+        ---
+        %t = tangent
+        %b = aten.mul.Tensor(%t, %view, %piece, %sin)
+        output(%sin, %b)
+    """)
+    expectation = total("expect …", "<=", 2, "number", "recomputed operators")
+    made = planned(facts, recompute(everything), expectations=(expectation,))
+    assert made.expectations[0].found == "2"
+
+
+@pytest.mark.parametrize(("blocks", "first", "last"), [(1, "", ""), (4, "01", "3"), (5, "01", "4")])
+def test_shares_of_the_blocks_are_rounded_down(blocks: int, first: str, last: str):
+    facts = blocks_of_sines(blocks)
+    half, quarter = (
+        s.InBlock(everything, s.BlockSet(kind, share=share), False, span("everything"))
+        for kind, share in (("first", Fraction(1, 2)), ("last", Fraction(1, 4)))
+    )
+    made = planned(facts, save(everything), recompute(half), recompute(quarter))
+    again = {name for name, action in actions(made).items() if action == "recompute"}
+    assert again == {f"sin_{block}" for block in first + last}
+    assert [each.code for each in made.diagnostics] == ([] if first else ["APL369"] * 2)
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_share_of_no_block_is_one_error_unless_it_is_optional(blocks: int):
+    half = s.InBlock(op("sin"), s.BlockSet("first", share=Fraction(1, 2)), False, span("sin in first half of blocks"))
+    made = planned(blocks_of_sines(blocks), save(everything), recompute(half))
+    error = only(made.diagnostics, "APL369")
+    has = "has 1 block, and a share is rounded down" if blocks else "has no blocks"
+    assert error.message.endswith(f"is no block: this graph {has}")
+    assert planned(blocks_of_sines(blocks), save(everything), recompute(half, optional=True)).diagnostics == ()
+    also = s.Union((half, op("sin")), span("half, or all"))
+    assert only(planned(blocks_of_sines(blocks), save(also)).diagnostics, "APL369")
+    asked = fate("expect every …", "every", half, "saved")
+    assert only(planned(blocks_of_sines(blocks), save(everything), expectations=(asked,)).diagnostics, "APL369")
+
+
+def blocks_of_sines(blocks: int) -> Facts:
+    """One sine a block, and one outside."""
+    lines = ["%x = input", "%head = aten.sin.default(%x)"]
+    lines += [f"%sin_{block} = aten.sin.default(%head) layers.{block}" for block in range(blocks)]
+    read = ", ".join(["%head", *(f"%sin_{block}" for block in range(blocks))])
+    return facts_of("\n".join([*lines, "---", f"%b = aten.mul.Tensor({read})", "output(%head, %b)"]))
 
 
 def test_the_peak_is_estimated():

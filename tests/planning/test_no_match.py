@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policylang.language import syntax as s
-from policylang.language.diagnostics import Severity
+from policylang.language.diagnostics import Severity, one_cause
 from policylang.language.formatting.unparse import nth
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import BlockSet, Scope
@@ -75,8 +75,13 @@ def test_blocks_that_are_not_there_are_said_to_be_missing():
     assert details(last) == ("mm: 3 nodes", "in blocks 5..7: 0 of them; the graph has 3 blocks")
     bare = facts_of("%x = input\n%mm = aten.mm.default(%x)")
     first = s.Ordinal("first", 1, op("mm"), None, Scope.BLOCK, span("first mm per block"))
-    found = only(planned(bare, recompute(everything), save(first)).diagnostics, "APL301")
-    assert found.details == ("mm: 1 node", "first per block: 0 of them; the graph has no blocks")
+    cause, follows = planned(bare, recompute(everything), save(first)).diagnostics
+    assert follows.details == ("mm: 1 node", "first per block: 0 of them; the graph has no blocks")
+    found = only(one_cause((cause, follows)), "APL302")
+    assert found.message == "no blocks were found in this graph"
+    assert [(each.message, each.span) for each in found.related] == [
+        ("from it follows: `save first mm per block` matches nothing in this graph", follows.span)
+    ]
 
 
 def unmatched(definition: s.Selector, text: str) -> tuple[str, ...]:

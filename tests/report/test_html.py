@@ -9,12 +9,16 @@ import pytest
 
 from policylang.graph.facts import GraphKind
 from policylang.language.resolution.loader import parse_policy
+from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.marginal_cost import worth_of_rules
 from policylang.planning.planner import plan
+from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
+from policylang.report.plan.comparison_page import comparison_page
 from policylang.report.plan.html import plan_page
 from tests.support.browser import KEYS, MISSING, browser
+from tests.support.lines import ABLE, Line, mesh_of
 from tests.support.textgraph import facts_of
 
 in_browser = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -47,10 +51,14 @@ def graph(layers: int) -> str:
     return "\n".join([*lines, f"output(%x{layers}, %g0)"])
 
 
-def page(layers: int = 4, policy: str = POLICY, name: str = "a.graph", path: Capabilities = JOINT) -> str:
+def parsed(policy: str) -> Policy:
     loaded = parse_policy(policy, name="</style><img src=x>.apl")
     assert loaded.policy is not None, loaded.diagnostics
-    made = plan(loaded.policy, facts_of(graph(layers), GraphKind.FLAT if path is FLAT else None), path)
+    return loaded.policy
+
+
+def page(layers: int = 4, policy: str = POLICY, name: str = "a.graph", path: Capabilities = JOINT) -> str:
+    made = plan(parsed(policy), facts_of(graph(layers), GraphKind.FLAT if path is FLAT else None), path)
     return plan_page(breakdown(made), worth_of_rules(made, path), name)
 
 
@@ -63,7 +71,7 @@ def test_nothing_of_a_policy_or_a_name_is_markup():
     text = page(name="<i>&\u2028.graph")
     assert text.count("<script") == 2
     assert text.count("</script>") == 2
-    assert "\u2028" not in text.partition("<body>")[2]
+    assert "\u2028" not in text.partition("<script")[2]
     assert "<img" not in text
     assert "<i>&" not in text
     data = data_of(text)
@@ -74,18 +82,141 @@ def test_nothing_of_a_policy_or_a_name_is_markup():
 def test_nothing_is_loaded_from_anywhere():
     text = page().replace("http://www.w3.org/2000/svg", "")  # the name of a language, not an address that is asked
     shell = re.sub(r'<title>.*?</title>|<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
-    assert not re.search(r"https?://|//cdn|@import|src=|url\(", shell)
+    assert not re.search(r"https?://|//cdn|@import|<[^>]*\bsrc=|url\(", shell)
     assert "default-src 'none'" in shell
 
 
 def test_the_figures_of_the_page_are_those_of_the_breakdown():
     data = data_of(page())
     assert data["under"]["amounts"]["saved_bytes"] == 4 * 400  # the first product of each layer
-    assert [group["label"] for group in data["groups"]] == ["layers.0–2", "layers.3"]  # nothing reads the last sum
-    assert max(data["memory"]["under"]) == max(data["under"]["peak"]["forward"], data["under"]["peak"]["backward"])
-    assert max(data["memory"]["without"]) == max(
-        data["without"]["peak"]["forward"], data["without"]["peak"]["backward"]
-    )
+    for curve, side in zip(data["memory"]["curves"], ("under", "without"), strict=True):
+        assert max(curve["moments"]) == max(data[side]["peak"]["forward"], data[side]["peak"]["backward"])
+
+
+def without_scripts(text: str) -> str:
+    """What of a page is there without a script."""
+    return re.sub(r"<script.*?</script>|<style>.*?</style>", "", text, flags=re.DOTALL)
+
+
+def test_the_essentials_need_no_script():
+    text = without_scripts(page())
+    for said in ("kept for the backward", "1.6 KiB", "layers.0–2", "aten.silu.default", "simulated peak"):
+        assert said in text
+    (chart,) = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert '<title id="chart-title">Memory over the step</title>' in chart
+    assert "peak under the policy: 4.3 KiB at " in chart
+    assert re.search(r'aria-labelledby="chart-title chart-desc"', chart)
+    assert "alive at the peak, 4.3 KiB: at " in text
+    assert "&lt;/style&gt;&lt;img src=x&gt;.apl:4" in text  # the line that decided a value that is alive at the peak
+    assert "does\n    not run here" in text
+
+
+EMPTY = ["output()", "%x = input bytes=10\noutput(%x)", "%x = input\n%a = aten.sin.default(%x)\noutput(%a)"]
+
+
+@pytest.mark.parametrize("text", EMPTY)
+def test_a_graph_with_next_to_nothing_in_it(text):
+    made = plan(parsed("undecided -> save"), facts_of(text), JOINT)
+    written = plan_page(breakdown(made), (), "empty.graph")
+    assert "<h1>" in written
+    assert "Decisions that differ" in comparison_page(breakdown(made), breakdown(made), "empty.graph")
+
+
+OTHER = POLICY.replace("save mm in block ", "save mm in last block")
+
+
+def comparison(layers: int = 4, name: str = "a.graph") -> str:
+    made = (plan(parsed(text), facts_of(graph(layers)), JOINT) for text in (POLICY, OTHER))
+    return comparison_page(*map(breakdown, made), name)
+
+
+def test_two_policies_over_one_another():
+    text = comparison(name="<i>&.graph")
+    data = data_of(text)
+    old, new = (breakdown(plan(parsed(each), facts_of(graph(4)), JOINT)) for each in (POLICY, OTHER))
+    after, before = data["memory"]["curves"]
+    assert max(before["moments"]) == old.under.peak.bytes
+    assert max(after["moments"]) == new.under.peak.bytes
+    shown = without_scripts(text)
+    assert "<img" not in text
+    assert "<i>&.graph" not in text
+    assert "<b>3 decisions</b>, 1.2 KiB" in shown  # the first product of all layers but the last
+    assert "save → recompute" in shown
+    assert "aten.mm.default" in shown
+    assert "<td>mlp.up</td><td>layers.0–2</td><td>mm0, mm1, mm2</td>" in shown
+    assert "layers.0–2 ×3" in shown
+    assert shown.count("alive at the peak, ") == 2
+    assert "None: 20 decisions are the same." in comparison_page(old, old, "a.graph")
+
+
+def test_nodes_that_one_plan_alone_has_stand_in_their_place():
+    line = Line(mesh_of(4, 2), (2, 3)).gather("dp").gather("tp").facts()
+    made = [plan(parsed(text), line, ABLE) for text in ("undecided -> save", "fuse all_gather chains")]
+    for sides in (made, made[::-1]):
+        names = data_of(comparison_page(*map(breakdown, sides), "a.graph"))["memory"]["names"]
+        assert sorted(names) == sorted({*made[0].facts.names, *made[1].facts.names} - {"shard", "output"})
+        assert names.index("fused_wait_tensor") < names.index("mm")
+        assert names.index("wait_tensor_1") < names.index("mm")
+
+
+def test_a_curve_of_many_moments_keeps_its_peaks():
+    moments = [0] * 5000
+    moments[1234] = moments[4999] = 1000
+    axis, flat = MemoryAxis([0] * 2500 + [1] * 2500, 0), Curve("b", [1] * 5000, 1, "y")
+    drawn = memory_chart(axis, Curve("a", moments, 1000, "x"), flat)
+    (edge,) = re.findall(r'class="first edge" d="M(.*?)"', drawn)
+    points = [tuple(map(float, point.split(","))) for point in edge.split("L")]
+    top = min(y for _, y in points)
+    assert [x for x, y in points if y == top] == [246.9, 999.9, 1000]
+    assert len(points) <= 1002
+
+
+def luminance(color: str) -> float:
+    """Relative luminance as in WCAG 2."""
+    digits = color if len(color) == 6 else "".join(2 * digit for digit in color)
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_and_lines_stand_out_from_what_they_are_on(dark: bool):
+    light, _, night = page().partition("prefers-color-scheme: dark")
+    colors = dict(re.findall(r"--([a-z]+): #([0-9a-f]{3,6})\b", night if dark else light))
+    words = {"ink", "soft", "saved", "open", "recomputed", "offloaded"}
+    for name in (*words, "without"):
+        for ground in ("ground", "card", "hover", "chosen"):
+            low, high = sorted(luminance(colors[each]) for each in (name, ground))
+            assert (high + 0.05) / (low + 0.05) >= (4.5 if name in words else 3), (name, ground)
+
+
+WORDS = """
+    const boxes = [...document.querySelectorAll(".ticks span, .parts span, .legend > span")]
+        .filter((each) => each.textContent).map((each) => each.getBoundingClientRect());
+    const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    return boxes.flatMap((a, at) => boxes.slice(at + 1).filter((b) => over(a, b))).length
+        + boxes.filter((box) => box.left < 0 || box.right > innerWidth || box.height < 10).length;
+"""
+
+
+@in_browser
+@pytest.mark.parametrize("width", [600, pytest.param(1400, marks=pytest.mark.slow)])
+def test_the_charts_can_be_read_at_any_width(width: int, tmp_path):
+    for name, text in {"plan.html": page(), "diff.html": comparison()}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with browser(width) as it:
+        for name in ("plan.html", "diff.html"):
+            it.open(tmp_path / name)
+            assert it.run("return innerWidth") == width
+            assert it.run("return document.documentElement.scrollWidth") <= width
+            assert it.run(WORDS) == 0
+            size = "return [...document.querySelectorAll('.plot span')].map((each) => getComputedStyle(each).fontSize)"
+            assert set(it.run(size)) == {"12px"}
+            it.type("#memory svg", KEYS["end"])
+            (told,) = it.texts(".told")
+            assert told.startswith("g0: ")
+            assert it.run("return document.querySelector('#memory svg').getAttribute('aria-valuetext')") == told
+            assert it.errors() == []
 
 
 @in_browser
@@ -97,7 +228,7 @@ def test_the_page_in_a_browser(tmp_path):
         assert it.errors() == []
         assert it.run("return document.title").endswith(" on a.graph")
         assert it.texts("h1") == it.run("return [document.title]")
-        assert len(it.texts("#memory path")) == 2
+        assert len(it.texts("#memory path")) == 4  # an area and an edge each
         assert it.texts("#blocks .label") == ["layers.0–2×3", "layers.3"]
 
         # a rule → its nodes
@@ -127,7 +258,6 @@ def test_the_page_in_a_browser(tmp_path):
         assert it.texts("#list .mono") == ["act0", "act1", "act2", "act3"]
 
         it.click("#blocks summary")
-        it.wait_for("#blocks td")
         assert "aten.silu.default" in it.texts("#blocks td")
         it.type("#memory svg", KEYS["end"])
         assert it.texts(".told")[0].startswith("g0: ")

@@ -166,6 +166,20 @@ def test_what_has_no_report_is_refused_by_name(joint):
         policylang.report(never_trained)
 
 
+def test_a_model_whose_checkpoints_have_not_run_is_told_of_its_checkpoints():
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+    holder = torch.nn.Module()
+    holder.layers = model
+    policylang.checkpoint_model(holder, policylang.parse("recompute everything in block"))
+    for subject in (holder, model[0]):
+        with pytest.raises(policylang.PolicyGraphError) as caught:
+            policylang.report(subject)
+        (found,) = caught.value.diagnostics
+        assert found.code == "APL327"
+        assert "checkpoints" in found.message
+        assert "compile" not in f"{found.message} {found.help}"
+
+
 def test_the_name_stays_a_function_whatever_is_imported_first():
     script = (
         "import policylang.report.report_text, policylang.audit.summary.assemble, policylang; "

@@ -50,6 +50,8 @@ class Setting:
     reshard: str = "default"
     precision: str = "float32"
     """What parameters are gathered in."""
+    example: str = ""
+    """A script of ``examples/`` that makes the configuration, by its name."""
 
 
 @frozen
@@ -126,7 +128,7 @@ def configured(setting: Setting) -> Any:
     from tests.support.titan import _triton
 
     with _triton():
-        config = _debugging(setting)
+        config = _of_example(setting) if setting.example else _debugging(setting)
         attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention
         losses = import_module("torchtitan.components.loss")
     model, training, parallelism = config.model_spec.model, config.training, config.parallelism
@@ -144,8 +146,16 @@ def configured(setting: Setting) -> Any:
     config.debug.seed = 0
     if not setting.chunked_loss:
         config.loss = losses.CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
-    _choose_policy(config, setting)
+    if setting.trainer == "graph":
+        config.compile.disable_passes = ["cudagraph_pass"]
+    if not setting.example:
+        _choose_policy(config, setting)
     return config
+
+
+def _of_example(setting: Setting) -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    return import_module(setting.example).configure(setting.policy)
 
 
 def _debugging(setting: Setting) -> Any:
@@ -160,7 +170,6 @@ def _debugging(setting: Setting) -> Any:
 
 def _choose_policy(config: Any, setting: Setting) -> None:
     if setting.trainer == "graph":
-        config.compile.disable_passes = ["cudagraph_pass"]
         config.compile.memory_policy = setting.theirs
         if setting.policy is not None:
             from policylang.integrations import torchtitan

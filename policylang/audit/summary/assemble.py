@@ -73,7 +73,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits),
-        expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found) for e in plan.expectations),
+        expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
         notes=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),
         audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,

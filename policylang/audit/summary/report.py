@@ -71,11 +71,17 @@ class AuditReport:
 
 @frozen
 class ExpectationReport:
+    """What an ``expect`` line came to."""
+
     source: str
+    """``file:line``."""
     text: str
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
     found: str
+    margin: float | None = None
+    """How far what was found is from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None
+    where there is no figure to compare."""
 
 
 @frozen
@@ -117,8 +123,11 @@ class RewriteReport:
 class Report:
     """One graph under a policy, or, with ``graphs``, all the graphs of a compiled model and their sum.
 
+    Bytes are of one rank and FLOPs of one step, both whole numbers.
+
     ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None on a graph
-    that is not partitioned yet. In a sum, node names carry the number of their graph: ``1/mm_3``.
+    that is not partitioned yet. In a sum, node names carry the block that their graph is, ``layers.3/mm_3``, or else
+    its number, ``1/mm_3``.
     """
 
     policy: str
@@ -126,6 +135,7 @@ class Report:
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
     decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
+    """In a sum, ``decisions["mm_3"]`` serves as well where all that have such a value decide alike."""
     rules: tuple[RuleReport, ...] = ()
     undecided: int = 0
     """Decisions that no rule took."""
@@ -148,6 +158,8 @@ class Report:
     from_cache: bool = False
     """Served from a compile cache: what is said here was found when the graph was compiled, under the same policy."""
     graphs: tuple[Report, ...] = ()
+    label: str = ""
+    """Of a graph that is one block of a model: the block. ``layers.3#2`` for the second way in which it is called."""
     half: str = ""
     """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
     nothing is decided about values."""
@@ -204,6 +216,7 @@ class Report:
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The same as text; ``indent`` as in ``json.dumps``."""
         return json.dumps(self.to_dict(), indent=indent)
 
 

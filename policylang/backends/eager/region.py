@@ -26,6 +26,7 @@ from policylang.backends.eager.observation.first_call import Observation
 from policylang.backends.eager.observation.origins import HeldResult, tensors_in
 from policylang.backends.eager.observation.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.eager.path import EagerPath, HeldTensors
+from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
 from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.path import raise_differences
 from policylang.errors import PolicyGraphError
@@ -142,7 +143,9 @@ class CheckpointRegion:
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
-        plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), deferred=deferred)
+        block = NamedBlock(module, self.root, max(0, self.number or 0))
+        aside = weights_of_blocks([block], self.names or (self.root or type(module).__name__,))
+        plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), aside=aside, deferred=deferred)
         nothing = tuple(found for found in plan.diagnostics if is_error(found))
         return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
 

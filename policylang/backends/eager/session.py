@@ -25,6 +25,7 @@ from policylang.backends.eager.observation.first_call import Observer, watched
 from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces
+from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.syntax import Policy
@@ -112,6 +113,14 @@ class Session:
     def block_names(self) -> tuple[str, ...]:
         """Of the blocks that a checkpoint may run; empty names are not known."""
         return self.names or tuple(region.root for region in self.regions.values())
+
+    def numbered_blocks(self) -> tuple[list[NamedBlock], tuple[str, ...]]:
+        """The blocks that a checkpoint may run, and their names; of a block without a name, the class."""
+        regions = [
+            (module, region) for module, region in self.regions.items() if region.number is not None or not self.names
+        ]
+        names = tuple(region.root or type(module).__name__ for module, region in regions)
+        return [NamedBlock(each, region.root, at) for at, (each, region) in enumerate(regions)], names
 
     def name_of_a_block(self) -> str:
         """Where no name is known: what kind of module it is."""

@@ -20,6 +20,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF
+from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import REWRITES_REFUSED
@@ -49,8 +50,16 @@ class HalfPath(BackendPath):
         """Without what decides about values."""
         return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
 
-    def plan(self, facts: Facts, policy: Policy, *, place: Place | None = None, deferred: Collection[str] = ()) -> Plan:
-        made = super().plan(facts, policy, place=place, deferred=deferred)
+    def plan(
+        self,
+        facts: Facts,
+        policy: Policy,
+        *,
+        place: Place | None = None,
+        aside: WeightsAside | None = None,
+        deferred: Collection[str] = (),
+    ) -> Plan:
+        made = super().plan(facts, policy, place=place, aside=aside, deferred=deferred)
         return evolve(made, diagnostics=made.diagnostics + _note_on_rules(policy, facts.kind))
 
 

@@ -22,6 +22,7 @@ from policylang.graph.facts import GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
+from policylang.planning.decisions.weights_aside import WeightsAside
 from policylang.planning.plan import Plan
 
 
@@ -74,6 +75,8 @@ class JointPartitioner:
     """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
     root: str = ""
     """Put before every module path, where a block of the model is compiled on its own."""
+    aside: WeightsAside | None = None
+    """The weights that FSDP gathers around the graph."""
 
     def __call__(
         self,
@@ -110,7 +113,7 @@ class JointPartitioner:
         with timed(seconds, "collect"):
             facts = collect(gm, kind=kind, static_inputs=static_inputs, root=self.root)
         with timed(seconds, "plan"):
-            return JointPath().plan(facts, self.policy, deferred=self.deferred)
+            return JointPath().plan(facts, self.policy, aside=self.aside, deferred=self.deferred)
 
     def partition(
         self,

@@ -16,8 +16,9 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends.caching import fingerprint
-from policylang.backends.compiled_graphs import CompiledGraph, described, of_model
+from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, described, of_backend, of_model
 from policylang.backends.eager.session import Session, innermost
+from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
 from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.runtime.profiled import PREFIX
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
@@ -31,6 +32,7 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.decisions.block_uniformity import telling_apart
+from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo
 from policylang.torch_compat.profiling import is_profiling, named_range
@@ -94,6 +96,7 @@ class PolicyBackend:
         problems = self._unanswered()
         if problems:
             raise PolicyMatchError(problems)
+        self._answered = True
 
     def reset(self) -> None:
         """Forget the graphs compiled so far; ``torch._dynamo.reset()`` calls it."""
@@ -108,6 +111,9 @@ class PolicyBackend:
         partitioner, key, root = self._partitioner, self._key, self.root
         if block is not None:
             partitioner, key, root = self._for_block(block)
+        aside = weights_among(example_inputs, root) if block is None else weights_of_blocks(*block.numbered_blocks())
+        if aside is not None:
+            partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
         graph = described(gm, number=len(self._graphs), root=root)
         known = self._known.setdefault(dynamo.code_being_compiled(), [])
         topic = dynamo_graph.topic_of("compiling", "a graph", root)
@@ -117,6 +123,7 @@ class PolicyBackend:
         else:
             compiled = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
         graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
+        graph.sharded_aside = aside is not None
         self._graphs.append(graph)
         for session in sessions:
             session.graphs.add(graph)
@@ -177,7 +184,8 @@ class PolicyBackend:
 
     def _unanswered(self) -> tuple[Diagnostic, ...]:
         found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
-        return model_wide_errors.shared_by_all(self.policy, found, root=self.root)
+        sharded = any(graph.sharded_aside for graph in self._graphs)
+        return model_wide_errors.shared_by_all(self.policy, found, root=self.root, sharded=sharded)
 
 
 def policy_around(gm: fx.GraphModule) -> Policy | None:
@@ -188,20 +196,27 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
 
 
 def graphs_of(subject: object) -> tuple[CompiledGraph, ...] | None:
-    """The graphs compiled for a model, a compiled model or a backend; None for anything else.
+    """The graphs compiled for a model, a compiled model or a backend; None for anything else."""
+    found = graph_uses_of(subject)
+    return None if found is None else tuple(each.graph for each in found)
+
+
+def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
+    """The graphs compiled for a model, a compiled model or a backend, and by how many of its modules each is run; None
+    for anything else.
 
     A model's graphs are those that were called with one of its parameters, whatever was handed to ``torch.compile``:
     the model, its blocks, or a function that calls it. Where it was compiled again, with another backend, they are the
-    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter
-    (FSDP hands graphs parameters of its own making), a compiled model's are those of its backend.
+    later ones; what ``torch.compile`` returned keeps to its own backend. Where no graph was called with a parameter, a
+    compiled model's are those of its backend.
     """
     if isinstance(subject, PolicyBackend):
-        return subject.graphs
+        return of_backend(subject.graphs)
     if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
         return None
     its_own = dynamo.backend_of(subject)
     if isinstance(its_own, PolicyBackend):
-        return of_model([its_own.graphs], subject) or its_own.graphs
+        return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
 
 

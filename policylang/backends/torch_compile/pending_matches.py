@@ -23,10 +23,10 @@ def watched(
 
     def call(*arguments: Any) -> Any:
         nonlocal unhooked
-        if is_answered() and graph.called:
+        graph.note_call(arguments)
+        if is_answered():
             return compiled(*arguments)
-        graph.note_parameters(arguments)
-        if unhooked and not is_answered():
+        if unhooked:
             check()
         outputs = compiled(*arguments)
         if not is_answered():

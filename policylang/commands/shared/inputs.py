@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from policylang.commands.shared.exit import Exit
+from attrs import asdict, evolve
+
+from policylang.commands.shared.exit import Exit, UsageError
 from policylang.planning.capabilities import PLANNED
 
 if TYPE_CHECKING:
     from policylang.api.check import CheckResult
     from policylang.graph.facts import Facts
     from policylang.language.diagnostics import Diagnostic
+    from policylang.language.source import Source
     from policylang.language.syntax import Policy
     from policylang.planning.plan import Plan
 
 
+STDIN = "-"
+STDIN_NAME = "<stdin>"
+
+
 def add_graph(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     parser.add_argument(
-        "--graph", required=required, metavar="SNAPSHOT", help="a file that `policylang snapshot` wrote"
+        "--graph",
+        required=required,
+        metavar="GRAPH",
+        help="a snapshot that `policylang snapshot` wrote, a recorded graph in JSON, or a graph as text",
     )
 
 
@@ -29,12 +39,42 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path",
         choices=PLANNED,
-        help="plan as torch.compile's backend does (joint) or as a traced step is (flat); by default what the graph is",
+        help="plan as this path carries policies out, and refuse what it refuses: eager checkpoints (eager), "
+        "torch.compile's backend (joint), a traced step (flat), a half of a partition (half), a hook of Inductor's "
+        "(hook); by default what the graph is",
+    )
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import this Python module first, for the operators that it registers; the current folder is searched "
+        "for it; may be given several times",
     )
 
 
 def add_form(parser: argparse.ArgumentParser, *more: str, help: str | None = None) -> None:
     parser.add_argument("--output-format", choices=("text", *more), default="text", help=help)
+    add_width(parser)
+
+
+def add_width(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--width",
+        type=_width,
+        metavar="COLUMNS",
+        help="fit text to so many columns; 0 for as many as it takes (default: the terminal's, all in a pipe or file)",
+    )
+
+
+def _width(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of columns")
+    return int(text)
 
 
 def add_form_of_findings(parser: argparse.ArgumentParser) -> None:
@@ -45,23 +85,60 @@ def add_snapshot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the snapshot, such as llama3_8b.graph")
 
 
-def read_policy(name: str) -> Policy:
-    """Raises ``PolicyError`` with every diagnostic of the file."""
-    from policylang.api.load import operators_at_hand
+def read_policy(name: str, facts: Facts | None = None) -> Policy:
+    """The policy of a file, of the library, or, for ``-``, of the standard input; ``facts`` are of the graph that it is
+    for. Raises ``PolicyError`` with every diagnostic of the file."""
+    from policylang.api.load import operators_at_hand, operators_in
     from policylang.errors import PolicyMeaningError
-    from policylang.language.resolution.loader import load_policy
+    from policylang.language.diagnostics import Diagnostic
+    from policylang.language.resolution.loader import load_policy, load_source
 
-    loaded = load_policy(name, operators=operators_at_hand())
+    operators = operators_at_hand(met=() if facts is None else operators_in(facts))
+    if name == STDIN:
+        source = read_stdin()
+        if isinstance(source, Diagnostic):
+            raise PolicyMeaningError((source,))
+        loaded = load_source(source, None, operators=operators)
+    else:
+        loaded = load_policy(name, operators=operators)
     if loaded.policy is None:
         raise PolicyMeaningError(loaded.diagnostics)
     return loaded.policy
 
 
-def read_graph(name: str) -> Facts:
-    """Raises ``PolicyError`` for a file that is no snapshot."""
-    from policylang.graph.files.snapshot import load
+def read_stdin() -> Source | Diagnostic:
+    """The policy that stands in the standard input, or why it cannot be read. What it includes is looked for from the
+    current folder."""
+    from policylang.language.files import source_of
+    from policylang.language.parsing.statements import MAX_FILE
 
-    return load(name)
+    return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
+
+
+def check_policies(names: Sequence[str], **how: Any) -> CheckResult:
+    """``policylang.check`` of policies one of which may be the standard input."""
+    from policylang.api.check import check
+    from policylang.language.diagnostics import Diagnostic
+
+    given = [(name, read_stdin() if name == STDIN else name) for name in names]
+    result = check(*(each for _, each in given if not isinstance(each, Diagnostic)), **how)
+    problems = tuple(each for _, each in given if isinstance(each, Diagnostic))
+    if not problems:
+        return result
+    return evolve(result, files=(*result.files, STDIN_NAME), diagnostics=(*problems, *result.diagnostics))
+
+
+def once_at_most(*names: str) -> None:
+    """Raise ``UsageError`` where the standard input is named twice: it can be read once."""
+    if names.count(STDIN) > 1:
+        raise UsageError("`-`, the standard input, can be read once")
+
+
+def read_graph(name: str) -> Facts:
+    """Raises ``PolicyError`` for a file that holds no graph."""
+    from policylang.api.planned_graphs import facts_of
+
+    return facts_of(name)
 
 
 def planned(policy: Policy, facts: Facts, path: str | None) -> Plan:
@@ -74,21 +151,39 @@ def planned(policy: Policy, facts: Facts, path: str | None) -> Plan:
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     """Print what is wrong on the standard error; the exit code that goes with it."""
     from policylang.api.check import CheckResult
+    from policylang.commands.shared.output import tell
     from policylang.report.diagnostics import render_text
 
     found = tuple(diagnostics)
-    print(render_text(found), file=sys.stderr)
+    tell(render_text(found))
     return Exit.USAGE if CheckResult((), found).unreadable else Exit.DIAGNOSTICS
 
 
 def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool) -> Exit:
-    """Print diagnostics in a form, for people with a last line that sums them up; the exit code that goes with them."""
-    from policylang.report.diagnostics import RENDERERS
+    """Print diagnostics in a form, for people with the expectations that hold and a last line that sums all up; the
+    exit code that goes with them."""
+    from policylang.commands.shared.output import say
+    from policylang.report.diagnostics import RENDERERS, render_json
+    from policylang.report.expectations import held_table
 
-    parts = [RENDERERS[form](found.diagnostics).rstrip("\n"), summary if form == "text" else ""]
-    if printed := "\n\n".join(filter(None, parts)):
+    if form == "text":
+        diagnostics = RENDERERS[form](found.diagnostics).rstrip("\n")
+        say("\n\n".join(filter(None, (diagnostics, held_table(found.expectations), summary))))
+    elif form == "json" and found.graphs:
+        more = [{"graph": graph, **asdict(outcome)} for graph, outcome in found.expectations]
+        print(render_json(found.diagnostics, expectations=more))
+    elif printed := RENDERERS[form](found.diagnostics).rstrip("\n"):
         print(printed)
     return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
+
+
+def write_page(page: str, out: str) -> None:
+    """Raises ``UsageError`` where it cannot be written."""
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
+    print(f"wrote {out}", file=sys.stderr)
 
 
 def print_snapshot(path: Path, facts: Facts) -> None:

@@ -7,6 +7,7 @@ is what digests and cache keys are made of, so it holds everything that can chan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from attrs import evolve, frozen
@@ -15,6 +16,7 @@ from policylang.language import syntax
 from policylang.language.formatting.unparse_predicates import format_glob, format_predicate, format_quantity
 from policylang.language.parsing.parser import is_policy_name
 from policylang.language.syntax import BlockSet, Expectation, Let, Ordinal, Policy, Rewriting, Rule, Selector
+from policylang.language.units import decimal_percent
 from policylang.language.walk import parts, selector_of, walk
 
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
@@ -77,7 +79,8 @@ def format_expectation(expectation: Expectation) -> str:
     """The canonical text of an expectation."""
     if isinstance(expectation, syntax.ExpectTotal):
         per = " per block" if expectation.per_block else ""
-        return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}"
+        of = " of forward" if expectation.of_forward else ""
+        return f"expect {expectation.figure}{per} {expectation.op} {format_quantity(expectation.limit)}{of}"
     inner = _format(expectation.selector)
     if isinstance(expectation, syntax.ExpectFate):
         return f"expect {expectation.quantifier} {inner.at(_ATOM).text} {expectation.fate}"
@@ -193,7 +196,14 @@ def _block_set_words(which: BlockSet) -> str:
     if which.kind == "every":
         start = "" if which.start in (0, which.n) else f" from {nth(which.start)}"
         return f"every {nth(which.n)} block{start}"
+    if which.share is not None:
+        return f"{which.kind} {_share_words(which.share)} of blocks"
     return f"{which.kind} block" if which.n == 1 else f"{which.kind} {which.n} blocks"
+
+
+def _share_words(share: Fraction) -> str:
+    """``half``, ``25%``, ``12.5%``: a share is written in decimals, so it has an end."""
+    return "half" if share == Fraction(1, 2) else f"{decimal_percent(share)}%"
 
 
 def nth(number: int) -> str:

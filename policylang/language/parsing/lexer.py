@@ -16,13 +16,14 @@ from lark.lexer import PatternStr, TerminalDef
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.parsing.statements import FOREIGN_COMMENT
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Scope
 
 # A run of characters that make one word; a brace or bracket belongs to it with all it holds, commas too.
 _RUN = r"(?:[\w.*?/:]|\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\})+"
 _SCAN = re.compile(
-    r"(?P<blank>[^\S\n]+|\n|#[^\n]*)"
+    rf"(?P<blank>[^\S\n]+|\n|#[^\n]*|{FOREIGN_COMMENT})"
     r'|(?P<string>"[^"\n]*")'
     r"|(?P<bundled><[A-Za-z0-9_.-]+>)"
     r"|(?P<comparison>==|!=|<=|>=|<|>)"
@@ -51,7 +52,7 @@ _LOOKALIKES = {
 }
 
 
-PAIRS = ("EVERY_NTH", "UP_TO", "PER_RANK")
+PAIRS = ("EVERY_NTH", "HALF_OF", "UP_TO", "PER_RANK")
 """Terminals of two words, which are no keywords by themselves where ``every`` and ``per`` are not."""
 
 
@@ -154,6 +155,8 @@ def _pair(first: Lexeme, second: Lexeme) -> str | None:
         return "EVERY_NTH"
     if first.type == "PER" and second == "rank":
         return "PER_RANK"
+    if first == "half" and second.type == "OF":
+        return "HALF_OF"
     return "UP_TO" if first == "up" and second == "to" else None
 
 

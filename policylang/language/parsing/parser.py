@@ -7,9 +7,11 @@ from functools import cache
 from lark import Lark
 from lark.exceptions import UnexpectedToken
 
+from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
+from policylang.language.parsing.mending import find_mend
 from policylang.language.parsing.statement_tree import report_loose
 from policylang.language.parsing.statements import MAX_DEPTH, split, too_deep
 from policylang.language.parsing.unexpected import explain_unexpected
@@ -17,6 +19,9 @@ from policylang.language.resources import grammar_file
 from policylang.language.source import Source, Span
 from policylang.language.syntax import File, Statement
 from policylang.language.walk import depth, selector_of
+
+_MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
+"""Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
 
 
 @cache
@@ -70,21 +75,51 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
 def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:
     words, origin = _lexer().lex(source, start, end)
     if origin.problems:
-        diagnostics.extend(origin.problems)
+        diagnostics.extend(_mended(origin.problems, source, start, end))
         return None
     try:
         statement = _reduce(_lark(), words)
     except UnexpectedToken as error:
         explain_unexpected(error, words, _lexer().keywords)
-        diagnostics.extend(origin.problems)
+        diagnostics.extend(_mended(origin.problems, source, start, end))
         return None
     report_loose(words)
     selector = selector_of(statement)
     if selector is not None and depth(selector) > MAX_DEPTH:
         diagnostics.append(too_deep(statement.span))
         return None
-    diagnostics.extend(origin.problems)
+    diagnostics.extend(_mended(origin.problems, source, start, end))
     return None if origin.problems else statement
+
+
+def _mended(problems: list[Diagnostic], source: Source, start: int, end: int) -> list[Diagnostic]:
+    """What is wrong with a statement, or in its place the common mistake behind it where there is one."""
+    first = problems[0] if problems else None
+    if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
+        return problems
+    mend = find_mend(source.text[start:end], first.span.start - start, _stops)
+    if mend is None:
+        return problems
+    span = Span(source, start + mend.start, start + mend.end)
+    return [diagnose(mend.code or first.code, mend.message, span, help=mend.help)]
+
+
+def _stops(text: str) -> int | None:
+    """Where a statement's text cannot be read any further."""
+    words, origin = _lexer().lex(Source("", text), 0, len(text))
+    stop = len(text)
+    if not origin.problems:
+        if not words:  # a comment
+            return None
+        try:
+            _reduce(_lark(), words)
+        except UnexpectedToken as error:
+            return stop if error.token.type == "$END" else int(error.token.start_pos or 0)
+        report_loose(words)
+        if not origin.problems:
+            return None
+    spans = (problem.span for problem in origin.problems)
+    return min((span.start for span in spans if span is not None), default=0)
 
 
 def _reduce(lark: Lark, words: list[Lexeme]) -> Statement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any, get_args, get_type_hints
 
 from lark import Transformer, v_args
@@ -22,9 +23,26 @@ ANNOTATED = "annotated NAME"
 """The one that takes a name, likewise."""
 _SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
 
+_BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
+"""What a prefix alone may mean: nobody counts operations in ``G`` without saying so."""
+_UNITS_ARE = f"the units are {', '.join(unit for unit in UNITS if not unit.endswith('s'))}"
+_ELSEWHERE = {
+    **dict.fromkeys(("size", "memory", "mem", "nbytes", "byte", "mb", "gb", "storage"), "bytes"),
+    **dict.fromkeys(("name", "path", "fqn", "scope", "layer", "block", "modules"), "module"),
+    **dict.fromkeys(("elements", "element_count", "length", "len"), "numel"),
+    **dict.fromkeys(("dim", "dims", "rank"), "ndim"),
+    **dict.fromkeys(("type", "precision"), "dtype"),
+    **dict.fromkeys(("flop", "compute", "cost", "work"), "flops"),
+    **dict.fromkeys(("consumers", "readers", "uses", "fanout"), "users"),
+    **dict.fromkeys(("world_size", "ranks", "group"), "group_size"),
+}
+"""What other tools call the properties."""
+_OPERATORS = ("op", "operator", "target", "function", "kind", "ops")
+
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
 _NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-z]*)")
 _MAX_DIGITS = 15
+_LEAST_PERCENT = 1e-9
 
 
 def integer(word: Lexeme, digits: str | None = None) -> int:
@@ -43,6 +61,20 @@ def position(word: Lexeme) -> int:
         word.report("APL205", "positions and counts start at 1")
         return 1
     return value
+
+
+def share_of(number: Lexeme, span: Span) -> Fraction:
+    """The part of a whole that a per cent figure says, exactly: 29% of a hundred blocks are 29 of them. ``span`` is of
+    the figure with its sign. What is no such part is reported and read as all of it."""
+    text = str(number).replace("_", "")
+    match = _NUMBER.fullmatch(text)
+    if match is None or match.group(2) or len(text) > _MAX_DIGITS:
+        number.report("APL016", f"`{text[:20]}` is not a share", span, help="a share is written as `25%`")
+        return Fraction(1)
+    if not _LEAST_PERCENT <= float(text) <= 100:
+        number.report("APL205", "a share of the blocks is more than 0% and at most 100%", span)
+        return Fraction(1)
+    return Fraction(text) / 100
 
 
 def quoted(word: Lexeme) -> str:
@@ -130,7 +162,12 @@ def _flag(text: str, span: Span, word: Lexeme) -> Is:
 
 
 def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
-    near = nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
+    kind = text.split()[-1].removesuffix("s")
+    near = (
+        (f"from {kind}",)
+        if f"from {kind}" in FLAGS
+        else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
+    )
     help = did_you_mean(_SHOWN.get(word, word) for word in near)
     at.report("APL114", f"nodes have no property `{text}`", span, help=help)
 
@@ -142,7 +179,11 @@ def _subject(word: Lexeme) -> tuple[str, int | None]:
 
 def _unknown_property(subject: Lexeme) -> None:
     known = (*MEASURES, *PROPERTIES)
-    help = did_you_mean(nearest(str(subject), known)) or f"the properties are {', '.join(known)}"
+    name = str(subject).lower()
+    near = (_ELSEWHERE[name],) if name in _ELSEWHERE else nearest(name, known)
+    help = did_you_mean(near) or f"the properties are {', '.join(known)}"
+    if name in _OPERATORS:
+        help = "an operator stands in place of a property: `save mm`, or joined with `and`"
     subject.report("APL114", f"nodes have no property `{subject}`", help=help)
 
 
@@ -160,7 +201,7 @@ def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
         return Quantity(value, "number", span)
     known = UNITS.get(name)
     if known is None:
-        help = did_you_mean(nearest(name, UNITS)) or f"the units are {', '.join(UNITS)}"
+        help = did_you_mean(_BARE_UNITS.get(name.upper(), ()) or nearest(name, UNITS)) or _UNITS_ARE
         number.report("APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help)
         return Quantity(value, "number", span)
     return Quantity(value * known[0], known[1], span)

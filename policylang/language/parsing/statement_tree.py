@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 from lark import v_args
 
 from policylang.language import syntax
@@ -23,8 +23,33 @@ _ACTION_WORDS = (
 )
 ACTIONS = {word: Action[_SYNONYMS.get(word, word).upper()] for word in _ACTION_WORDS}
 FATES = ("auto", "save", "recompute")
-FIGURES = ("saved", "recomputed", "recomputed flops", "peak")
+FIGURES = ("saved", "recomputed", "recomputed flops", "recomputed operators", "peak")
+_OF_FORWARD = ("saved", "recomputed")
+"""Figures whose share is not said by a per cent sign alone."""
+_FATES_ELSEWHERE = {
+    **dict.fromkeys(("keep", "store", "cache", "must_save"), "save"),
+    **dict.fromkeys(("checkpoint", "remat", "drop", "discard", "must_recompute"), "recompute"),
+    **dict.fromkeys(("default", "none", "min_cut", "mincut", "partitioner", "torch", "inductor", "leave"), "auto"),
+}
+_FIGURES_ELSEWHERE = {
+    **dict.fromkeys(("memory", "mem", "max_memory", "peak_memory", "usage", "bytes", "total"), "peak"),
+    **dict.fromkeys(("kept", "stored", "activations", "activation", "save"), "saved"),
+    **dict.fromkeys(("recompute", "checkpointed", "recomputation"), "recomputed"),
+    **dict.fromkeys(
+        ("flops", "recompute_flops", "recomputed_flops", "compute", "work", "overhead"), "recomputed flops"
+    ),
+}
+"""What other tools call the figures."""
 _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
+
+
+@frozen
+class _Limit:
+    """What an expectation compares with, and whether it says of what it is a share."""
+
+    quantity: Quantity
+    of_whole: bool
+    span: Span
 
 
 @v_args(inline=True)
@@ -50,7 +75,11 @@ class StatementRules(SelectorRules):
 
     def undecided(self, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
-            help = did_you_mean(nearest(str(fate), FATES)) or "it is one of `auto`, `save`, `recompute`"
+            near = _FATES_ELSEWHERE.get(str(fate).lower())
+            help = (
+                did_you_mean((near,) if near else nearest(str(fate), FATES))
+                or "it is one of `auto`, `save`, `recompute`"
+            )
             fate.report("APL116", f"values that no rule decides cannot be left to `{fate}`", fate.span, help=help)
         return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
 
@@ -107,8 +136,18 @@ class StatementRules(SelectorRules):
 
     # --- expectations ---
 
+    def limit(self, limit: Quantity, of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
+        if of is not None and whole is not None:
+            if whole != "forward":
+                whole.report("APL116", f"a share is one of `forward`, not of `{whole}`", help="write `of forward`")
+            elif limit.dimension != "fraction":
+                message = f"a share of the forward is per cent, and `{limit.span.one_line}` is not"
+                of.report("APL201", message, limit.span, help="write a share such as `30% of forward`")
+        return _Limit(limit, of is not None, limit.span.to((whole or limit).span))
+
     def expect_total(self, word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
-        limit: Quantity = rest[-1]
+        last: _Limit = rest[-1]
+        limit = last.quantity
         sign: Lexeme = rest[-2]
         middle = rest[:-2]
         name, end = str(figure), figure
@@ -116,10 +155,16 @@ class StatementRules(SelectorRules):
             end = middle[0]
             name, middle = f"{name} {end}", middle[1:]
         if name not in FIGURES:
-            help = did_you_mean(nearest(name, FIGURES)) or f"the figures are {', '.join(FIGURES)}"
+            near = (_FIGURES_ELSEWHERE[name],) if name in _FIGURES_ELSEWHERE else nearest(name, FIGURES)
+            help = did_you_mean(near) or f"the figures are {', '.join(FIGURES)}"
+            if not near and limit.dimension == "number":
+                help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
             message = f"there is no figure `{name}` to expect something of"
             figure.report("APL116", message, figure.span.to(end.span), help=help)
-        span = word.span.to(limit.span)
+        elif name in _OF_FORWARD and limit.dimension == "fraction" and not last.of_whole:
+            message = f"`{limit.span.one_line}` does not say of what"
+            figure.report("APL201", message, limit.span, help=f"write `{limit.span.one_line} of forward`")
+        span = word.span.to(last.span)
         return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
 
     def expect_count(self, word: Lexeme, *rest: Any) -> syntax.ExpectCount:

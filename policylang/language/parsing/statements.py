@@ -22,8 +22,11 @@ MAX_STATEMENTS = 100_000
 MAX_DEPTH = 100
 
 _UNREADABLE = re.compile("[\x00\ud800-\udfff]")
-_STRUCTURE = re.compile(r'"[^"\n]*"?|#[^\n]*|[();\n]')
-_BLANK = re.compile(r"(?:\s+|#[^\n]*)*")
+# A comment of another language, `//` or `--` before text, is one to the scanner, and reported: what follows it is no
+# policy, whatever marks it holds.
+FOREIGN_COMMENT = r"(?<!\S)(?://|--)(?!>)[^\n]*"
+_STRUCTURE = re.compile(rf'"[^"\n]*"?|#[^\n]*|{FOREIGN_COMMENT}|[();\n]')
+_BLANK = re.compile(rf"(?:\s+|#[^\n]*|{FOREIGN_COMMENT})*")
 
 
 @frozen
@@ -51,7 +54,9 @@ def split(source: Source) -> Slices:
     broken: Diagnostic | None = None
     for match in chain(_STRUCTURE.finditer(text), [None]):
         mark, at = (match.group(), match.start()) if match else (";", len(text))
-        if mark == "(" and at in unclosed:
+        if mark.startswith(("//", "--")):
+            diagnostics.append(_foreign_comment(Span(source, at, at + len(mark.rstrip()))))
+        elif mark == "(" and at in unclosed:
             broken = broken or diagnose("APL007", "this `(` is never closed", Span(source, at, at + 1))
         elif mark == "(":
             depth += 1
@@ -104,6 +109,11 @@ def _unclosed(text: str) -> frozenset[int]:
             elif stack:
                 stack.pop()
     return frozenset(stack)
+
+
+def _foreign_comment(span: Span) -> Diagnostic:
+    text = " ".join(span.text.lstrip("/-").split())
+    return diagnose("APL005", "a comment starts with `#`", span, help=f"write `{f'# {text}' if text else '#'}`")
 
 
 def _broken_bound(statement: Span, deepest: int) -> Diagnostic | None:

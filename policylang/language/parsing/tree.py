@@ -7,6 +7,7 @@ The builder has no state: what is found wrong goes to the origin that the tokens
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from attrs import evolve, frozen
@@ -14,7 +15,7 @@ from lark import v_args
 
 from policylang.language import syntax
 from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.predicate_tree import PredicateRules, integer, position, quoted
+from policylang.language.parsing.predicate_tree import PredicateRules, integer, position, quoted, share_of
 from policylang.language.source import Span
 from policylang.language.syntax import BlockSet, InBlock, InModule, Ordinal, Predicate, Scope, Selector
 
@@ -162,6 +163,10 @@ class SelectorRules(PredicateRules):
 
     def in_first_last(self, word: Any, *rest: Lexeme) -> InBlock:
         return _in_blocks(BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), rest[-1])
+
+    def in_share(self, word: Any, *rest: Lexeme) -> InBlock:
+        share = Fraction(1, 2) if rest[0].type == "HALF_OF" else share_of(rest[0], rest[0].span.to(rest[1].span))
+        return _in_blocks(BlockSet(word.value, share=share), rest[-1])
 
     def in_every(self, word: Lexeme, *rest: Lexeme) -> InBlock:
         n = position(word)

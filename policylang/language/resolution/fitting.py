@@ -28,10 +28,11 @@ _DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
     "bytes": ("bytes",),
     _CUT: ("bytes",),
     "flops": ("flops",),
-    "saved": ("bytes",),
-    "recomputed": ("bytes",),
+    "saved": ("bytes", "fraction"),
+    "recomputed": ("bytes", "fraction"),
     "peak": ("bytes",),
     "recomputed flops": ("flops", "fraction"),
+    "recomputed operators": ("number", "fraction"),
 }
 _EXAMPLES: dict[Dimension, str] = {"bytes": "`64 MiB`", "flops": "`2 GFLOP`", "fraction": "`20%`", "number": "`16`"}
 
@@ -70,10 +71,12 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
         return value
     if value.dimension == "number":
         return evolve(value, dimension=dimensions[0])
+    shares = dimensions == ("bytes", "fraction")
+    examples = {**_EXAMPLES, "fraction": "`20% of forward`"} if shares else _EXAMPLES
     wanted = " or ".join(NAMES[dimension] for dimension in dimensions)
     subject, relation = (_CUT, "is counted in") if measured == _CUT else (f"`{measured}`", "is compared with")
     message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {NAMES[value.dimension]}"
-    help = f"write a figure such as {' or '.join(_EXAMPLES[dimension] for dimension in dimensions)}"
+    help = f"write a figure such as {' or '.join(examples[dimension] for dimension in dimensions)}"
     report(diagnose("APL201", message, value.span, help=help))
     return value
 

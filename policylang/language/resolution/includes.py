@@ -14,7 +14,7 @@ from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import MAX_STATEMENTS
 from policylang.language.resources import policies_folder
-from policylang.language.source import Source
+from policylang.language.source import Source, Span
 from policylang.language.syntax import File, Include, Statement
 
 MAX_CHAIN = 32
@@ -36,6 +36,8 @@ class PlacedStatement:
     """Whether its file belongs to the bundled library."""
     depth: int
     """0 in the file that was loaded, 1 in one that it includes, …"""
+    include: Span | None = None
+    """In the file that was loaded, the include that brings it."""
 
 
 @frozen
@@ -65,7 +67,9 @@ class Expansion:
             if isinstance(statement, Include):
                 self._include(statement, unit, chain)
             else:
-                self.statements.append(PlacedStatement(statement, index, unit.bundled, len(chain) - 1))
+                by = chain[1][1] if len(chain) > 1 else None
+                span = None if by is None else by.span
+                self.statements.append(PlacedStatement(statement, index, unit.bundled, len(chain) - 1, span))
 
     def parse(self, source: Source, folder: Path, bundled: bool) -> _Unit:
         file, diagnostics = parse_file(source)

@@ -17,6 +17,8 @@ from policylang.language.resolution.resolver import resolve
 from policylang.language.source import Source
 from policylang.language.syntax import Policy
 
+_BYTE_ORDER_MARK = "\ufeff"
+"""What some editors of Windows begin a text with."""
 _ABOUT_WHAT_IS_MISSING = {"APL110", "APL207"}
 """Warnings that nothing uses a name, or that there is no rule: a statement that could not be read may be what does."""
 
@@ -51,7 +53,7 @@ def parse_policy(text: str, *, name: str = "<policy>", operators: OperatorTable 
     """The policy that a text makes; what it includes is relative to the current folder."""
     if not isinstance(text, str):
         return Loaded(None, (_wrong_type("a policy is parsed from its text", text),))
-    return _load(Source(name, text), None, operators)
+    return _load(Source(name, text.removeprefix(_BYTE_ORDER_MARK)), None, operators)
 
 
 def load_source(source: Source, file: Path | None, *, operators: OperatorTable | None = None) -> Loaded:

@@ -15,10 +15,15 @@ from policylang.language.resolution import prelude
 from policylang.language.resolution.fitting import check_path_glob, fit_predicate
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, split_operator
+from policylang.language.resolution.public_names import MODULES, python_name, shown_forms, usual_forms
 from policylang.language.source import Span
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
 
+_THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
+_REGISTERED = (
+    "an operator of your own is known from a graph that calls it, `--graph`, or once its module is imported, `--import`"
+)
 _MAX_SUGGESTIONS = 50
 """Unknown words of one policy that get a did-you-mean: it costs milliseconds each."""
 
@@ -36,7 +41,8 @@ class Definitions:
     _mine: dict[str, Let] = field(factory=dict)
     _bundled: set[str] = field(factory=set)
     _used: set[str] = field(factory=set)
-    _known: dict[str, Operator | None] = field(factory=dict)
+    _known: dict[str, tuple[Operator | None, tuple[Diagnostic, ...]]] = field(factory=dict)
+    """By word, the operator that it means and what is wrong with it, wherever it stands."""
     _suggestions: int = 0
 
     @classmethod
@@ -109,12 +115,20 @@ class Definitions:
 
     def _operator(self, word: Word) -> Selector:
         if word.text not in self._known:
-            self._known[word.text] = self._find_operator(word)
-        operator = self._known[word.text]
+            before = len(self.diagnostics)
+            operator = self._find_operator(word)
+            self._known[word.text] = operator, tuple(self.diagnostics[before:])
+        else:
+            operator, wrong = self._known[word.text]
+            self.diagnostics.extend(evolve(each, span=word.span) for each in wrong)
         return word if operator is None else evolve(operator, span=word.span)
 
     def _find_operator(self, word: Word) -> Operator | None:
         text = word.text
+        meant = self._meant_by(text)
+        if meant is not None:
+            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=meant)
+            return None
         problem = name_glob_problem(text)
         if problem:
             self._report("APL112", f"the name `{text}` {problem}", word.span)
@@ -131,19 +145,57 @@ class Definitions:
             return evolve(operator, namespace=PLAIN_FUNCTIONS) if plain else operator
         return self._unknown(word, operator)
 
+    def _meant_by(self, text: str) -> str | None:
+        """The help for what is written as elsewhere: ``aten::mm``, ``torch.mm``, ``nn.Linear``, ``[mm, bmm]``."""
+        if text.startswith("[") and text.endswith("]"):
+            return f"write `{text[1:-1].strip()}`: selectors are joined without brackets"
+        plain = text.replace("::", ".").removeprefix("torch.ops.").removesuffix(".")
+        if plain != text and "." not in plain.partition(".")[2].partition(".")[2]:
+            return f"write `{plain}`" if self._is_known(plain) else None
+        name = python_name(text)
+        if name is None or self._is_known(text):
+            return None
+        traced = usual_forms(name)
+        if traced:
+            return f"write `{', '.join(traced)}`, which it is traced as"
+        return f"write `{name}`" if self._is_known(name) else None
+
+    def _is_known(self, text: str) -> bool:
+        operator = split_operator(text, self.operators.has_namespace)
+        if operator is None or name_glob_problem(text):
+            return False
+        return bool(self.operators.matches(operator.namespace, operator.name, operator.overload))
+
     def _unknown(self, word: Word, operator: Operator) -> Operator | None:
         parts = word.text.split(".")
         namespace = parts[0] if len(parts) > 1 else None
-        known = namespace is None or self.operators.complete or self.operators.has_namespace(namespace)
+        only_met = namespace is not None and self.operators.is_only_met(namespace)
+        listed = namespace is not None and self.operators.has_namespace(namespace)
+        known = namespace is None or (not only_met and (self.operators.complete or listed))
         if not known and (operator.namespace is not None or not self._is_operator(parts[0])):
             message = f"no operator of the namespace `{namespace}` is known here; it is checked when applied"
-            help = did_you_mean(self._nearest(word.text))
-            help = help or f"a module path stands after `in`: `everything in {word.text}`"
-            self._report("APL102", message, word.span, help=help)
+            mend = f"a module path stands after `in`: `everything in {word.text}`; {_REGISTERED}"
+            if only_met:
+                message = f"the graph does not call `{word.text}`, and others of its namespace are not known here"
+                mend = _REGISTERED
+            self._report("APL102", message, word.span, help=did_you_mean(self._nearest(word.text)) or mend)
             return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
-        help = did_you_mean(self._nearest(word.text))
+        help = self._elsewhere(word.text) or did_you_mean(self._nearest(word.text))
+        if help is None and namespace is not None and not listed and not self._is_operator(namespace):
+            help = _REGISTERED
         self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help)
+        return None
+
+    def _elsewhere(self, text: str) -> str | None:
+        """The help for a name that people use, and that no operator has."""
+        if text in _THE_REST:
+            return "what no rule matches is `undecided`: write `undecided -> save`"
+        traced = usual_forms(text)
+        if traced:
+            return f"it is traced as {shown_forms(traced)}: write `{', '.join(traced)}`"
+        if text in MODULES:
+            return f"a module path stands after `in`: `everything in {text}`"
         return None
 
     def _is_operator(self, name: str) -> bool:

@@ -8,7 +8,7 @@ such as the registry of a torch that is loaded, is asked only for what the manif
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -52,15 +52,21 @@ def manifest() -> Manifest:
 
 @define(eq=False)
 class OperatorTable:
-    """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once."""
+    """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once.
+
+    ``met`` are full names that are known to exist and say nothing of what else there is: those that a graph calls.
+    """
 
     namespaces: Mapping[str, Overloads]
     more: Callable[[], Iterable[str]] | None = None
-    _extended: dict[str, dict[str, tuple[str, ...]]] | None = field(default=None, init=False)
+    met: Collection[str] = ()
+    _with_met: Mapping[str, Overloads] | None = field(default=None, init=False)
+    _listed: Mapping[str, Overloads] | None = field(default=None, init=False)
+    _everything: Mapping[str, Overloads] | None = field(default=None, init=False)
 
     @classmethod
-    def bundled(cls, more: Callable[[], Iterable[str]] | None = None) -> OperatorTable:
-        return cls(manifest().namespaces, more)
+    def bundled(cls, more: Callable[[], Iterable[str]] | None = None, met: Collection[str] = ()) -> OperatorTable:
+        return cls(manifest().namespaces, more, met)
 
     @property
     def complete(self) -> bool:
@@ -70,6 +76,12 @@ class OperatorTable:
     def has_namespace(self, pattern: str) -> bool:
         glob = NameGlob(pattern)
         return any(glob.matches(namespace) for namespaces in self._tables() for namespace in namespaces)
+
+    def is_only_met(self, pattern: str) -> bool:
+        """Whether every namespace of the name was met in a graph alone, so that it may hold more than is known here."""
+        glob = NameGlob(pattern)
+        listed = self.namespaces if self.more is None else self._all_listed(self.more)
+        return self.has_namespace(pattern) and not any(map(glob.matches, listed))
 
     def matches(self, namespace: str | None, name: str, overload: str | None) -> tuple[str, ...]:
         """The full names of the operators that fit the parts, each a glob or None for any; sorted."""
@@ -94,10 +106,20 @@ class OperatorTable:
     def _tables(self) -> Iterable[Mapping[str, Overloads]]:
         """The manifest, then, only if the caller is still looking, everything."""
         yield self.namespaces
+        if self.met:
+            if self._with_met is None:
+                self._with_met = _extend(self.namespaces, self.met)
+            yield self._with_met
         if self.more is not None:
-            if self._extended is None:
-                self._extended = _extend(self.namespaces, self.more())
-            yield self._extended
+            if self._everything is None:
+                listed = self._all_listed(self.more)
+                self._everything = _extend(listed, self.met) if self.met else listed
+            yield self._everything
+
+    def _all_listed(self, more: Callable[[], Iterable[str]]) -> Mapping[str, Overloads]:
+        if self._listed is None:
+            self._listed = _extend(self.namespaces, more())
+        return self._listed
 
 
 def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operator | None:

@@ -32,6 +32,15 @@ def group_names() -> tuple[str, ...]:
     return tuple(_lets())
 
 
+def resolved(text: str) -> Selector:
+    """The selector that a text of groups and operators writes."""
+    file, diagnostics = parse_file(Source(NAME, f"let it = {text}"))
+    (let,) = file.statements
+    if diagnostics or not isinstance(let, Let):
+        raise ValueError(f"`{text}` is no selector")
+    return rebuild(let.selector, _look_up)
+
+
 @cache
 def _resolved(name: str) -> Let:
     let = _lets()[name]

@@ -14,6 +14,7 @@ from attrs import define, evolve, field
 from policylang.language import syntax
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.names import Definitions
@@ -54,7 +55,9 @@ class _Resolver:
         elif isinstance(statement, syntax.Blocks | syntax.Undecided):
             self._only_once(statement)
         elif isinstance(statement, Rule):
-            self.rules.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+            rule = evolve(statement, selector=self.names.resolve(statement.selector))
+            self.rules.append(rule)
+            self.diagnostics.extend(doubtful_selectors(rule))
         elif isinstance(statement, syntax.Rewriting):
             self.rewrites.append(statement)
         elif isinstance(statement, syntax.ExpectTotal):
@@ -68,7 +71,9 @@ class _Resolver:
         undecided: Any = self.once.get(syntax.Undecided)
         rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
         name = _name_of(self.source) if name is None else name.name
-        policy = Policy(name, self.names.lets, blocks, rules, undecided, rewrites, expectations)
+        policy = Policy(
+            name, self.names.lets, blocks, rules, undecided, rewrites, expectations, includes=_includes(statements)
+        )
         decides = bool(rules or rewrites or expectations or undecided)
         self.diagnostics.extend(self.names.finish(library=not decides))
         if not (decides or self.names.lets or any(map(is_error, self.diagnostics))):
@@ -95,6 +100,15 @@ class _Resolver:
 
     def _report(self, code: str, message: str, span: Span | None, *related: Related) -> None:
         self.diagnostics.append(diagnose(code, message, span, related=related))
+
+
+def _includes(statements: Sequence[PlacedStatement]) -> dict[str, Span]:
+    """Of each included file by its name, the include in the loaded file that brings it first."""
+    found: dict[str, Span] = {}
+    for placed in statements:
+        if placed.include is not None:
+            found.setdefault(placed.statement.span.source.name, placed.include)
+    return found
 
 
 def _name_of(source: Source) -> str:

@@ -26,7 +26,7 @@ def gathers_left(policy: Policy, facts: Facts, chains: Chains, rules: Sequence[R
 
     What is meant to stand whatever else is said, `override`, is a contract; a rule among others leaves what it leaves.
     """
-    about = [(outcome, kinds) for outcome in rules if (kinds := _kinds(outcome.rule, policy))]
+    about = [(outcome, kinds) for outcome in rules if (kinds := origins_asked(outcome.rule, policy))]
     parameters = (outcome for outcome, kinds in about if InputKind.PARAMETER in kinds)
     contract = next((outcome for outcome in parameters if outcome.rule.override and outcome.matched), None)
     if contract is None:
@@ -55,7 +55,7 @@ def _needed(facts: Facts, chains: Chains) -> bytearray:
     return needed
 
 
-def _kinds(rule: Rule, policy: Policy) -> frozenset[InputKind]:
+def origins_asked(rule: Rule, policy: Policy) -> frozenset[InputKind]:
     """The kinds of inputs that a rule's selector asks about."""
     names = [test.name for test in tests_of(rule, policy) if isinstance(test, Is)]
     return frozenset(ORIGINS[name] for name in names if name in ORIGINS)

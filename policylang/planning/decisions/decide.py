@@ -15,12 +15,14 @@ from attrs import frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.rowsets import mask_of, members
 from policylang.language.syntax import Action, Policy, Rule
+from policylang.planning.block_graph import AroundBlocks
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_decision import Decision, Fate, Why
 
 NO_RULE = -1
+NOTHING_AROUND = AroundBlocks()
 
 
 @frozen(eq=False)
@@ -41,16 +43,25 @@ def owners_of(facts: Facts, rows: list[int]) -> list[int]:
     return members(mask_of((owners[row] for row in rows), len(facts)), facts.forward)
 
 
-def judge(policy: Policy, facts: Facts, selections: Selections, user_decisions: dict[int, Decision]) -> Verdict:
-    """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have."""
+def judge(
+    policy: Policy,
+    facts: Facts,
+    selections: Selections,
+    user_decisions: dict[int, Decision],
+    around: AroundBlocks = NOTHING_AROUND,
+) -> Verdict:
+    """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have.
+    Rules range over nothing that lies outside the blocks where those have checkpoints of their own."""
     winner = array("i", [NO_RULE]) * len(facts)
     flags, fixed = facts.flags, Flag.SYMBOLIC | Flag.SEED
     matched: list[tuple[int, ...]] = []
     for index, rule in enumerate(policy.rules):
         denoted = owners_of(facts, selections.rows(rule.selector))
+        if around.outside:
+            denoted = [row for row in denoted if row not in around.outside]
         matched.append(tuple(denoted))
         for row in denoted:
-            if flags[row] & fixed or (not rule.override and row in user_decisions):
+            if flags[row] & fixed or row in around.handed_on or (not rule.override and row in user_decisions):
                 continue
             winner[row] = index
     return Verdict(tuple(matched), winner)
@@ -63,11 +74,14 @@ def first_decisions(
     user_decisions: dict[int, Decision],
     undecided: Fate,
     capabilities: Capabilities,
+    around: AroundBlocks = NOTHING_AROUND,
 ) -> list[Decision | None]:
     """The decision on every forward row if all is safe; None for the rows no rule ranges over."""
     by_rule = [_by_rule(rule, index, capabilities) for index, rule in enumerate(policy.rules)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
+    outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
+    handed_on = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     decisions: list[Decision | None] = [None] * len(facts)
@@ -79,6 +93,10 @@ def first_decisions(
             decisions[row] = symbolic
         elif flags[owner] & is_seed:
             decisions[row] = seed
+        elif owner in around.outside:
+            decisions[row] = outside
+        elif owner in around.handed_on:
+            decisions[row] = handed_on
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]
         else:

@@ -10,7 +10,7 @@ from policylang.language.figures import first_lines
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
 from policylang.planning.expectations.fates import Fates, check_fate
-from policylang.planning.expectations.totals import Finding, check_total, numbers
+from policylang.planning.expectations.totals import Finding, Status, check_total, margin_of, numbers
 from policylang.planning.liveness import CostedNeeds
 from policylang.planning.plan import ExpectationOutcome, schedule_of
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
@@ -42,7 +42,9 @@ def check_expectations(
     for expectation in expectations:
         finding = _check(expectation, selections, fates, outcome, decisions)
         text = expectation.span.one_line
-        outcomes.append(ExpectationOutcome(text, expectation.span.location, finding.status, finding.found))
+        outcomes.append(
+            ExpectationOutcome(text, expectation.span.location, finding.status, finding.found, finding.margin)
+        )
         if finding.status == "failed":
             failures.append(_failure(expectation, text, finding))
     return tuple(outcomes), tuple(failures)
@@ -85,7 +87,8 @@ def _check(
 def _check_count(expectation: ExpectCount, rows: list[int], selections: Selections) -> Finding:
     scope = expectation.scope or Scope.GRAPH
     if scope is Scope.GRAPH:
-        return Finding("held" if _counts(expectation, len(rows)) else "failed", str(len(rows)))
+        status: Status = "held" if _counts(expectation, len(rows)) else "failed"
+        return Finding(status, str(len(rows)), margin=_margin(expectation, [len(rows)]))
     # All blocks; of modules and chains, those that hold one at least.
     totals: dict[object, int] = dict.fromkeys(numbers(selections.blocks) if scope is Scope.BLOCK else (), 0)
     if scope is Scope.BLOCK and not totals:
@@ -98,11 +101,17 @@ def _check_count(expectation: ExpectCount, rows: list[int], selections: Selectio
     if not wrong:
         counts = sorted(set(totals.values()))
         each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
-        return Finding("held", f"{each} in each {scope.value}")
+        return Finding("held", f"{each} in each {scope.value}", margin=_margin(expectation, counts))
     details = [f"{_place(scope, key, block_names)}: {count}" for key, count in wrong]
     key, count = wrong[0]
     place = f"block {key}" if scope is Scope.BLOCK else _place(scope, key, block_names)
-    return Finding("failed", f"{count} in {place}", first_lines(details, _MOST_PLACES))
+    margin = _margin(expectation, [count])
+    return Finding("failed", f"{count} in {place}", first_lines(details, _MOST_PLACES), margin)
+
+
+def _margin(expectation: ExpectCount, counts: Sequence[int]) -> float:
+    """Of the worst of several."""
+    return min((margin_of(_BOUNDS[expectation.bound], count, expectation.n) for count in counts), default=0.0)
 
 
 def _place(scope: Scope, key: object, block_names: Sequence[str]) -> str:

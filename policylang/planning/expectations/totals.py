@@ -22,8 +22,16 @@ class Finding:
     status: Status
     found: str
     details: tuple[str, ...] = ()
+    margin: float | None = None
 
 
+_COLUMNS = {
+    "saved": ("saved_bytes", "forward_bytes"),
+    "recomputed": ("recomputed_bytes", "forward_bytes"),
+    "recomputed flops": ("recomputed_flops", "forward_flops"),
+    "recomputed operators": ("recomputed_operators", "forward_operators"),
+}
+"""By figure, what says it, and what it is a share of."""
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
 
 
@@ -50,30 +58,29 @@ def _judge(
 ) -> Finding:
     limit = expectation.limit.value
     holds = COMPARISONS[expectation.op](amount, limit)
-    found = beside(amount, limit, _dimension(expectation)) + where
+    found = beside(amount, limit, expectation.limit.dimension) + where
     if outcome.final:
-        return Finding("held" if holds else "failed", found, details)
+        return Finding("held" if holds else "failed", found, details, margin_of(expectation.op, amount, limit))
     if not holds and expectation.op in ("<", "<="):
-        return Finding("failed", f"at least {found}", details)
+        return Finding("failed", f"at least {found}", details, margin_of(expectation.op, amount, limit))
     return LEFT_OPEN
 
 
-def _dimension(expectation: ExpectTotal) -> Literal["bytes", "flops", "fraction"]:
-    if expectation.figure != "recomputed flops":
-        return "bytes"
-    return "fraction" if expectation.limit.dimension == "fraction" else "flops"
+def margin_of(op: str, amount: float, limit: float) -> float:
+    """How far a figure is from its limit: negative, or zero of a strict one, where it does not hold."""
+    if op in ("<", "<="):
+        return limit - amount
+    return amount - limit if op in (">", ">=") else -abs(amount - limit)
 
 
 def _amounts(expectation: ExpectTotal, outcome: CostedNeeds) -> tuple[float, Sequence[float]]:
-    """The figure, in all and by block."""
-    if expectation.figure == "saved":
-        return outcome.saved_bytes, outcome.saved_bytes_by_block
-    if expectation.figure == "recomputed":
-        return outcome.recomputed_bytes, outcome.recomputed_bytes_by_block
-    if _dimension(expectation) == "flops":
-        return outcome.recomputed_flops, outcome.recomputed_flops_by_block
-    pairs = zip(outcome.recomputed_flops_by_block, outcome.forward_flops_by_block, strict=True)
-    return _share(outcome.recomputed_flops, outcome.forward_flops), [_share(*pair) for pair in pairs]
+    """The figure, in all and by block: as it is, or as a share of the same of the whole forward."""
+    column, of = _COLUMNS[expectation.figure]
+    amount, by_block = getattr(outcome, column), getattr(outcome, f"{column}_by_block")
+    if expectation.limit.dimension != "fraction":
+        return amount, by_block
+    pairs = zip(by_block, getattr(outcome, f"{of}_by_block"), strict=True)
+    return _share(amount, getattr(outcome, of)), [_share(*pair) for pair in pairs]
 
 
 def _share(part: int, whole: int) -> float:

@@ -6,16 +6,16 @@ deciding lines. What is left to PyTorch's partitioner counts as saved, and is to
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal
 
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
+from policylang.language.figures import folded_names
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
 from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
@@ -28,7 +28,6 @@ Fate = Literal["saved", "left to PyTorch", "recomputed", "offloaded"]
 OUTSIDE = "outside the blocks"
 
 _KEPT = Decision(Action.SAVE, None, Why.UNDECIDED)
-_NUMBER = re.compile(r"(\d+)")
 
 
 @frozen
@@ -90,6 +89,7 @@ class Scenario:
     amounts: Amounts
     peak: Peak
     timeline: Timeline
+    schedule: Schedule
 
 
 @frozen(eq=False)
@@ -120,8 +120,8 @@ def breakdown(plan: Plan) -> Breakdown:
     return Breakdown(
         plan=plan,
         groups=_groups(plan, outcome, fates),
-        under=_scenario(plan, counted, outcome, fates),
-        without=_scenario(plan, everything, saved_and_recomputed(plan, everything), ()),
+        under=_scenario(plan, plan.schedule, outcome, fates),
+        without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plan, everything), ()),
         forward_flops=outcome.forward_flops,
         fates=fates,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
@@ -134,10 +134,8 @@ def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
     return [_KEPT if is_open(decision) else decision for decision in decisions]
 
 
-def _scenario(
-    plan: Plan, decisions: Sequence[Decision | None], outcome: CostedNeeds, fates: Sequence[Fate | None]
-) -> Scenario:
-    timeline = simulate(plan.facts, schedule_of(plan.facts, decisions))
+def _scenario(plan: Plan, schedule: Schedule, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> Scenario:
+    timeline = simulate(plan.facts, schedule)
     open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
     # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
     closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")
@@ -152,7 +150,7 @@ def _scenario(
         offloaded=len(outcome.offloaded),
         offloaded_bytes=outcome.offloaded_bytes,
     )
-    return Scenario(amounts, peak_of(timeline, plan.facts), timeline)
+    return Scenario(amounts, peak_of(timeline, plan.facts), timeline, schedule)
 
 
 def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
@@ -209,7 +207,7 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntr
     return ValueEntry(
         fate=fate,
         operator=operator_of(facts, row),
-        module=_relative(module, plan.block_names[block]) if block >= 0 else module,
+        module=within_block(module, plan.block_names[block]) if block >= 0 else module,
         shape=facts.shapes[row],
         dtype=facts.dtypes[row],
         source=None if rule is None else rule.source,
@@ -225,7 +223,8 @@ def operator_of(facts: Facts, row: int) -> str:
     return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
 
 
-def _relative(module: str, block: str) -> str:
+def within_block(module: str, block: str) -> str:
+    """The path of a module from its block on."""
     if module == block:
         return ""
     return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
@@ -254,31 +253,3 @@ def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
         evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count)
         for entry, count in Counter(entries).items()
     )
-
-
-def folded_names(names: Sequence[str]) -> str:
-    """``layers.0–31``, ``layers.0, 2, 4``: names that differ in one number alone are written once."""
-    if len(names) == 1:
-        return names[0]
-    parts = [_NUMBER.split(name) for name in names]
-    if len({len(each) for each in parts}) > 1:
-        return ", ".join(names)
-    differing = [at for at, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
-    if len(differing) != 1 or differing[0] % 2 == 0:
-        return ", ".join(names)
-    at = differing[0]
-    before, after = "".join(parts[0][:at]), "".join(parts[0][at + 1 :])
-    return f"{before}{_ranges(sorted(int(each[at]) for each in parts))}{after}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    step = numbers[1] - numbers[0]
-    if step > 1 and len(numbers) > 3 and all(b - a == step for a, b in pairwise(numbers)):
-        return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

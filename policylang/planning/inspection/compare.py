@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from policylang.graph.facts import uncounted_operators
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Plan
+from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_decision import Decision, Why
 from policylang.simulation.peak import estimate_peak
 
@@ -26,6 +26,7 @@ class Figures:
     settled: bool
     uncounted: dict[str, int]
     """The recomputed operators that no FLOP formula counts, and how many calls."""
+    expectations: tuple[ExpectationOutcome, ...] = ()
 
 
 @frozen
@@ -99,8 +100,9 @@ def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
     peak = estimate_peak(plan.facts, plan.schedule)
+    saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
-    return Figures(outcome.saved_bytes, outcome.recomputed_flops, peak.bytes, outcome.final, missing)
+    return Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
 
 
 def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:

@@ -26,8 +26,9 @@ class RuleOnNode:
     """Of a rule that does not match: the part of its selector that leaves the node out."""
 
 
-def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
-    """Every rule of the policy, in order, and how it stands to a node.
+def rules_on(plan: Plan, row: int, selections: Selections | None = None) -> tuple[RuleOnNode, ...]:
+    """Every rule of the policy, in order, and how it stands to a node. ``selections`` are the policy's on the graph,
+    for who asks of many nodes.
 
     A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a
     decision. Raises ``ValueError`` for a row that no rule can range over: an input, a backward node.
@@ -36,7 +37,7 @@ def rules_on(plan: Plan, row: int) -> tuple[RuleOnNode, ...]:
     if decision is None:
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
-    selections = selections_for(plan.policy, plan.facts)
+    selections = selections or selections_for(plan.policy, plan.facts)
     return tuple(_standing(plan, index, owner, decision, selections) for index in range(len(plan.rules)))
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from policylang.graph.facts import Facts, InputKind
-from policylang.language.figures import counted, figure, first_lines, listed
+from policylang.language.figures import counted, figure, first_lines, joined, listed
 from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
+from policylang.language.resolution.public_names import forms_of
 from policylang.language.syntax import (
     Annotated,
     CrossesCut,
@@ -18,6 +19,7 @@ from policylang.language.syntax import (
     InModule,
     Is,
     Match,
+    Operator,
     Ordinal,
     Predicate,
     Reference,
@@ -31,6 +33,7 @@ from policylang.planning.selection.predicates import ORIGINS
 from policylang.planning.selection.selectors import Selections, parts_first
 
 _MOST_PARTS = 12
+_MOST_FORMS = 3
 _MOST_ANNOTATIONS = 6
 _KIND_WORDS = {InputKind.PARAMETER: "a parameter", InputKind.BUFFER: "a buffer", InputKind.USER: "the user's"}
 
@@ -47,6 +50,15 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
         if line not in lines:
             lines.append(line)
     return first_lines(lines, _MOST_PARTS, "more parts")
+
+
+def missing_parts(selector: Selector, selections: Selections) -> str:
+    """What is not in the graph of the names and paths that a selector is made of: ``0 nodes are `mm```; empty where
+    all are there."""
+    found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
+    named = (part for part in found if isinstance(part, Operator | Reference | InModule))
+    missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))
+    return f"0 nodes are {joined(list(missing))}" if missing else ""
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:
@@ -72,6 +84,8 @@ def part_label(part: Selector) -> str:
 def _hint(part: Selector, selections: Selections) -> str:
     if isinstance(part, InModule):
         return "; " + nearest_paths_hint(part.glob, selections.facts)
+    if isinstance(part, Operator | Reference):
+        return _traced_hint(part, selections)
     blocks = len(selections.blocks.names)
     if isinstance(part, InBlock) and blocks:
         return f"; the graph has {blocks} blocks"
@@ -79,6 +93,22 @@ def _hint(part: Selector, selections: Selections) -> str:
         return "; the graph has no blocks"
     if isinstance(part, Where):
         return "".join(_test_hint(test, selections) for test in predicates(part.predicate))
+    return ""
+
+
+def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
+    """What an operation of this name, or one of a group, is traced as in this graph."""
+    if isinstance(part, Operator) and (part.overload is not None or part.namespace not in (None, "aten")):
+        return ""
+    found = [(form, len(selections.rows(form.selector))) for form in forms_of(part.name)]
+    present = [(form, count) for form, count in found if count]
+    whole = [(form, count) for form, count in present if form.is_whole]
+    if whole:
+        shown = " or ".join(f"`{form.text}` ({counted(count, 'node')})" for form, count in whole[:_MOST_FORMS])
+        return f"; it is traced as {shown} here"
+    if present:
+        form, count = present[0]
+        return f"; it is taken apart here, and `{form.text}` is what comes of it ({counted(count, 'node')})"
     return ""
 
 

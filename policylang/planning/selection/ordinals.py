@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from math import floor
+
+from attrs import evolve
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.chains import Chains
@@ -53,6 +56,8 @@ def chosen_blocks(which: BlockSet, count: int) -> list[bool]:
         return [True] * count
     if which.kind == "range":
         return [which.low <= block <= which.high for block in range(count)]
+    if which.share is not None:
+        which = evolve(which, n=floor(which.share * count), share=None)
     return [_takes(which, position, count) for position in range(1, count + 1)]
 
 

@@ -12,8 +12,9 @@ from policylang.language.source import Span
 _VERSION = 1
 
 
-def render_json(diagnostics: Iterable[Diagnostic]) -> str:
-    """An object with a format version and the diagnostics; lines and columns count from 1, offsets from 0."""
+def render_json(diagnostics: Iterable[Diagnostic], **more: Any) -> str:
+    """An object with a format version and the diagnostics; lines and columns count from 1, offsets from 0. ``more``
+    stands beside them."""
     found = [
         {
             "code": each.code,
@@ -26,7 +27,7 @@ def render_json(diagnostics: Iterable[Diagnostic]) -> str:
         }
         for each in diagnostics
     ]
-    return json.dumps({"version": _VERSION, "diagnostics": found}, indent=2)
+    return json.dumps({"version": _VERSION, "diagnostics": found, **more}, indent=2)
 
 
 def _location(span: Span | None) -> dict[str, Any] | None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.source import Span
+from policylang.report.width import columns
 
 _WINDOW = 100
 """The columns of a source line that are shown; of a longer one, those around the span."""
+_NARROWEST = 16
 _TAB = 4
 
 _RESET = "\x1b[0m"
@@ -40,8 +42,9 @@ def _block(diagnostic: Diagnostic, paint: Paint) -> list[str]:
     for detail in diagnostic.details:
         lines.append(f"{margin} {paint('=', _DIM)} {plain(detail)}")
     for other in diagnostic.related:
-        lines.append(f"{margin} {paint('=', _DIM)} note: {plain(other.message)}")
-        if other.span is not None:
+        place = f" ({plain(other.span.location)})" if other.brief and other.span is not None else ""
+        lines.append(f"{margin} {paint('=', _DIM)} note: {plain(other.message)}{place}")
+        if other.span is not None and not other.brief:
             lines.extend(f"{margin}   {line}" for line in _excerpt(other.span, _COLORS[Severity.NOTE], paint))
     if diagnostic.help is not None:
         lines.append(f"{margin} {paint('=', _DIM)} help: {plain(diagnostic.help)}")
@@ -59,7 +62,7 @@ def _excerpt(span: Span, tint: str, paint: Paint) -> list[str]:
         return lines
     start = min(span.column - 1, len(text))
     end = min(span.end_column - 1, len(text)) if span.end_line == span.line else len(text)
-    shown, before, width = _window(text, start, max(end, start))
+    shown, before, width = _window(text, start, max(end, start), _window_width(len(number)))
     underline = " " * before + paint("^" * width, tint)
     lines.append(f"{margin} {bar}")
     lines.append(f"{paint(number, _DIM)} {bar} {shown}".rstrip())
@@ -67,12 +70,18 @@ def _excerpt(span: Span, tint: str, paint: Paint) -> list[str]:
     return lines
 
 
-def _window(text: str, start: int, end: int) -> tuple[str, int, int]:
+def _window_width(margin: int) -> int:
+    """What is left of a line beside its number, the bar and two marks of omission."""
+    most = columns()
+    return _WINDOW if most is None else max(_NARROWEST, min(_WINDOW, most - margin - 5))
+
+
+def _window(text: str, start: int, end: int, window: int) -> tuple[str, int, int]:
     """The part of a line to show, the columns before the span in it, and the columns of the span (at least one)."""
     low, high = 0, len(text)
-    if high > _WINDOW:
-        low = max(0, min(start - _WINDOW // 4, high - _WINDOW))
-        high = min(high, low + _WINDOW)
+    if high > window:
+        low = max(0, min(start - window // 4, high - window))
+        high = min(high, low + window)
     head = "…" if low else ""
     tail = "…" if high < len(text) else ""
     before = _visible(text[low:start])

@@ -11,13 +11,17 @@ from attrs import asdict
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
 from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.report.diagnostics import render_json
 
 VERSION = 1
 
 
-def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic]) -> str:
-    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0.
+def plan_json(
+    found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic], *, summary: bool = False
+) -> str:
+    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and what its
+    rules are worth is null.
 
     ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
     number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say.
@@ -43,7 +47,8 @@ def plan_json(found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Di
             for index, outcome in enumerate(plan.rules)
         ],
         "expectations": [asdict(each) for each in plan.expectations],
-        "groups": [_group(found, group) for group in found.groups],
+        "at_peak": asdict(values_at_peak(found)),
+        **({} if summary else {"groups": [_group(found, group) for group in found.groups]}),
         "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],
     }
     return json.dumps(document, indent=2)

@@ -1,4 +1,4 @@
-"""A plan as text: the totals, the marginal cost of each rule, then block by block."""
+"""A plan as text: the totals, the marginal cost of each rule, what is alive at the peak, then block by block."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Literal
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
+from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
-from policylang.report.report_text import bytes_text, table
+from policylang.report.expectations import expectation_table
+from policylang.report.plan.at_peak import at_peak_text
+from policylang.report.report_text import bytes_text
+from policylang.report.width import table
 
 _LONGEST_RULE = 64
 _LONGEST_SHAPE = 24
 
 
-def plan_text(found: Breakdown, worth: Sequence[Worth]) -> str:
-    """Plain text, no colours, no line end at the end."""
-    parts = [_heading(found), _totals(found), _rules(found, worth), *(_group(group) for group in found.groups)]
+def plan_text(found: Breakdown, worth: Sequence[Worth], *, summary: bool = False) -> str:
+    """Plain text, no colours, no line end at the end. A summary stops at the totals and the expectations."""
+    parts = [_heading(found), _totals(found), expectation_table(found.plan.expectations)]
+    if not summary:
+        at_peak = at_peak_text(values_at_peak(found))
+        parts += [_rules(found, worth), at_peak, *(_group(group) for group in found.groups)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -75,7 +82,7 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
     rows: list[tuple[str, ...]] = [("line", "rule", "matched", "decided", "saved", "recomputed", "peak", "", "a GiB")]
     for index, outcome in enumerate(outcomes):
         rows.append((*_rule(outcome), *_margin(margins.get(index))))
-    text = table(rows, right=range(2, 7))
+    text = table(rows, right=range(2, 7), ends=(0,), spare=(6, 2, 8))
     notes = ["saved, recomputed and peak: with the rule, compared with the same policy without it"]
     left_out = sum(bool(outcome.decided) for outcome in outcomes) - len(worth)
     if left_out:
@@ -123,7 +130,7 @@ def _group(group: BlockGroup) -> str:
     lines = [head]
     if shown:
         rows = [("", "operator", "module", "shape", "bytes", "FLOPs", "line"), *map(_entry, shown)]
-        lines.append("\n".join(f"  {line}" for line in table(rows, right=range(4, 6)).splitlines()))
+        lines.append(table(rows, right=range(4, 6), indent=2, ends=(2, 6), spare=(3,)))
     if views:
         lines.append(f"  and {counted(views, 'view')} and parts recomputed at no cost")
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import asdict
 
 from policylang.audit.summary.assemble import word
+from policylang.graph.facts import Facts, GraphKind
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
@@ -16,6 +17,7 @@ from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Why
 from policylang.report.plan.as_json import worth_data
+from policylang.simulation.memory import Timeline
 
 
 def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
@@ -31,23 +33,20 @@ def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str,
         "digest": plan.digest,
         "total_nodes": len(plan.facts),
         "forward_flops": found.forward_flops,
-        "uncounted": found.uncounted or {},
-        "uncounted_again": found.uncounted_again or {},
         "undecided": plan.undecided,
         "under": _scenario(found.under),
         "without": _scenario(found.without),
-        "memory": _memory(found),
-        "groups": [
-            {"label": group.label, "times": group.times, "amounts": asdict(group.amounts), "blocks": group.blocks}
-            for group in found.groups
-        ],
-        "entries": [[asdict(entry) for entry in group.entries] for group in found.groups],
-        "blocks": plan.block_names,
+        "memory": memory_data(sides_of(found)),
         "sources": [{"name": source.name, "lines": _lines(source)} for source in sources],
         "rules": _rules(plan, worth, sources, rows),
         "expectations": [asdict(outcome) for outcome in plan.expectations],
         "nodes": _nodes(found, rows),
     }
+
+
+def sides_of(found: Breakdown) -> list[tuple[str, Plan, Scenario]]:
+    """The two curves of a plan's page."""
+    return [("peak under the policy", found.plan, found.under), ("nothing recomputed", found.plan, found.without)]
 
 
 def _scenario(scenario: Scenario) -> dict[str, Any]:
@@ -96,65 +95,93 @@ def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
     decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
     return {
         "name": [facts.names[row] for row in rows],
-        "operator": _coded(operator_of(facts, row) for row in rows),
-        "module": _coded(facts.modules[row] or facts.modules[facts.owners[row]] for row in rows),
-        "shape": _coded("×".join(map(str, facts.shapes[row] or ())) for row in rows),
-        "dtype": _coded(facts.dtypes[row] for row in rows),
+        "operator": coded(operator_of(facts, row) for row in rows),
+        "module": coded(facts.modules[row] or facts.modules[facts.owners[row]] for row in rows),
+        "shape": coded("×".join(map(str, facts.shapes[row] or ())) for row in rows),
+        "dtype": coded(facts.dtypes[row] for row in rows),
         "bytes": [facts.bytes[row] for row in rows],
         "flops": [facts.flops[row] for row in rows],
-        "uncounted": _coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
+        "uncounted": coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
         "block": [plan.block_of[row] if plan.block_names else -1 for row in rows],
         "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
-        "fate": _coded(found.fates[row] or "" for row in rows),
-        "action": _coded(word(decision.action) for decision in decisions),
+        "fate": coded(found.fates[row] or "" for row in rows),
+        "action": coded(word(decision.action) for decision in decisions),
         "rule": [-1 if decision.rule is None else decision.rule for decision in decisions],
         "always": [int(decision.why is Why.ALWAYS) for decision in decisions],
-        "reason": _coded(decision.reason for decision in decisions),
+        "reason": coded(decision.reason for decision in decisions),
     }
 
 
-def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
+def coded(values: Iterable[Hashable]) -> dict[str, Any]:
     """A column with few distinct values: those, and for each row the number of its own."""
     known: dict[Hashable, int] = {}
     codes = [known.setdefault(value, len(known)) for value in values]
     return {"values": list(known), "codes": codes}
 
 
-def _memory(found: Breakdown) -> dict[str, Any]:
-    """Both timelines over the same axis: the operators in the order in which they run for the first time.
+def memory_data(sides: Sequence[tuple[str, Plan, Scenario]]) -> dict[str, Any]:
+    """Timelines over one axis: the operators in the order in which they run for the first time.
 
-    Where values are computed again before an operator runs, its moment shows the most that was alive on the way.
+    Where values are computed again before an operator runs, its moment shows the most that was alive on the way. Of
+    plans that rewrite, nodes that only one of them has stand where they do in its order.
     """
-    facts = found.plan.facts
-    both = (found.under.timeline, found.without.timeline)
-    halves: dict[int, int] = {}
-    for timeline in both:
-        for step, row in enumerate(timeline.rows):
-            if not timeline.again[step]:
-                halves.setdefault(row, timeline.backward[step])
-    flat = facts.kind.value == "flat"
-    axis = sorted(halves, key=lambda row: (0 if flat else halves[row], row))
-    place = {row: at for at, row in enumerate(axis)}
-    curves = [_curve(timeline.rows, timeline.live, timeline.again, place, timeline.resident) for timeline in both]
+    orders = [_first_runs(plan, scenario.timeline) for _, plan, scenario in sides]
+    axis = _merged([[name for name, _, _ in order] for order in orders])
+    halves: dict[str, int] = {}
+    blocks: dict[str, str] = {}
+    for order in orders:
+        for name, half, block in order:
+            halves.setdefault(name, half)
+            blocks.setdefault(name, block)
+    place = {name: at for at, name in enumerate(axis)}
     return {
-        "names": [facts.names[row] for row in axis],
-        "backward": [halves[row] for row in axis],
-        "block": [found.plan.block_of[row] if found.plan.block_names else -1 for row in axis],
-        "resident": found.under.timeline.resident,
-        "under": curves[0],
-        "without": curves[1],
+        "names": axis,
+        "backward": [halves[name] for name in axis],
+        "block": coded(blocks[name] for name in axis),
+        "resident": max(scenario.timeline.resident for _, _, scenario in sides),
+        "curves": [
+            {"name": name, "moments": _curve(scenario.timeline, plan.facts, place)} for name, plan, scenario in sides
+        ],
     }
 
 
-def _curve(rows: Sequence[int], live: Sequence[int], again: bytes, place: dict[int, int], resident: int) -> list[int]:
+def _first_runs(plan: Plan, timeline: Timeline) -> list[tuple[str, int, str]]:
+    """Name, half and block of each operator that runs, in the order of the graph, of a partition half by half."""
+    facts = plan.facts
+    halves = {row: timeline.backward[step] for step, row in enumerate(timeline.rows) if not timeline.again[step]}
+    flat = facts.kind is GraphKind.FLAT
+    found = []
+    for row in sorted(halves, key=lambda row: (0 if flat else halves[row], row)):
+        block = plan.block_of[row] if plan.block_names else -1
+        found.append((facts.names[row], halves[row], plan.block_names[block] if block >= 0 else ""))
+    return found
+
+
+def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
+    """Each name once: those of the first order in it, those of later ones before the next name that is there too."""
+    first, *later = orders
+    for order in later:
+        known, there = set(first), set(order)
+        ahead: dict[str, list[str]] = {}
+        waiting: list[str] = []
+        for name in order:
+            if name in known:
+                ahead[name], waiting = waiting, []
+            else:
+                waiting.append(name)
+        first = [each for name in first for each in (*(ahead[name] if name in there else ()), name)] + waiting
+    return list(first)
+
+
+def _curve(timeline: Timeline, facts: Facts, place: dict[str, int]) -> list[int]:
     moments = array("q", [-1]) * len(place)
     most = 0
-    for step, row in enumerate(rows):
-        most = max(most, live[step])
-        if not again[step]:
-            moments[place[row]] = most
+    for step, row in enumerate(timeline.rows):
+        most = max(most, timeline.live[step])
+        if not timeline.again[step]:
+            moments[place[facts.names[row]]] = most
             most = 0
-    before = resident
+    before = timeline.resident
     for at, moment in enumerate(moments):
         if moment < 0:
             moments[at] = before

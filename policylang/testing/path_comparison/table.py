@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from policylang.language.figures import counted, figure, joined, listed, uncounted_text
-from policylang.report.report_text import table
+from policylang.report.width import table
 from policylang.testing.path_comparison.results import (
     Agreement,
     Beside,

@@ -1,0 +1,60 @@
+"""The weights that ``fully_shard`` gathers around a block, as planning takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from policylang.graph.reading.modules import normalise
+from policylang.planning.decisions.weights_aside import WeightAside, WeightsAside
+from policylang.torch_compat.fsdp import ShardedWeight, own_class, sharded_weights
+
+
+@frozen(eq=False)
+class NamedBlock:
+    """A block of a model: its module, its path where that is known, and which of the blocks it is."""
+
+    module: nn.Module
+    path: str
+    number: int = 0
+
+
+def weights_of_blocks(blocks: Iterable[NamedBlock], names: Sequence[str]) -> WeightsAside | None:
+    """Those inside some blocks, of which ``names`` are the paths; None where ``fully_shard`` gathers none."""
+    found: list[WeightAside] = []
+    for block in blocks:
+        paths = {module: _joined(block.path, path) for path, module in block.module.named_modules()}
+        weights = sharded_weights(block.module.modules())
+        found += [_told(each, paths[each.module], paths, block.number) for each in weights]
+    return WeightsAside(tuple(found), tuple(names)) if found else None
+
+
+def weights_among(inputs: Sequence[Any], root: str) -> WeightsAside | None:
+    """Those that a graph is called with; ``root`` is the path of the block that it was made of.
+
+    Without one, those of the outermost module are left out: what FSDP does with them is hardly ever said.
+    """
+    parameters = {id(each) for each in inputs if isinstance(each, torch.nn.Parameter)}
+    every = sharded_weights(None) if parameters else ()
+    known = (each for each in every if each.gathered is not None and id(each.gathered) in parameters)
+    given = [each for each in known if root or not each.outermost]
+    found: list[WeightAside] = []
+    for weight in given:
+        inside = (path for path, module in weight.group[0].named_modules() if module is weight.module)
+        found.append(_told(weight, _joined(root, next(inside, "")), {weight.group[0]: root}, 0))
+    return WeightsAside(tuple(found), (root or "the graph",)) if found else None
+
+
+def _told(weight: ShardedWeight, path: str, paths: Mapping[nn.Module, str], number: int) -> WeightAside:
+    unit = next((paths[each] for each in weight.group if paths.get(each)), own_class(weight.group[0]))
+    value = weight.module.get_parameter(weight.name)
+    size = value.numel() * value.element_size()
+    return WeightAside(path, weight.name, unit, weight.reshards, number, tuple(value.shape), size)
+
+
+def _joined(root: str, path: str) -> str:
+    return ".".join(part for part in (root, normalise(path)[1]) if part)

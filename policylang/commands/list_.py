@@ -1,0 +1,43 @@
+"""List the policies that come with policylang, one line each.
+
+Any command takes them by their bare names, and so do `policylang.load` and `policylang.backend`; a policy of your own
+takes one up with `include <NAME>`.
+
+examples:
+
+  policylang list
+  policylang list --output-format json
+  policylang check llama3_sac --graph my.graph
+
+exit codes: 0 listed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from policylang.commands.shared.exit import Exit
+from policylang.commands.shared.inputs import add_form
+
+NAME = "list"
+SUMMARY = "list the bundled policies"
+_VERSION = 1
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_form(parser, "json", help="default: text")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    from policylang.api.library import bundled_policies
+    from policylang.commands.shared.output import say
+    from policylang.report.width import table
+
+    found = bundled_policies()
+    if options.output_format == "json":
+        policies = [{"name": each.name, "description": each.description, "file": str(each.file)} for each in found]
+        print(json.dumps({"version": _VERSION, "policies": policies}, indent=2))
+    else:
+        say(table([("policy", "what it does"), *((each.name, each.description) for each in found)], right=range(0)))
+    return Exit.CLEAN

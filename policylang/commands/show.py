@@ -1,0 +1,119 @@
+"""Show what is in a graph: its operators, modules and blocks with their bytes and FLOPs, and the names of its nodes.
+
+With --module or --operator, the nodes of those modules that call those operators, one a line. A module is named as a
+policy names it behind `in`: `layers.0.attention`, `layers.*.mlp`, or any part of a path. Needs no torch, a recorded
+graph in JSON excepted.
+
+examples:
+
+  policylang show llama3_8b.graph
+  policylang show llama3_8b.graph --module 'layers.0.*'
+  policylang show llama3_8b.graph --module 'layers.*.feed_forward' --operator mm
+  policylang show llama3_8b.graph --output-format json | jq '.nodes[] | select(.bytes > 1e9)'
+
+exit codes: 0 shown, 1 a file that is no graph, 2 a file that cannot be read, or nothing of that name in the graph
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_form, read_graph
+
+if TYPE_CHECKING:
+    from policylang.graph.facts import Facts
+
+NAME = "show"
+SUMMARY = "show what is in a graph: operators, modules, blocks, nodes"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "graph", metavar="GRAPH", help="a snapshot, a recorded graph in JSON, or a graph as text, as `--graph` takes it"
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="list the nodes in these modules, such as 'layers.0.*'; may be given several times",
+    )
+    parser.add_argument(
+        "--operator",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="list the nodes that call these operators, such as mm or '*attention*'; may be given several times",
+    )
+    parser.add_argument(
+        "--blocks",
+        metavar="GLOB",
+        help="what the blocks are, as a policy's `blocks` says it; by default the numbered layers",
+    )
+    add_form(parser, "json", help="json has one entry a node (default: text)")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    from policylang.commands.shared.output import say
+    from policylang.graph.blocks import blocks_of
+    from policylang.language.globs import PathGlob
+    from policylang.planning.inspection.overview import overview, rows_asked
+    from policylang.report.graph_overview import nodes_text, overview_json, overview_text
+
+    _check_globs(options)
+    facts = read_graph(options.graph)
+    blocks = blocks_of(facts, None if options.blocks is None else PathGlob(options.blocks))
+    if options.blocks is not None and not blocks.names:
+        raise UsageError(
+            f"`{options.blocks}` matches no module path of the graph", _near_modules(options.blocks, facts)
+        )
+    asked = bool(options.module or options.operator)
+    rows = rows_asked(facts, options.module, options.operator) if asked else range(len(facts))
+    if asked and not rows:
+        raise _nothing(options, facts)
+    found = overview(facts, blocks, rows)
+    if options.output_format == "json":
+        sys.stdout.writelines(overview_json(options.graph, facts, blocks, found))
+        print()
+    else:
+        say((nodes_text if asked else overview_text)(options.graph, facts, blocks, found))
+    return Exit.CLEAN
+
+
+def _check_globs(options: argparse.Namespace) -> None:
+    from policylang.language.globs import name_glob_problem, path_glob_problem
+
+    for glob in (*options.module, *([] if options.blocks is None else [options.blocks])):
+        if problem := path_glob_problem(glob):
+            raise UsageError(f"the module path `{glob}` {problem}")
+    for glob in options.operator:
+        if problem := name_glob_problem(glob):
+            raise UsageError(f"the operator `{glob}` {problem}")
+
+
+def _nothing(options: argparse.Namespace, facts: Facts) -> UsageError:
+    """Names the first of the globs that matches nothing, with what is near it."""
+    from policylang.language.nearest import did_you_mean, nearest
+    from policylang.planning.inspection.overview import rows_asked
+
+    for glob in options.module:
+        if not rows_asked(facts, [glob]):
+            return UsageError(f"no node lies in a module `{glob}`", _near_modules(glob, facts))
+    for glob in options.operator:
+        if not rows_asked(facts, operators=[glob]):
+            names = dict.fromkeys(facts.targets)
+            bare = dict.fromkeys(name.split(".")[1] for name in names if "." in name)
+            near = did_you_mean(nearest(glob, [*bare, *names]))
+            return UsageError(
+                f"no node calls an operator `{glob}`", near or f"`policylang show {options.graph}` lists them"
+            )
+    return UsageError("no node in these modules calls one of these operators")
+
+
+def _near_modules(glob: str, facts: Facts) -> str:
+    from policylang.planning.selection.empty_matches import nearest_paths_hint
+
+    return nearest_paths_hint(glob, facts) or ""

@@ -1,0 +1,72 @@
+"""Reads a graph from a file in whichever form it has: a snapshot, a recorded graph in JSON, or a graph as text."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from policylang.errors import PolicyGraphError
+from policylang.graph.facts import Facts
+from policylang.graph.files import snapshot
+from policylang.graph.files.graph_text import read_graph
+from policylang.graph.files.snapshot import FOREIGN, graph_error
+from policylang.language.source import Source
+
+_GZIP = b"\x1f\x8b"
+_RECORDED = re.compile(rb"\s*\{")
+_WRITTEN = re.compile(r"^[ \t]*%\w+[ \t]*=", re.MULTILINE)
+_MOST_TEXT = 1 << 24
+_NO_TORCH = "a recorded graph is read with torch; `policylang import` makes a snapshot of it where there is one"
+
+
+def read_any(path: str | os.PathLike[str]) -> Facts:
+    """The facts of a graph file. Torch is imported for a recorded graph alone, which says operators and shapes and
+    leaves to torch what they cost.
+
+    Raises ``PolicyGraphError`` for a file that cannot be read or that is none of the three.
+    """
+    if not os.path.isfile(path):  # a pipe is read once
+        return snapshot.load(path)
+    head = _head(path)
+    if head.startswith(_GZIP) or _RECORDED.match(head):
+        return _recorded(path)
+    source = None if head.startswith(snapshot.MAGIC[:4]) else _text(path)
+    if source is None:
+        return snapshot.load(path)
+    facts, problems = read_graph(source)
+    if facts is None:
+        raise PolicyGraphError(problems)
+    return facts
+
+
+def _head(path: str | os.PathLike[str]) -> bytes:
+    """The first bytes; none of a file that cannot be read, of which the snapshot's reader says why."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(64)
+    except (OSError, ValueError):
+        return b""
+
+
+def _text(path: str | os.PathLike[str]) -> Source | None:
+    """The text of a file that holds a line of a graph (``%x = …``); None of any other."""
+    try:
+        file = Path(path)
+        if file.stat().st_size > _MOST_TEXT:
+            return None
+        text = file.read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError):
+        return None
+    return Source(os.fsdecode(path), text.replace("\r\n", "\n")) if _WRITTEN.search(text) else None
+
+
+def _recorded(path: str | os.PathLike[str]) -> Facts:
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # not there, or broken in whatever way
+        message = f"`{os.fsdecode(path)}` is not a snapshot of a graph, and torch cannot be imported: {error}"
+        raise graph_error(FOREIGN, message, _NO_TORCH) from None
+    from policylang.graph.files.json_import import recorded_facts
+
+    return recorded_facts(path)

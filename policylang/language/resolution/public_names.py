@@ -1,0 +1,205 @@
+"""What people call operations, and what these are in a graph: ``linear`` is an ``mm`` or an ``addmm``.
+
+Functions of ``torch.nn.functional`` and modules of ``torch.nn`` are made of other operators before a graph is written,
+and a compiler's decompositions take some of those apart again. A row says, as selectors of the language, what a name
+comes to: first the operators that compute it as a whole, then the results of the forms it is taken apart into. The
+rows are held against traces of the functions themselves, with and without Inductor's decompositions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from attrs import frozen
+
+from policylang.language.resolution import prelude
+from policylang.language.syntax import Selector
+
+_SIGMOID_PRODUCT = "div fed by (add fed by (exp fed by neg))"
+_SILU = ("silu", _SIGMOID_PRODUCT, "mul fed by sigmoid")
+_GELU = ("gelu", "mul fed by (add fed by erf)", "mul fed by (add fed by tanh)")
+_MEAN_NORM = ("add fed by (mul fed by (mul fed by rsqrt))", "mul fed by (mul fed by rsqrt)", "mul fed by rsqrt")
+_RMS_NORM = (
+    *("_fused_rms_norm", "mul fed by (cast fed by (mul fed by rsqrt))", "mul fed by (mul fed by rsqrt)"),
+    "mul fed by rsqrt",
+)
+_LINEAR = ("mm", "addmm", "_scaled_mm")
+_ATTENTION = ("attention", "bmm fed by (view fed by expand)")
+_CONVOLUTION = ("convolution",)
+_BATCH_NORM = (
+    *("_native_batch_norm_legit*", "_batch_norm_with_update*", "cudnn_batch_norm", "native_batch_norm"),
+    *("add fed by (mul fed by (mul fed by rsqrt))", "mul fed by (sub feeding mul)", "mul fed by rsqrt"),
+)
+_CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward", "neg fed by (squeeze fed by gather)")
+
+TRACED_AS: Mapping[str, tuple[str, ...]] = {
+    # products
+    **dict.fromkeys(("linear", "dense", "fc", "proj", "projection", "gemm"), _LINEAR),
+    **dict.fromkeys(("matmul", "einsum", "mv", "dot", "tensordot"), ("mm", "addmm", "bmm", "sum fed by mul")),
+    # attention
+    **dict.fromkeys(("sdpa", "scaleddotproductattention", "flashattention", "flashattn", "fa"), _ATTENTION),
+    **dict.fromkeys(("attn", "selfattention", "selfattn", "mha", "multiheadattention", "fa2", "fa3"), _ATTENTION),
+    **dict.fromkeys(("attention", "memoryefficientattention", "efficientattention", "sdpaattention"), _ATTENTION),
+    "flexattention": ("higher_order.flex_attention",),
+    # convolutions and pools
+    **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d", "convolution"), _CONVOLUTION),
+    **dict.fromkeys(("convtranspose1d", "convtranspose2d", "convtranspose3d", "deconv"), _CONVOLUTION),
+    **dict.fromkeys(("maxpool2d", "maxpool1d", "maxpool"), ("max_pool2d_with_indices", "_low_memory_max_pool*")),
+    **dict.fromkeys(("avgpool1d", "avgpool2d", "avgpool"), ("avg_pool2d",)),
+    **dict.fromkeys(("adaptiveavgpool2d", "adaptiveavgpool1d"), ("_adaptive_avg_pool2d", "mean")),
+    # norms
+    **dict.fromkeys(("rmsnorm", "t5norm", "llamarmsnorm"), _RMS_NORM),
+    "layernorm": ("native_layer_norm", *_MEAN_NORM),
+    "groupnorm": ("native_group_norm", *_MEAN_NORM),
+    **dict.fromkeys(("batchnorm", "batchnorm1d", "batchnorm2d", "instancenorm"), _BATCH_NORM),
+    "norm": ("native_layer_norm", *_RMS_NORM, "linalg_vector_norm"),
+    "normalize": ("div fed by (expand fed by clamp_min)",),
+    # activations
+    **dict.fromkeys(("silu", "swish", "sigmoidlinearunit"), _SILU),
+    **dict.fromkeys(("gelu", "gelunew", "quickgelu", "gelutanh"), _GELU),
+    **dict.fromkeys(("swiglu", "siluandmul"), ("mul fed by silu", f"mul fed by ({_SIGMOID_PRODUCT})")),
+    "geglu": ("mul fed by gelu", "mul fed by (mul fed by (add fed by erf))"),
+    **dict.fromkeys(("activation", "act", "actfn", "nonlinearity"), ("activation",)),
+    **dict.fromkeys(("relu6", "hardtanh"), ("hardtanh", "clamp_max fed by clamp_min")),
+    **dict.fromkeys(
+        ("leakyrelu", "prelu"), ("leaky_relu", "_prelu_kernel", "(aten.where fed by gt) and (aten.where fed by mul)")
+    ),
+    **dict.fromkeys(
+        ("elu", "selu", "celu"), ("elu", "celu", "aten.where fed by (mul fed by expm1)", "aten.where fed by expm1")
+    ),
+    "softplus": ("softplus", "aten.where fed by log1p"),
+    "mish": ("mish", "mul fed by (tanh fed by aten.where)"),
+    "hardswish": ("hardswish", "div fed by (mul fed by clamp_max)"),
+    "hardsigmoid": ("hardsigmoid", "div fed by (clamp_max fed by clamp_min)"),
+    "logsigmoid": ("log_sigmoid_forward", "sub fed by log1p"),
+    "softmax": ("_softmax", "div fed by exp"),
+    "logsoftmax": ("_log_softmax", "sub fed by log"),
+    "logsumexp": ("logsumexp", "add fed by log"),
+    **dict.fromkeys(
+        ("dropout", "dropout1d", "dropout2d"), ("native_dropout", "bernoulli", "bernoulli_", "mul fed by gt")
+    ),
+    # losses
+    **dict.fromkeys(("crossentropy", "crossentropyloss", "nllloss", "ce", "loss"), _CROSS_ENTROPY),
+    **dict.fromkeys(("mseloss", "mse"), ("mse_loss", "mean fed by (pow fed by sub)")),
+    **dict.fromkeys(("l1loss", "mae"), ("mean fed by (abs fed by sub)",)),
+    **dict.fromkeys(
+        ("bcewithlogits", "binarycrossentropywithlogits"),
+        ("binary_cross_entropy_with_logits", "mean fed by (sub fed by sub)"),
+    ),
+    # lookups, looks and copies
+    **dict.fromkeys(("embedding", "embed", "wte", "tokembeddings"), ("embedding", "index")),
+    **dict.fromkeys(("transpose", "t", "swapaxes", "mT", "permute", "rearrange"), ("permute", "transpose", "t")),
+    **dict.fromkeys(("reshape", "flatten", "unflatten", "viewas"), ("view", "_unsafe_view", "clone")),
+    "contiguous": ("clone",),
+    **dict.fromkeys(("to", "float", "half", "bfloat16", "type", "typeas", "astype"), ("cast",)),
+    **dict.fromkeys(("chunk", "tensorsplit"), ("split", "split_with_sizes")),
+    **dict.fromkeys(("repeatinterleave", "repeatkv", "repeat", "tile"), ("repeat", "clone fed by expand")),
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), ("cat", "stack", "clone fed by expand")),
+    "maskedfill": ("masked_fill", "aten.where"),
+    "indexselect": ("index_select", "index"),
+    "rsub": ("rsub", "sub"),
+    "square": ("pow",),
+    **dict.fromkeys(("std", "var", "variance"), ("std", "var", "var_mean")),
+    "allgather": ("all_gather",),
+    **dict.fromkeys(("fsdp", "unshard", "gather_weights"), ("all_gather where from parameter",)),
+    **dict.fromkeys(("rng", "randomops"), ("random",)),
+    **dict.fromkeys(("all", "allops", "alloperators", "anything", "any"), ("everything",)),
+}
+"""By name, without capitals and underscores."""
+
+NEVER_TRACED = frozenset(
+    (
+        *("linear", "softmax", "log_softmax", "dropout", "conv1d", "conv2d", "conv3d", "cross_entropy_loss"),
+        *("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "nll_loss", "einsum", "selu", "relu6"),
+        *("reshape", "flatten", "contiguous", "chunk", "to", "square", "repeat_interleave", "max_pool1d", "avg_pool1d"),
+        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "all"),
+    )
+)
+"""Operators of which a graph of a step holds others, whatever computes them; and one that few mean."""
+
+MODULES = frozenset(
+    (
+        *(
+            "mlp",
+            "ffn",
+            "feed_forward",
+            "feedforward",
+            "self_attn",
+            "attn",
+            "layers",
+            "layer",
+            "block",
+            "head",
+            "lm_head",
+        ),
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv", "wq", "wk", "wv", "wo"),
+        *("encoder", "decoder", "experts", "expert", "router", "gate", "moe", "embed_tokens", "tok_embeddings", "w1"),
+        *("w2", "w3", "input_layernorm", "post_attention_layernorm", "ln_1", "ln_2", "c_attn", "c_proj", "c_fc"),
+    )
+)
+"""What modules of models are called, and no operator is."""
+
+_PYTHON = (
+    "torch.nn.functional.",
+    "torch.nn.",
+    "nn.functional.",
+    "functional.",
+    "nn.",
+    "F.",
+    "torch.",
+    "Tensor.",
+    "np.",
+)
+
+
+@frozen
+class Form:
+    """One form of an operation: a selector, as text and resolved."""
+
+    text: str
+    selector: Selector
+    is_whole: bool
+    """Whether it is operators that compute the operation as a whole."""
+
+
+def python_name(text: str) -> str | None:
+    """The function that a name of Python means, ``linear`` of ``torch.nn.functional.linear`` and of ``nn.Linear``;
+    None for what is no such name."""
+    for prefix in _PYTHON:
+        if text.startswith(prefix) and "." not in text.removeprefix(prefix):
+            return text.removeprefix(prefix)
+    return None
+
+
+def traced_texts(name: str) -> tuple[str, ...]:
+    """What an operation of this name is traced as, as selectors, the likeliest first."""
+    return TRACED_AS.get(_key(name), ())
+
+
+@cache
+def forms_of(name: str) -> tuple[Form, ...]:
+    """The same, resolved, without the operator of that very name."""
+    texts = (text for text in traced_texts(name) if text != name)
+    return tuple(Form(text, prelude.resolved(text), _is_whole(text)) for text in texts)
+
+
+def usual_forms(name: str) -> tuple[str, ...]:
+    """The forms that are said where there is no graph to look at: a group, or the first two operators."""
+    texts = tuple(text for text in traced_texts(name) if text != name)
+    whole = texts[:1] if texts[:1] and texts[0] in prelude.group_names() else tuple(filter(_is_whole, texts))[:2]
+    return whole or texts[:1]
+
+
+def shown_forms(texts: Iterable[str]) -> str:
+    """```mm` or `addmm```."""
+    quoted = [f"`{text}`" for text in texts]
+    return " or ".join(filter(None, (", ".join(quoted[:-1]), *quoted[-1:])))
+
+
+def _is_whole(text: str) -> bool:
+    return " fed by " not in text
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "").lower()

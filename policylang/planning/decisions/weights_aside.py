@@ -1,0 +1,209 @@
+"""Rules about gathered weights where FSDP gathers them by itself, outside of the graph that is planned.
+
+``fully_shard`` gathers a block's weights in hooks around it, where neither an eager checkpoint nor a compiler sees an
+operator; whether they are gathered again in the backward is its ``reshard_after_forward``. A rule that is about such
+gathers, and about nothing else, has nothing to match, and need not: FSDP has carried it out or has not. What the policy
+says of them is read off a small graph that gathers the same weights, and held against what FSDP was told.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from policylang.graph.blocks import BlockTable
+from policylang.graph.builder import GraphBuilder
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import counted, first_lines, listed
+from policylang.language.source import Span
+from policylang.language.syntax import ExpectFate, Policy, Selector
+from policylang.operators.names import GATHER, WAIT
+from policylang.planning.decisions.decide import NO_RULE, judge
+from policylang.planning.plan import ExpectationOutcome
+from policylang.planning.selection.selectors import Selections, selections_for
+from policylang.planning.setups import WHAT_FSDP_MEANS
+
+DIFFERS, DONE_BY_FSDP = "APL414", "APL415"
+_MOST_UNITS = 8
+_WAYS = {True: "gathered again in the backward", False: "kept gathered until the backward"}
+
+
+@frozen
+class WeightAside:
+    """A weight that FSDP gathers before a module runs."""
+
+    module: str
+    """The module's path."""
+    name: str
+    unit: str
+    """The path of what ``fully_shard`` was called with; its class where no path is known."""
+    gathered_again: bool
+    """``reshard_after_forward``."""
+    block: int = -1
+    """Which of the blocks it lies in."""
+    shape: tuple[int, ...] = ()
+    bytes: int = 0
+    """Of the whole weight."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+
+@frozen
+class WeightsAside:
+    """The weights of a block, or of all blocks that share a graph."""
+
+    weights: tuple[WeightAside, ...] = ()
+    blocks: tuple[str, ...] = ()
+    """The paths of the model's blocks."""
+
+
+@frozen
+class Answered:
+    """What FSDP answers of a policy. ``rules``: the indices of those that are about its gathers."""
+
+    rules: frozenset[int] = frozenset()
+    expectations: Mapping[int, ExpectationOutcome] = field(factory=dict)
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def answered(policy: Policy, aside: WeightsAside | None, rules: Iterable[int], expectations: Iterable[int]) -> Answered:
+    """``rules`` and ``expectations``: the indices of those that match nothing in the graph."""
+    if aside is None or not aside.weights:
+        return Answered()
+    graph = _Gathers.of(policy, aside)
+    about = [index for index in rules if graph.is_about_weights(graph.rows(policy.rules[index].selector))]
+    asked: dict[int, ExpectationOutcome] = {}
+    found: list[Diagnostic] = []
+    for index in expectations:
+        expectation = policy.expectations[index]
+        if isinstance(expectation, ExpectFate) and graph.is_about_weights(graph.rows(expectation.selector)):
+            asked[index], problems = _expected(expectation, graph)
+            found += problems
+    if about:
+        found += _held(policy, about, graph)
+    return Answered(
+        frozenset(about), asked, tuple(evolve(each, include=policy.included_by(each.span)) for each in found)
+    )
+
+
+def _held(policy: Policy, about: Sequence[int], graph: _Gathers) -> list[Diagnostic]:
+    """An error for each rule that FSDP does not carry out, or a note that it does."""
+    verdict = judge(policy, graph.facts, graph.selections, {})
+    wrong: dict[int, list[WeightAside]] = {}
+    right: list[WeightAside] = []
+    for row, weight in graph.weights.items():
+        winner = verdict.winner[row]
+        if winner == NO_RULE or not any(row in verdict.matched[index] for index in about):
+            continue
+        action = policy.rules[winner].action
+        if not (action.saves or action.recomputes):
+            continue
+        if action.recomputes == weight.gathered_again:
+            right.append(weight)
+        else:
+            wrong.setdefault(winner, []).append(weight)
+    found = [
+        _differs(policy.rules[index].text, policy.rules[index].span, weights, not weights[0].gathered_again)
+        for index, weights in sorted(wrong.items())
+    ]
+    if right and not found:
+        ways = [way for way in (True, False) if any(weight.gathered_again is way for weight in right)]
+        told = " and ".join(f"`reshard_after_forward={way}`" for way in ways)
+        message = (
+            f"`fully_shard` carries this out by itself ({told}): "
+            f"weights are {' or '.join(_WAYS[way] for way in ways)}, as the policy says"
+        )
+        found.append(diagnose(DONE_BY_FSDP, message, policy.rules[about[0]].span, help=f"see {WHAT_FSDP_MEANS}"))
+    return found
+
+
+def _expected(expectation: ExpectFate, graph: _Gathers) -> tuple[ExpectationOutcome, list[Diagnostic]]:
+    weights = [graph.weights[row] for row in graph.rows(expectation.selector) if row in graph.weights]
+    as_said = [
+        (weight.gathered_again if expectation.fate == "recomputed" else not weight.gathered_again) for weight in weights
+    ]
+    if expectation.fate == "offloaded":
+        as_said = [False] * len(weights)
+    wanted = expectation.quantifier == "every"
+    wrong = [weight for weight, is_so in zip(weights, as_said, strict=True) if is_so is not wanted]
+    text = expectation.span.one_line
+    status = f"by `fully_shard`, {_WAYS[weights[0].gathered_again]}"
+    if not wrong:
+        return ExpectationOutcome(text, expectation.span.location, "held", status), []
+    outcome = ExpectationOutcome(text, expectation.span.location, "failed", status)
+    return outcome, [_differs(text, expectation.span, wrong, not wrong[0].gathered_again)]
+
+
+def _differs(text: str, span: Span, weights: Sequence[WeightAside], wanted: bool) -> Diagnostic:
+    units = _units(weights)
+    other = "fsdp_reshard_never" if wanted else "fsdp_reshard_always"
+    call = f"call `fully_shard(…, reshard_after_forward={wanted})`"
+    return diagnose(
+        DIFFERS,
+        f"`{text}` wants the weights of {listed(units, 3)} {_WAYS[wanted]}, and `fully_shard` was told otherwise: "
+        f"`reshard_after_forward={not wanted}`",
+        span,
+        help=f"{call}, or `include <{other}>` here; see {WHAT_FSDP_MEANS}",
+        details=first_lines(tuple(f"{unit}: {_count(unit, weights)}" for unit in units), _MOST_UNITS),
+    )
+
+
+def _units(weights: Iterable[WeightAside]) -> list[str]:
+    return [f"`{unit}`" for unit in dict.fromkeys(weight.unit for weight in weights)]
+
+
+def _count(unit: str, weights: Iterable[WeightAside]) -> str:
+    return counted(sum(f"`{weight.unit}`" == unit for weight in weights), "weight")
+
+
+@frozen(eq=False)
+class _Gathers:
+    """A graph that gathers the weights, each in its module, and beside each something that is no weight."""
+
+    facts: Facts
+    selections: Selections
+    weights: Mapping[int, WeightAside]
+    """By the row of its gather."""
+    others: frozenset[int]
+    """Rows that have nothing to do with a weight: what a rule about collectives, or about everything, matches too."""
+
+    @classmethod
+    def of(cls, policy: Policy, aside: WeightsAside) -> _Gathers:
+        graph = GraphBuilder()
+        batch = graph.add("batch", "input", (), input_name="batch")
+        owned: dict[int, WeightAside] = {}
+        others: list[int] = []
+        blocks: list[int] = []
+        for number, weight in enumerate(aside.weights):
+            parameter = graph.add(f"weight_{number}", "parameter", (), input_name=weight.path)
+            for origin, kind in ((parameter, "gather"), (batch, "other")):
+                size: dict[str, Any] = {"bytes": weight.bytes, "shape": weight.shape, "module": weight.module}
+                gather = graph.add(f"{kind}_{number}", GATHER, (origin,), group="fsdp:2", **size)
+                wait = graph.add(f"{kind}_wait_{number}", WAIT, (gather,), **size)
+                used = graph.add(f"{kind}_used_{number}", "aten.mm.default", (batch, wait), module=weight.module)
+                graph.add(f"{kind}_backward_{number}", "aten.mm.default", (wait, used), backward=True)
+                if kind == "gather":
+                    owned[gather] = weight
+                    others.append(used)
+                else:
+                    others += [gather, wait, used]
+            blocks += [weight.block] * (len(graph.rows) - len(blocks))
+        facts = graph.facts(GraphKind.JOINT)
+        table = BlockTable(array("i", blocks), aside.blocks)
+        return cls(facts, selections_for(policy, facts, table), owned, frozenset(others))
+
+    def rows(self, selector: Selector) -> frozenset[int]:
+        """The owners of what a selector denotes."""
+        owners = self.facts.owners
+        return frozenset(owners[row] for row in self.selections.rows(selector))
+
+    def is_about_weights(self, rows: frozenset[int]) -> bool:
+        """Whether gathers of weights are among some rows, and nothing else is."""
+        return not rows.isdisjoint(self.weights) and rows.isdisjoint(self.others)

@@ -1,0 +1,175 @@
+"""What is in a graph: its nodes by phase, block, operator and module, before there is any policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+
+from attrs import field, frozen
+
+from policylang.graph.blocks import OUTSIDE, BlockTable
+from policylang.graph.facts import Facts, Phase
+from policylang.language.globs import NameGlob, PathGlob
+from policylang.planning.liveness import own_bytes
+
+PHASES = {phase: phase.name.lower() for phase in Phase}
+
+
+@frozen
+class NodeEntry:
+    """One node, as a program reads it."""
+
+    name: str
+    operator: str
+    """In full, ``aten.mm.default``; of a node that calls none what it is: ``placeholder``, ``get_attr``, ``output``."""
+    module: str
+    """Its module path, normalised; empty where it has none."""
+    block: str | None
+    """The path of its block, None outside every block."""
+    phase: str
+    bytes: int
+    """Of all the tensors that it returns. A view counts what it shows, though the memory is another node's."""
+    flops: int
+
+
+@frozen
+class Totals:
+    """The forward and backward calls of a group of nodes. Bytes and FLOPs are those of the forward; bytes are of values
+    with memory of their own, so that a view counts nothing."""
+
+    forward: int = 0
+    backward: int = 0
+    bytes: int = 0
+    flops: int = 0
+
+
+@frozen
+class GraphOverview:
+    """The nodes that were asked for, counted."""
+
+    rows: Sequence[int] = field(repr=False)
+    phases: tuple[tuple[str, int], ...]
+    """Nodes by phase, in the order of the phases; none of a phase without nodes."""
+    total: Totals
+    blocks: tuple[tuple[str | None, Totals], ...]
+    """By the path of the block, in graph order; last what lies outside every block, under None."""
+    operators: tuple[tuple[str, Totals], ...]
+    """Those with the most bytes first, then those with the most calls."""
+    modules: tuple[tuple[str, str, Totals], ...]
+    """Module, operator and what they come to, for the forward; modules, and the operators of each, in graph order.
+    Modules that differ in numbers alone are one, with ``*`` for each number."""
+
+
+def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int]) -> GraphOverview:
+    """One pass over the rows."""
+    phases, targets, owners, modules = facts.phases, facts.targets, facts.owners, facts.modules
+    by_phase = dict.fromkeys(Phase, 0)
+    by_block: dict[int, _Sum] = {}
+    by_operator: dict[str, _Sum] = {}
+    by_module: dict[str, dict[str, _Sum]] = {}
+    paths: dict[str, set[str]] = {}
+    total = _Sum()
+    for row in rows:
+        phase = Phase(phases[row])
+        by_phase[phase] += 1
+        if facts.ops[row] != "call_function":
+            continue
+        module, target = modules[row] or modules[owners[row]], targets[row]
+        sums = [total, by_block.setdefault(blocks.block_of[row], _Sum()), by_operator.setdefault(target, _Sum())]
+        if phase == Phase.FORWARD:
+            folded = _folded(module)
+            paths.setdefault(folded, set()).add(module)
+            sums.append(by_module.setdefault(folded, {}).setdefault(target, _Sum()))
+        for each in sums:
+            each.add(facts, row, phase)
+    inside = sorted(block for block in by_block if block != OUTSIDE)
+    order = [*inside, *([OUTSIDE] if OUTSIDE in by_block else [])]
+    return GraphOverview(
+        rows=rows,
+        phases=tuple((PHASES[phase], count) for phase, count in by_phase.items() if count),
+        total=total.totals(),
+        blocks=tuple((None if each == OUTSIDE else blocks.names[each], by_block[each].totals()) for each in order),
+        operators=tuple(
+            (name, found.totals())
+            for name, found in sorted(by_operator.items(), key=lambda item: (-item[1].bytes, -item[1].calls, item[0]))
+        ),
+        modules=tuple(
+            (module if len(paths[module]) > 1 else next(iter(paths[module])), target, found.totals())
+            for module, calls in by_module.items()
+            for target, found in calls.items()
+        ),
+    )
+
+
+def entries(facts: Facts, blocks: BlockTable, rows: Iterable[int]) -> Iterator[NodeEntry]:
+    """The nodes in some rows, in order."""
+    modules, owners = facts.modules, facts.owners
+    for row in rows:
+        block = blocks.block_of[row]
+        yield NodeEntry(
+            name=facts.names[row],
+            operator=facts.targets[row] or facts.ops[row],
+            module=modules[row] or modules[owners[row]],
+            block=None if block == OUTSIDE else blocks.names[block],
+            phase=PHASES[Phase(facts.phases[row])],
+            bytes=facts.bytes[row],
+            flops=facts.flops[row],
+        )
+
+
+def rows_asked(facts: Facts, modules: Sequence[str] = (), operators: Sequence[str] = ()) -> list[int]:
+    """The rows of nodes in one of some modules (as ``in`` reads a glob) that call one of some operators; of either any
+    where none is named."""
+    found: Iterable[int] = range(len(facts))
+    if modules:
+        covers = _any([PathGlob(each).covers for each in modules])
+        found = (row for row in found if covers(facts.modules[row] or facts.modules[facts.owners[row]]))
+    if operators:
+        calls = _any([_names(each) for each in operators])
+        found = (row for row in found if facts.targets[row] and calls(facts.targets[row]))
+    return list(found)
+
+
+def _any(tests: Sequence[Callable[[str], bool]]) -> Callable[[str], bool]:
+    return cache(lambda text: any(test(text) for test in tests))
+
+
+def _names(glob: str) -> Callable[[str], bool]:
+    """Whether a glob is an operator's name: in full, without the overload, or without the namespace as well."""
+    matches = NameGlob(glob).matches
+
+    def test(target: str) -> bool:
+        namespace, _, rest = target.partition(".")
+        name, _, overload = rest.partition(".")
+        return any(map(matches, (target, f"{namespace}.{name}", name, f"{name}.{overload}")))
+
+    return test
+
+
+@cache
+def _folded(module: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
+class _Sum:
+    """Totals while they are added up."""
+
+    __slots__ = ("backward", "bytes", "flops", "forward")
+
+    def __init__(self) -> None:
+        self.forward = self.backward = self.bytes = self.flops = 0
+
+    @property
+    def calls(self) -> int:
+        return self.forward + self.backward
+
+    def add(self, facts: Facts, row: int, phase: Phase) -> None:
+        if phase == Phase.FORWARD:
+            self.forward += 1
+            self.bytes += own_bytes(facts, row)
+            self.flops += facts.flops[row]
+        else:
+            self.backward += 1
+
+    def totals(self) -> Totals:
+        return Totals(self.forward, self.backward, self.bytes, self.flops)

@@ -1,0 +1,205 @@
+"""What is alive at the peak: the values that share the memory of the highest moment, and the lines that keep them.
+
+The moment is that of :func:`policylang.simulation.peak.highest_moment`, and what is alive in it comes from the same
+lifetimes as the curve: the values sum up to the simulated peak exactly. A forward value that a view of it is saved for
+stands under the line that saves the view.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from typing import Literal
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, InputKind, Phase
+from policylang.graph.schedule import Schedule
+from policylang.graph.storage import storage_roots
+from policylang.planning.inspection.breakdown import Breakdown, operator_of
+from policylang.planning.value_decision import Decision
+from policylang.simulation.lifetimes import Origin
+from policylang.simulation.peak import highest_moment
+
+MOST_VALUES = 20
+
+_INPUTS: dict[int, str] = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.USER: "input",
+    InputKind.TANGENT: "tangent",
+}
+
+
+@frozen
+class Moment:
+    """A step of the schedule."""
+
+    step: int
+    """Counted from 1."""
+    node: str
+    half: Literal["forward", "backward"]
+    again: bool
+    """Whether it computes or fetches a forward value for the backward."""
+
+
+@frozen
+class AliveValue:
+    """One piece of memory."""
+
+    name: str
+    """Of the node that allocated it."""
+    bytes: int
+    operator: str
+    """Empty for an input of the graph."""
+    module: str
+    """Of a parameter or buffer: its own dotted name."""
+    block: str
+    what: str
+    """Why it is there: ``parameter``, ``saved``, ``recomputed``, ``in use``, …"""
+    source: str | None
+    """``file:line`` of the rule that decided it, None where none did."""
+    rule: str
+    """The rule's text; else what decided instead of one, empty where there was nothing to decide."""
+    saved_as: str
+    """Of memory that is kept for a view of it: that view."""
+    made: Moment | None
+    """None for what is there before the first step."""
+    last: Moment | None
+    """The step after which it is given back; None for what stays."""
+
+
+@frozen
+class AliveShare:
+    """All that is alive for one reason, by one line."""
+
+    what: str
+    source: str | None
+    rule: str
+    count: int
+    bytes: int
+
+
+@frozen
+class PeakValues:
+    """``values`` and ``rest_bytes`` sum up to ``bytes``, and so do ``shares``."""
+
+    bytes: int
+    """The simulated peak."""
+    at: Moment | None
+    """None where no step needs more than what is there before the first."""
+    steps: int
+    """How many there are in the step."""
+    values: tuple[AliveValue, ...]
+    """The largest, largest first."""
+    rest: int
+    """How many values are alive beside these."""
+    rest_bytes: int
+    shares: tuple[AliveShare, ...]
+    """By reason and line, the largest first."""
+
+
+def values_at_peak(found: Breakdown, most: int = MOST_VALUES) -> PeakValues:
+    """The ``most`` largest values alive at the highest moment of the step under the policy, and all of them by line.
+
+    What takes no memory does not count as a value.
+    """
+    facts, schedule, timeline = found.plan.facts, found.under.schedule, found.under.timeline
+    sizes = timeline.lifetimes.bytes
+    entry = highest_moment(timeline)
+    step = -1 if entry is None else timeline.steps[entry]
+    alive = [at for at in timeline.lifetimes.alive_at(step) if sizes[at]]
+    named = _Named(found)
+    shares: dict[tuple[str, str | None, str], list[int]] = {}
+    for at in alive:
+        what, source, rule, _ = named.reason(at)
+        shares.setdefault((what, source, rule), []).append(sizes[at])
+    largest = nsmallest(most, alive, key=lambda at: (-sizes[at], at))
+    total = timeline.resident if entry is None else timeline.live[entry]
+    by_line = (AliveShare(*reason, len(each), sum(each)) for reason, each in shares.items())
+    return PeakValues(
+        bytes=total,
+        at=moment_of(schedule, facts, step),
+        steps=len(schedule),
+        values=tuple(named.value(at) for at in largest),
+        rest=len(alive) - len(largest),
+        rest_bytes=sum(sizes[at] for at in alive) - sum(sizes[at] for at in largest),
+        shares=tuple(sorted(by_line, key=lambda share: -share.bytes)),
+    )
+
+
+def moment_of(schedule: Schedule, facts: Facts, step: int) -> Moment | None:
+    """None before the first step and after the last."""
+    if not 0 <= step < len(schedule):
+        return None
+    row, backward = schedule.rows[step], schedule.regions[step] > 0
+    again = backward and facts.phases[row] == Phase.FORWARD
+    return Moment(step + 1, facts.names[row], "backward" if backward else "forward", again)
+
+
+class _Named:
+    """Memory in the words of a policy."""
+
+    def __init__(self, found: Breakdown) -> None:
+        self.plan, self.fates = found.plan, found.fates
+        self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
+        self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
+        roots = storage_roots(self.plan.facts)
+        for row, fate in enumerate(self.fates):
+            if fate in ("saved", "left to PyTorch"):
+                self.keeper.setdefault(roots[row], row)
+
+    def reason(self, at: int) -> tuple[str, str | None, str, int]:
+        """Why it is there, by which line, in its words, and the value whose decision that is."""
+        facts, lifetimes = self.plan.facts, self.lifetimes
+        origin, row = lifetimes.origins[at], lifetimes.rows[at]
+        if origin in (Origin.INPUT, Origin.TANGENT):
+            other = "constant" if facts.ops[row] == "get_attr" else "input"
+            return _INPUTS.get(facts.input_kinds[row], other), None, "", row
+        if origin == Origin.FIRST_RUN and facts.phases[row] == Phase.BACKWARD:
+            return ("returned" if self._stays(at) else "backward"), None, "", row
+        by = self.keeper.get(row, row) if origin == Origin.FIRST_RUN else row
+        decision = self.plan.decisions[by]
+        return self._what(at, by), *self._line(decision), by
+
+    def _what(self, at: int, by: int) -> str:
+        origin, fate = self.lifetimes.origins[at], self.fates[by]
+        if origin == Origin.SECOND_RUN:
+            return "recomputed"
+        if origin == Origin.COPY_FROM_HOST:
+            return "copied back"
+        if origin == Origin.GENERATOR_STATE:
+            return "generator state"
+        if fate in ("saved", "left to PyTorch", "offloaded"):
+            return str(fate)
+        return "returned" if self._stays(at) else "in use"
+
+    def _line(self, decision: Decision | None) -> tuple[str | None, str]:
+        if decision is None:
+            return None, ""
+        if decision.rule is None:
+            return None, decision.reason or f"undecided -> {self.plan.undecided}"
+        rule = self.plan.policy.rules[decision.rule]
+        return rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text
+
+    def _stays(self, at: int) -> bool:
+        return self.lifetimes.last[at] >= len(self.schedule)
+
+    def value(self, at: int) -> AliveValue:
+        facts, lifetimes, plan = self.plan.facts, self.lifetimes, self.plan
+        row = lifetimes.rows[at]
+        what, source, rule, by = self.reason(at)
+        is_input = facts.phases[row] == Phase.INPUT
+        block = plan.block_of[row] if plan.block_names else -1
+        return AliveValue(
+            name=facts.names[row],
+            bytes=lifetimes.bytes[at],
+            operator="" if is_input else operator_of(facts, row),
+            module=facts.input_names[row] if is_input else facts.modules[row] or facts.modules[facts.owners[row]],
+            block=plan.block_names[block] if block >= 0 else "",
+            what=what,
+            source=source,
+            rule=rule,
+            saved_as=facts.names[by] if by != row else "",
+            made=moment_of(self.schedule, facts, lifetimes.made[at]),
+            last=moment_of(self.schedule, facts, lifetimes.last[at]),
+        )

@@ -1,0 +1,43 @@
+"""Shares of the blocks that come to no block on a graph: half of one, rounded down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor
+
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import counted
+from policylang.language.formatting.unparse import own_words
+from policylang.language.syntax import InBlock, Policy, Rule
+from policylang.language.walk import selector_of, with_lets
+from policylang.planning.selection.selectors import Selections
+
+SHARE_OF_NONE = "APL369"
+
+
+def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]:
+    """An error for each statement that speaks of such a share; a rule that is ``optional`` may."""
+    count = len(selections.blocks.names)
+    for statement in (*policy.rules, *policy.expectations):
+        selector = selector_of(statement)
+        if selector is None or (isinstance(statement, Rule) and statement.optional):
+            continue
+        for part in with_lets(selector, policy):
+            if not isinstance(part, InBlock) or (share := part.which.share) is None or floor(share * count):
+                continue
+            words = own_words(part).partition(" ")[2]
+            has = f"has {counted(count, 'block')}, and a share is rounded down" if count else "has no blocks"
+            yield diagnose(
+                SHARE_OF_NONE,
+                f"`{words}` of `{statement.span.one_line}` is no block: this graph {has}",
+                span=selector.span,
+                help=_help(statement, part, count),
+            )
+            break
+
+
+def _help(statement: object, part: InBlock, count: int) -> str | None:
+    if count:
+        return f"write `{part.which.kind} block` for one of them"
+    return f"if that is as it should be, write `optional {statement.text}`" if isinstance(statement, Rule) else None

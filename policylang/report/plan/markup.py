@@ -1,0 +1,33 @@
+"""HTML that is written element by element. All text is escaped: nothing of a policy or a graph becomes markup."""
+
+from __future__ import annotations
+
+from html import escape
+
+_VOID = frozenset({"br", "circle", "line", "meta", "path"})
+
+
+class Markup(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def element(name: str, *children: str, **attributes: object) -> Markup:
+    """``class_`` is ``class``, other underscores are hyphens; an attribute that is True has no value, one that is None
+    or False is left out."""
+    said = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    if name in _VOID:
+        return Markup(f"<{name}{said}/>")
+    return Markup(f"<{name}{said}>{joined(*children)}</{name}>")
+
+
+def joined(*children: str) -> Markup:
+    """One after the other."""
+    return Markup("".join(each if isinstance(each, Markup) else escape(each) for each in children))
+
+
+def _attribute(name: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'

@@ -1,0 +1,123 @@
+"""How wide text may be: tables give up what does not fit of their longest cells, sentences go on in the next line.
+
+Nothing is shortened unless somebody says how wide the text may be, as the command line does for a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from textwrap import TextWrapper
+
+from policylang.language.figures import joined, shortened
+
+_COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
+_NARROWEST = 8
+"""Of a cell that is shortened."""
+_READABLE = 18
+"""Of a cell of words: before it is shortened further, columns that can be spared go."""
+_LEAST = 20
+"""Of the text as a whole: what is narrower shows nothing."""
+_BETWEEN = 2
+_EXCERPT = re.compile(r"\s*\d*\s*\|(\s|$)")
+_HANGS = re.compile(r"\s*(?:= |[-*] )?")
+
+
+@contextmanager
+def fitted(columns: int | None) -> Iterator[None]:
+    """Within it, text is at most so many columns wide; any width with None or 0."""
+    token = _COLUMNS.set(max(columns, _LEAST) if columns else None)
+    try:
+        yield
+    finally:
+        _COLUMNS.reset(token)
+
+
+def columns(most: int | None = None) -> int | None:
+    """How many columns text may have, ``most`` where that is less; None for any number."""
+    found = _COLUMNS.get()
+    return most if found is None else found if most is None else min(found, most)
+
+
+def table(
+    rows: Sequence[Sequence[str]],
+    right: range,
+    indent: int = 0,
+    *,
+    ends: Collection[int] = (),
+    spare: Sequence[int] = (),
+) -> str:
+    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head.
+
+    Where the whole is too wide, the columns in ``spare`` are left out one after the other, which is said below, and
+    then the widest of those that are aligned to the left are shortened: of those in ``ends`` the end stays.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    most = None if (found := columns()) is None else found - indent
+    shown, left_out = list(range(len(widths))), list[str]()
+    for column in spare:
+        if most is None or _wanted(widths, shown, right) <= most:
+            break
+        shown.remove(column)
+        left_out.append(rows[0][column] or "a column")
+    if most is not None:
+        _narrow(widths, shown, right, most)
+    lines = [_row([(row[each], widths[each], each in right, each in ends) for each in shown], most) for row in rows]
+    if left_out:
+        lines.append(f"(no room for {joined(left_out)}: --width 0)")
+    return "\n".join(f"{' ' * indent}{line}" for line in lines)
+
+
+def _row(cells: Iterable[tuple[str, int, bool, bool]], most: int | None) -> str:
+    line = "  ".join(_cell(*cell) for cell in cells).rstrip()
+    return line if most is None else shortened(line, most)
+
+
+def _cell(text: str, width: int, right: bool, end: bool) -> str:
+    if len(text) > width:
+        text = f"…{text[len(text) - width + 1 :]}" if end else shortened(text, width)
+    return text.rjust(width) if right else text.ljust(width)
+
+
+def _wanted(widths: Sequence[int], shown: Sequence[int], right: range) -> int:
+    """The width at which every cell can still be read."""
+    return sum(widths[each] if each in right else min(widths[each], _READABLE) for each in shown) + _BETWEEN * (
+        len(shown) - 1
+    )
+
+
+def _narrow(widths: list[int], shown: Sequence[int], right: range, most: int) -> None:
+    """Take from the widest until all fits, or until nothing is left to take."""
+    excess = sum(widths[each] for each in shown) + _BETWEEN * (len(shown) - 1) - most
+    left = [each for each in shown if each not in right and widths[each] > _NARROWEST]
+    while excess > 0 and left:
+        widest = max(widths[each] for each in left)
+        alike = [each for each in left if widths[each] == widest]
+        level = max([_NARROWEST, *(widths[each] for each in left if widths[each] < widest)])
+        step = min(widest - level, -(-excess // len(alike)))
+        for each in alike:
+            taken = min(step, max(excess, 0))
+            widths[each] -= taken
+            excess -= taken
+        left = [each for each in left if widths[each] > _NARROWEST]
+
+
+def fit(text: str) -> str:
+    """The text with its long sentences wrapped between words. Source lines of a diagnostic are cut, not wrapped."""
+    most = columns()
+    if most is None:
+        return text
+    return "\n".join(line if len(line) <= most else _fit_line(line, most) for line in text.split("\n"))
+
+
+def _fit_line(line: str, most: int) -> str:
+    if _EXCERPT.match(line):
+        return shortened(line, most)
+    found = _HANGS.match(line)
+    start = 0 if found is None else found.end()
+    hang = " " * (start if found is not None and found[0].strip() else start + 2)
+    wrapper = TextWrapper(most, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent = line[:start]
+    return wrapper.fill(line[start:])

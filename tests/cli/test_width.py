@@ -1,0 +1,139 @@
+"""Text fits the terminal: tables give up columns and cells, sentences are wrapped, machine forms stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+import pytest
+
+from policylang.commands.shared.output import text_width
+from policylang.graph.files.snapshot import write
+from policylang.report.width import columns, fit, fitted, table
+from tests.cli.test_plan import GRAPH
+from tests.support.textgraph import facts_of
+
+POLICY = """blocks layers.*
+recompute everything in block where bytes > 1 KiB or numel > 12345 or bytes > 3 KiB or numel > 4 or numel > 5
+save mm in block where bytes > 1 KiB
+must_recompute sin in block
+save sin in block
+expect saved <= 10 GiB
+expect recomputed flops per block <= 1%
+"""
+COMMANDS = {
+    "check": ("check", "a_policy_with_a_long_name.apl", "--graph", "small.graph"),
+    "plan": ("plan", "a_policy_with_a_long_name.apl", "--graph", "small.graph"),
+    "summary": ("plan", "a_policy_with_a_long_name.apl", "--graph", "small.graph", "--summary"),
+    "diff": ("diff", "a_policy_with_a_long_name.apl", "save_all", "--graph", "small.graph"),
+    "node": ("explain", "a_policy_with_a_long_name.apl", "--graph", "small.graph", "--node", "a0"),
+    "nodes": ("explain", "a_policy_with_a_long_name.apl", "--graph", "small.graph", "--node", "layers.*"),
+    "rule": ("explain", "a_policy_with_a_long_name.apl", "--graph", "small.graph", "--rule", "2"),
+    "code": ("explain", "APL304"),
+    "codes": ("explain",),
+    "show": ("show", "small.graph"),
+    "module": ("show", "small.graph", "--module", "layers.*"),
+    "list": ("list",),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_policy_with_a_long_name.apl").write_text(POLICY)
+    write(facts_of(GRAPH), "small.graph")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_line_is_longer(policylang, folder, name, width):
+    full = policylang(*COMMANDS[name], "--width", "0")
+    fits = policylang(*COMMANDS[name], "--width", str(width))
+    assert fits.code == full.code
+    assert max(map(len, fits.out.splitlines())) <= width
+    assert policylang(*COMMANDS[name]).out == full.out, "in a pipe there is room for all"
+
+
+def test_machine_forms_do_not_care(policylang, folder):
+    for form in ("json", "concise", "sarif", "github"):
+        full, narrow = (policylang(*COMMANDS["check"], "--output-format", form, "--width", w).out for w in ("0", "20"))
+        assert full == narrow
+    assert json.loads(policylang(*COMMANDS["plan"], "--width", "20", "--output-format", "json").out)["rules"]
+
+
+def test_figures_stay_whole(policylang, folder):
+    out = policylang(*COMMANDS["plan"], "--width", "80").out
+    assert re.search(r"\nsaved +4 GiB +4 GiB\n", out)
+    assert "(no room for " in out
+    assert re.search(r"…\w+_name.apl:3\n", out), "of the place of a rule the line stays"
+
+
+def test_a_terminal_has_its_own_width(monkeypatch):
+    assert text_width(None) is None, "no terminal here"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "71")
+    assert (text_width(None), text_width(0), text_width(90)) == (71, None, 90)
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
+def test_on_a_terminal(folder):
+    import pty
+    import subprocess
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "64"}
+    command = [sys.executable, "-m", "policylang", "list"]
+    done = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment)
+    os.close(theirs)
+    said = b""
+    while chunk := _read(ours):
+        said += chunk
+    assert done.wait(timeout=120) == 0
+    done.stderr.close()
+    assert max(len(line) for line in said.decode().splitlines()) == 64
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:
+        return b""
+
+
+def test_not_a_width(policylang):
+    outcome = policylang("list", "--width", "wide")
+    assert outcome.code == 2
+    assert "`wide` is no number of columns" in outcome.err
+
+
+def test_tables():
+    rows = [("place", "words", "n"), ("folder/file.apl:12", "recompute everything in block", "1,234")]
+    assert "recompute everything in block" in table(rows, right=range(2, 3))
+    with fitted(40):
+        assert table(rows, right=range(2, 3), ends=(0,)).splitlines()[1] == "…er/file.apl:12  recompute every…  1,234"
+        assert table(rows, right=range(2, 3), spare=(0,)).splitlines() == [
+            "words                              n",
+            "recompute everything in block  1,234",
+            "(no room for place: --width 0)",
+        ]
+    with fitted(3):
+        assert columns() == 20
+        assert max(map(len, table(rows, right=range(2, 3)).splitlines())) <= 20
+    assert columns() is None
+
+
+def test_sentences():
+    long = "error[APL301]: one two three four five six\n  = help: seven eight nine ten eleven twelve\n12 | " + "x" * 50
+    assert fit(long) == long
+    with fitted(24):
+        assert fit(long).splitlines() == [
+            "error[APL301]: one two",
+            "  three four five six",
+            "  = help: seven eight",
+            "    nine ten eleven",
+            "    twelve",
+            "12 | " + "x" * 18 + "…",
+        ]

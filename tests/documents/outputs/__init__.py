@@ -1,0 +1,31 @@
+"""What the pages show and a run prints: one source for the tests that compare, and for the script that writes.
+
+A block of a page that is the output of a run has a comment before it, ``<!-- output: NAME -->``; the block is what stands
+in the fence behind it, or else the lines up to the next empty one. ``PRODUCERS`` has a function for the first word of
+each name. ``tests/documents/test_outputs.py`` compares, ``scripts/update_docs_figures.py`` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.documents.outputs import benchmark_tables, console, cookbook, examples, graphs
+from tests.documents.outputs.pages import PAGES, ROOT, Shown, blocks, masked, rewritten
+
+__all__ = ["PAGES", "PRODUCERS", "ROOT", "SLOW", "Shown", "blocks", "masked", "produce", "rewritten"]
+
+PRODUCERS: dict[str, Callable[[Shown], str]] = {
+    **cookbook.PRODUCERS,
+    **console.PRODUCERS,
+    **examples.PRODUCERS,
+    **graphs.PRODUCERS,
+    **benchmark_tables.PRODUCERS,
+}
+
+SLOW = {*examples.SLOW}
+"""First words of outputs that take more than a second or two."""
+
+
+def produce(shown: Shown) -> str:
+    """What stands in the block, if the page is right: text with a line end."""
+    return PRODUCERS[shown.words[0]](shown).rstrip("\n") + "\n"

@@ -1,0 +1,176 @@
+"""The tables of the pages about benchmarks, made of the results files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from tests.documents.outputs.pages import ROOT, Shown
+
+RESULTS = ROOT / "benchmarks" / "results"
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+LABELS = {
+    "pytorch": "PyTorch's pass, same tags",
+    "torchtitan": "TorchTitan's pass, same tags",
+    "eager SAC": "eager selective checkpointing",
+    "small": "hidden 64, 64 tokens",
+    "medium": "hidden 256, 256 tokens",
+    "no checkpoint": "none",
+    "recompute all": "PyTorch's, recompute all",
+    "policylang": "policylang, the decisions above",
+    "save_on_cpu, eager": "PyTorch's `save_on_cpu`, eager",
+    "check": "`check llama3_sac`",
+    "check --graph": "`check llama3_sac --graph`",
+    "explain --node": "`explain llama3_sac --graph --node`",
+    "diff": "`diff llama3_sac torchtitan_full --graph`",
+    "plan --html": "`plan llama3_sac --graph --html`",
+    "reshard": "`include <fsdp_reshard_always>`",
+    "reshard, gathers fused": "and `fuse all_gather chains`",
+    "reshard, gathers and scatters fused": "and `fuse reduce_scatter chains`",
+    "examples/fsdp_tp.apl": "[`examples/fsdp_tp.apl`](../examples/fsdp_tp.apl)",
+}
+"""What a results file calls short."""
+
+
+@cache
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def markdown(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    lines = [[title for title, _ in columns], ["---"] * len(columns)]
+    lines += [[cell(row) for _, cell in columns] for row in rows]
+    head, rule, *rest = lines
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "|".join(rule) + "|", *(_line(row) for row in rest)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def text(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row[key])
+
+
+def label(key: str) -> Callable[[Row], str]:
+    return lambda row: LABELS.get(row[key], str(row[key]))
+
+
+def number(key: str, digits: int = 2, unit: str = "") -> Callable[[Row], str]:
+    return lambda row: "" if row[key] is None else f"{row[key]:,.{digits}f}{unit}"
+
+
+def plan_cost(which: str) -> str:
+    columns = [("layers", number("layers", 0)), ("nodes", number("nodes", 0))]
+    columns += [(name, number(f"{name} s", 3, " s")) for name in ("plan + tag", "plan + partition", "default", "min-cut")]
+    columns += [("plan + tag / min-cut", number("plan + tag / min-cut", 3))]
+    columns += [("plan + partition / min-cut", number("plan + partition / min-cut", 2))]
+    return markdown(columns, results("plan_cost")["rows"])
+
+
+def training_step(which: str) -> str:
+    columns: list[Column] = [("contender", text("contender"))]
+    columns += [(name, number(f"{name} MiB", 2, " MiB")) for name in ("saved", "planned", "peak")]
+    columns += [("step", number("step s", 3, " s")), ("peak / eager SAC", number("peak / eager SAC", 3))]
+    columns += [("step / SAC, same inner", lambda r: number("step / SAC, same inner", 3)(r) if "," in r["contender"] else "")]
+    rows = results("training_step_aot_eager")["rows"] + results("training_step_inductor")["rows"][2:]
+    rows[0] = {**rows[0], "step / SAC, same inner": None}
+    return markdown(columns, rows)
+
+
+def eager(which: str) -> str:
+    if which == "first":
+        columns: list[Column] = [
+            ("checkpoint", label("checkpoint")),
+            ("peak of the first step", number("peak of the first step MiB", 2, " MiB")),
+            ("peak of a later one", number("peak of a later one MiB", 2, " MiB")),
+            ("first / later", number("first / later peak")),
+            ("time, first / later", number("first / later time")),
+        ]
+        return markdown(columns, results("eager")["first steps"])
+    columns = [("model", label("model"))]
+    columns += [(n, number(f"{n} s", 3, " s")) for n in ("no checkpoint", "recompute all", "by hand", "policylang")]
+    columns += [("policylang / by hand", number("policylang / by hand"))]
+    return markdown(columns, results("eager")["steps"])
+
+
+def flat_peaks(which: str) -> str:
+    names = {"policylang + code": None, "policylang": None}
+    rows = [row for row in results("flat_graph")["peaks"] if row["contender"] not in names]
+    columns = [("contender", label("contender")), ("simulated peak", number("peak GiB", 2, " GiB"))]
+    return markdown([*columns, ("policylang is", number("policylang is", 2, "×"))], rows)
+
+
+def offload(which: str) -> str:
+    columns = [("contender", label("contender")), ("step", number("step s", 3, " s"))]
+    return markdown([*columns, ("step / saved, same path", number("step / saved"))], results("offload")["rows"])
+
+
+def command_line(which: str) -> str:
+    return markdown([("command", label("command")), ("seconds", number("wall s"))], results("cli")["rows"])
+
+
+def rank_comparisons(which: str) -> str:
+    columns = [("ranks", number("ranks", 0)), ("comparison", number("compare_ms", 1, " ms"))]
+    columns += [("`all_gather_object`", number("all_gather_object_ms", 1, " ms")), ("ratio", number("ratio"))]
+    return markdown(columns, results("ranks")["comparisons"])
+
+
+def many_ranks(which: str) -> str:
+    rows = []
+    for layout, found in zip(("tp", "fsdp"), results("llama3_8b_128_ranks")["layouts"], strict=True):
+        for graph in found["graphs"]:
+            peak = max(graph["peak GiB, forward"], graph["backward"])
+            fused = f"{graph['fused']} of {graph['fused'] + sum(graph.get('refused', {}).values())}" if graph.get("fused") else ""
+            rows.append({**graph, "layout": layout, "chains": fused, "peak": peak})
+    columns = [("layout", text("layout")), ("policy", label("policy"))]
+    columns += [(n, number(n, 0)) for n in ("forward gathers", "backward gathers", "reduce-scatters")]
+    return markdown([*columns, ("chains fused", text("chains")), ("peak", number("peak", 2, " GiB"))], rows)
+
+
+def compared(which: str) -> str:
+    if which == "dropout":
+        columns: list[Column] = [
+            ("contender", text("contender")),
+            ("largest difference of a gradient, of the largest gradient", _difference),
+        ]
+        return markdown(columns, results("compared")["dropout"])
+    columns = [
+        ("contender", text("contender")),
+        ("keeps", text("keeps")),
+        ("saved", number("saved MiB", 1, " MiB")),
+        ("peak", number("peak MiB", 1, " MiB")),
+        ("peak / contexts in eager", number("peak / contexts")),
+        ("FLOPs / no checkpoint", number("FLOPs / no checkpoint")),
+    ]
+    return markdown(columns, [row for row in results("compared")["rows"] if row["how"] == which])
+
+
+def _difference(row: Row) -> str:
+    return "none" if row["gradients differ by"] == 0 else f"{row['gradients differ by'] * 100:.0f}%"
+
+
+_TABLES: dict[str, Callable[[str], str]] = {
+    "plan-cost": plan_cost,
+    "training-step": training_step,
+    "eager": eager,
+    "flat-peaks": flat_peaks,
+    "offload": offload,
+    "command-line": command_line,
+    "ranks": rank_comparisons,
+    "many-ranks": many_ranks,
+    "compared": compared,
+}
+
+
+def benchmark(shown: Shown) -> str:
+    _, name, *rest = shown.words
+    return _TABLES[name](rest[0] if rest else "")
+
+
+PRODUCERS = {"benchmark": benchmark}

@@ -1,0 +1,56 @@
+"""What the pages show as the output of a run is the output of that run.
+
+`scripts/update_docs_figures.py` writes what these tests compare.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, produce
+from tests.documents.outputs.examples import example
+
+FOUND = [shown for page in PAGES for shown in blocks(page)]
+
+
+def _cases() -> list[object]:
+    return [
+        pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] if shown.words[0] in SLOW else []) for shown in FOUND
+    ]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the pages show the figures of torch 2.13")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("shown", _cases())
+def test_a_page_shows_what_the_run_prints(shown: Shown):
+    assert masked(shown, shown.text) == masked(shown, produce(shown)), "run scripts/update_docs_figures.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the pages show the figures of torch 2.13")
+def test_the_example_prints_what_the_tutorial_shows():
+    (shown,) = [block for block in FOUND if block.name == "tutorial-report"]
+    assert example() == shown.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the snapshots are those of torch 2.13")
+def test_the_snapshots_are_those_of_the_models(tmp_path: Path):
+    """In a process of its own, in which one rank of a fake process group is played."""
+    program = f"from scripts.update_docs_figures import trace_graphs; from pathlib import Path; trace_graphs(Path({str(tmp_path)!r}))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, timeout=580)
+    made = {path.name: path.read_bytes() for path in tmp_path.glob("*.graph")}
+    kept = {path.name: path.read_bytes() for path in (ROOT / "docs" / "graphs").glob("*.graph")}
+    assert sorted(made) == sorted(kept)
+    assert [name for name in made if made[name] != kept[name]] == [], "run scripts/update_docs_figures.py --graphs"
+
+
+def test_pages_have_outputs():
+    assert len(FOUND) > 40

@@ -1,0 +1,347 @@
+"""Steps traced as a GPU runs them, on a machine without one: the kernels that it would choose, at true sizes."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import policylang
+from policylang.graph.facts import Facts
+from policylang.graph.reading.collect import collect
+from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
+from policylang.tracing.attention_kernels import AttentionCall, chosen_kernel
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")
+
+CUDNN, FLASH = "aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_flash_attention"
+EFFICIENT, MATH = "aten._scaled_dot_product_efficient_attention", "aten._safe_softmax"
+HALF = torch.bfloat16
+
+
+class Attention(nn.Module):
+    """Attention of 4 heads, whose keys and values have their own numbers of heads, length and head dimension."""
+
+    def __init__(self, head: int = 16, groups: int = 4, of_values: int = 0, **options: Any) -> None:
+        super().__init__()
+        self.head, self.groups, self.of_values = head, groups, of_values or head
+        self.query = nn.Linear(32, 4 * head)
+        self.key = nn.Linear(32, groups * head)
+        self.value = nn.Linear(32, groups * self.of_values)
+        self.options = options
+
+    def forward(self, x: Tensor, other: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        source = x if other is None else other
+        query = self.query(x).unflatten(-1, (4, -1)).transpose(1, 2)
+        key = self.key(source).unflatten(-1, (self.groups, -1)).transpose(1, 2)
+        value = self.value(source).unflatten(-1, (self.groups, -1)).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **self.options)
+
+
+def mean(model: nn.Module, *batch: Any) -> Tensor:
+    return model(*batch).float().mean()  # type: ignore[no-any-return]
+
+
+def traced(
+    model: nn.Module, *batch: Any, loss: Callable[..., Tensor] = mean, capability: str | None = None
+) -> tuple[Facts, Counter[str]]:
+    step = policylang.trace_step(model, loss, *batch, device="cuda", compute_capability=capability)
+    facts = collect(step.gm)
+    return facts, Counter(facts.targets)
+
+
+def kernel(options: dict[str, Any], *, dtype: torch.dtype = HALF, loss: Callable[..., Tensor] = mean) -> str:
+    """The attention that a step on an H100 runs, and that its backward is the same one's."""
+    with torch.device("meta"):
+        model = Attention(**options).to(dtype)
+    facts, targets = traced(model, torch.zeros(2, 32, 32, dtype=dtype), loss=loss, capability="9.0")
+    (found,) = attention_kernels(facts)
+    name = found.removesuffix(".default")
+    assert name == MATH or targets[f"{name}_backward.default"] == 1
+    return name
+
+
+X = torch.zeros(2, 32, 32, dtype=HALF)
+
+
+def chosen(
+    capability: tuple[int, int],
+    dtype: torch.dtype = HALF,
+    *,
+    head: int = 16,
+    of_values: int = 0,
+    groups: int = 4,
+    keys: int = 32,
+    mask: tuple[int, ...] = (),
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    trains: bool = True,
+    strides: tuple[int, ...] = (),
+) -> str:
+    """What a call with 4 heads and 32 queries runs."""
+
+    def of(heads: int, length: int, width: int) -> Tensor:
+        made = torch.empty(2, heads, length, width, dtype=dtype, device="meta", requires_grad=trains)
+        return made.transpose(2, 3) if strides else made
+
+    tensors = of(4, 32, head), of(groups, keys, head), of(groups, keys, of_values or head)
+    bias = torch.empty(mask, dtype=torch.bool, device="meta") if mask else None
+    call = AttentionCall(*tensors, bias, dropout, is_causal, None, groups < 4)
+    return NAMES[chosen_kernel(call, capability)]
+
+
+NAMES = {
+    SDPBackend.CUDNN_ATTENTION: CUDNN,
+    SDPBackend.FLASH_ATTENTION: FLASH,
+    SDPBackend.EFFICIENT_ATTENTION: EFFICIENT,
+    SDPBackend.MATH: MATH,
+}
+T4, A100, RTX30, L40, H100, B200, RTX50 = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "call", "expected"),
+    [
+        (H100, {}, CUDNN),
+        (B200, {}, CUDNN),
+        (A100, {}, FLASH),
+        (RTX50, {}, FLASH),
+        (L40, {"dtype": torch.float16}, FLASH),
+        (T4, {}, MATH),
+        (T4, {"dtype": torch.float16}, EFFICIENT),
+        ((4, 0), {"dtype": torch.float32}, MATH),
+        (A100, {"is_causal": True, "dropout": 0.1}, FLASH),
+        (A100, {"groups": 2}, FLASH),
+        (H100, {"groups": 2}, CUDNN),
+        (A100, {"groups": 3}, MATH),
+        (H100, {"dtype": torch.float32}, EFFICIENT),
+        (T4, {"dtype": torch.float32, "groups": 2}, MATH),
+        (H100, {"dtype": torch.float64}, MATH),
+        (H100, {"mask": (32, 32)}, CUDNN),
+        (H100, {"mask": (2, 1, 32, 32)}, CUDNN),
+        (H100, {"mask": (2, 32, 32)}, EFFICIENT),
+        (A100, {"mask": (32, 32)}, EFFICIENT),
+        (A100, {"keys": 48}, FLASH),
+        (A100, {"keys": 48, "is_causal": True}, EFFICIENT),
+        (H100, {"keys": 1}, FLASH),
+        (H100, {"keys": 0}, MATH),
+        (H100, {"head": 20}, FLASH),
+        (A100, {"head": 20, "dtype": torch.float32}, EFFICIENT),
+        (A100, {"head": 18, "dtype": torch.float32}, MATH),
+        ((7, 0), {"head": 18, "dtype": torch.float32}, EFFICIENT),
+        (H100, {"head": 256}, CUDNN),
+        (B200, {"head": 256}, FLASH),
+        (A100, {"head": 200}, FLASH),
+        (RTX30, {"head": 200}, EFFICIENT),
+        (RTX30, {"head": 200, "trains": False}, FLASH),
+        (RTX50, {"head": 256, "dropout": 0.1}, EFFICIENT),
+        (H100, {"head": 264}, EFFICIENT),
+        (B200, {"head": 192, "of_values": 128}, CUDNN),
+        (A100, {"head": 192, "of_values": 128}, EFFICIENT),
+        (H100, {"head": 32, "strides": (1,)}, MATH),
+    ],
+)
+def test_attention_runs_the_kernel_that_the_gpu_chooses(gpu, call, expected):
+    assert chosen(gpu, **call) == expected
+
+
+def test_what_the_user_switches_on_and_puts_first_counts(monkeypatch):
+    def under(*arguments: Any) -> Callable[..., Tensor]:
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            with sdpa_kernel(*arguments):
+                return mean(model, x)
+
+        return loss
+
+    assert kernel({}) == CUDNN
+    assert kernel({}, loss=under([SDPBackend.MATH])) == MATH
+    order = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
+    assert kernel({}, loss=under(order, True)) == EFFICIENT
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        assert chosen(H100) == FLASH
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert chosen(H100) == FLASH
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert kernel({"is_causal": True, "dropout_p": 0.1}) == FLASH
+    with pytest.raises(policylang.PolicyGraphError, match="none of the attention kernels that are switched on"):
+        kernel({}, dtype=torch.float32, loss=under([SDPBackend.FLASH_ATTENTION]))
+
+
+def test_what_the_kernels_keep_has_the_sizes_of_the_gpu():
+    """Heads of 20 are padded to 24; the logarithm of the memory-efficient sums is padded to 32 rows; a mask is what is
+    added to the scores, aligned, and not one for every head."""
+    with torch.device("meta"):
+        model, long = Attention(head=20).to(HALF), torch.zeros(2, 33, 32, dtype=HALF)
+    facts, _ = traced(model, long, capability="8.0")
+    shapes = {facts.shapes[row] for row in facts.followers[facts.by_target[f"{FLASH}.default"][0]]}
+    assert {(2, 4, 33, 24), (2, 4, 33)} <= shapes
+    mask = torch.ones(33, 33, dtype=torch.bool)
+    facts, _ = traced(Attention().to(HALF), long, long, mask, capability="8.0")
+    (row,) = facts.by_target[f"{EFFICIENT}.default"]
+    assert (2, 4, 64) in {facts.shapes[other] for other in facts.followers[row]}
+    bias = next(each for each in facts.inputs[row] if facts.targets[each] == "aten.expand.default")
+    assert (facts.shapes[bias], facts.strides[bias]) == ((2, 4, 33, 33), (0, 0, 40, 1))
+
+
+class Others(nn.Module):
+    """What else depends on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.linear, self.rms, self.layer = nn.Linear(8, 8), nn.RMSNorm(8), nn.LayerNorm(8)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        assert x.is_cuda
+        assert torch.cuda.get_device_capability(x.device) == (8, 9)
+        scale = torch.tensor([1.0, 2.0], device=x.device)[1].item()
+        return F.mish(F.silu(self.dropout(self.layer(self.rms(self.linear(x)))))).cuda() * scale
+
+
+def test_other_operators_that_have_kernels_of_their_own_on_a_gpu():
+    with torch.device("meta"):
+        model = Others()
+    facts, targets = traced(model, torch.zeros(2, 3, 8, 8), capability="8.9")
+    once = ("_fused_rms_norm", "_fused_rms_norm_backward", "native_layer_norm", "native_layer_norm_backward")
+    once += ("native_dropout", "native_dropout_backward", "convolution", "convolution_backward")
+    once += ("silu", "silu_backward", "mish", "mish_backward", "native_batch_norm_backward")
+    assert {name: targets[f"aten.{name}.default"] for name in once} == dict.fromkeys(once, 1)
+    assert traced_on(facts) == {"cuda"}
+    assert not list(kernel_findings(facts))
+
+
+def test_autocast_is_that_of_the_gpu():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(x).float().mean()
+
+    with torch.device("meta"):
+        model = nn.Sequential(Attention(), nn.Flatten(2), nn.Softmax(-1))
+    facts, _ = traced(model, torch.zeros(2, 32, 32), loss=loss, capability="8.0")
+    assert attention_kernels(facts) == {f"{FLASH}.default": 1}
+    (softmax,) = facts.by_target["aten._softmax.default"]
+    assert facts.dtypes[softmax] == "float32"  # on a GPU autocast asks for it, on a CPU it does not
+
+
+def test_wherever_the_model_is_and_whatever_its_step_does_the_graph_is_the_same():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        first = mean(model, x[:1])
+        first.backward()  # a loss in chunks
+        (slope,) = torch.autograd.grad(mean(model, x), model.query.weight, create_graph=True)
+        return mean(model, x) + slope.square().sum()
+
+    graphs = []
+    for context in (torch.device("cpu"), torch.device("meta"), FakeTensorMode()):
+        with context:
+            model, batch = Attention(), torch.zeros(2, 32, 32)
+        facts, _ = traced(model, batch, loss=loss_of_math(loss), capability="8.0")
+        graphs.append((facts.targets, facts.shapes, facts.devices))
+    assert graphs[0] == graphs[1] == graphs[2]
+
+
+def loss_of_math(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A fused attention has no second derivative."""
+
+    def under(model: nn.Module, x: Tensor) -> Tensor:
+        with sdpa_kernel([SDPBackend.MATH]):
+            return loss(model, x)
+
+    return under
+
+
+def test_a_step_of_an_optimizer_and_tied_weights():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
+    model[1].weight = model[0].weight
+    model[1].bias = model[0].bias
+    optimizer = torch.optim.AdamW(model.parameters())
+    mean(model, torch.zeros(2, 8)).backward()
+    optimizer.step()
+    step = policylang.trace_step(model, mean, torch.zeros(2, 8), optimizer=optimizer, device="cuda")
+    facts = collect(step.gm)
+    assert facts.input_names.count("0.weight") == 1
+    assert {facts.devices[row] for row in facts.forward} == {"cuda:0"}
+    with pytest.raises(policylang.PolicyGraphError, match=r"APL615.*traced as on `cuda, compute capability 9.0`"):
+        step(torch.zeros(2, 8))
+
+
+def test_nothing_is_left_behind_and_nothing_allocated():
+    before = torch.Tensor._make_wrapper_subclass, torch.autograd.graph._engine_run_backward, torch.cuda.is_available
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(16384, 16384) for _ in range(8)))  # 8 GiB
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    traced(model, torch.zeros(1, 16384))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown < 2**19  # KiB
+    with pytest.raises(policylang.PolicyGraphError, match="APL363"):
+        traced(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda model, x: 1 / 0)
+    after = torch.Tensor._make_wrapper_subclass, torch.autograd.graph._engine_run_backward, torch.cuda.is_available
+    assert before == after
+    with FakeTensorMode():
+        fake = torch.empty(1, 1, 8, 8, device="cuda", dtype=HALF)
+        assert F.scaled_dot_product_attention(fake, fake, fake).shape == (1, 1, 8, 8)
+    model = nn.Linear(4, 4)
+    _loss, gradients = policylang.trace_step(model, mean, torch.ones(2, 4))(torch.ones(2, 4))
+    assert gradients["bias"].device.type == "cpu"
+
+
+def test_where_nothing_depends_on_the_device_the_operators_are_the_cpus():
+    """Not one of them comes in through the back door of autograd."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.LayerNorm(8), nn.Mish(), nn.Linear(8, 1))
+    here = collect(policylang.trace_step(model, mean, torch.zeros(2, 8)).gm)
+    there, _ = traced(model, torch.zeros(2, 8))
+    assert (there.targets, there.shapes, there.inputs) == (here.targets, here.shapes, here.inputs)
+
+
+def test_a_tensor_that_stays_on_the_cpu_is_named():
+    mask = torch.ones(32, 32, dtype=torch.bool)
+    with pytest.raises(policylang.PolicyGraphError, match="cuda:0 and cpu") as refused:
+        traced(Attention().to(HALF), X, loss=lambda model, x: mean(model, x, x, mask))
+    assert "make it a buffer" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"device": "mps"}, "no step can be traced as on `mps`"),
+        ({"device": "gpu"}, "no step can be traced as on `gpu`"),
+        ({"device": "cpu", "compute_capability": "8.0"}, "belongs to a GPU"),
+        ({"device": "cuda", "compute_capability": "sm_80"}, "`sm_80` is no compute capability"),
+        ({"compute_capability": (8,)}, "`8` is no compute capability"),
+    ],
+)
+def test_devices_that_no_step_is_traced_for(arguments, said):
+    with pytest.raises(policylang.PolicyGraphError, match=f"APL613.*{said}"):
+        policylang.trace_step(nn.Linear(4, 4), mean, torch.zeros(2, 4), **arguments)
+
+
+def test_a_torch_that_lacks_what_it_takes_is_refused_before_it_can_abort(monkeypatch, tmp_path):
+    monkeypatch.setattr("policylang.torch_compat.absent_cuda.torch.__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(policylang.PolicyGraphError, match=r"APL613.*has no library libc10"):
+        traced(nn.Linear(4, 4), torch.zeros(2, 4))
+
+
+def test_recurrent_layers_are_said_to_run_otherwise():
+    with torch.device("meta"):
+        model, other = nn.LSTM(8, 8, batch_first=True, dtype=HALF), nn.GRU(8, 8, batch_first=True, dtype=HALF)
+    facts, _ = traced(model, X[..., :8], loss=lambda model, x: mean(lambda x: model(x)[0], x))
+    (found,) = kernel_findings(facts)
+    assert (found.code, found.message.split(",")[0]) == ("APL319", "a recurrent layer was traced as 32 cells")
+    with pytest.raises(
+        policylang.PolicyGraphError, match=r"does not tell the sizes of what `aten._thnn_fused_gru_cell"
+    ):
+        traced(other, X[..., :8], loss=lambda model, x: mean(lambda x: model(x)[0], x))
