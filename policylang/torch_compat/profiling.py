@@ -1,9 +1,10 @@
-"""The private names of torch's profiler."""
+"""The private names of torch's profiler, and of its structured trace, which ``TORCH_TRACE`` turns on and tlparse reads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,3 +20,31 @@ def named_range(name: str) -> AbstractContextManager[Any]:
     would take it for one of the model's."""
     fast = getattr(getattr(torch._C, "_profiler", None), "_RecordFunctionFast", None)
     return nullcontext() if fast is None else fast(name)
+
+
+def is_tracing() -> bool:
+    """Whether a structured trace is written.
+
+    Private because torch has no public way to ask. Without ``TORCH_TRACE`` a handler without a folder stands there,
+    until the first record takes it away.
+    """
+    try:
+        from torch._logging._internal import trace_log
+    except ImportError:
+        return False
+    return any(getattr(handler, "root_dir", None) is not None for handler in trace_log.handlers)
+
+
+def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Callable[[], str]) -> None:
+    """Put a text into the trace, under the compilation that runs now where there is one.
+
+    Private because torch has no public way to add to its trace. tlparse writes an artifact to a file of its own.
+    """
+    from torch._logging import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": encoding},
+        payload_fn=payload,
+        expect_trace_id=False,
+    )
