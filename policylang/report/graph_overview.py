@@ -78,7 +78,6 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
                 "phase": entry.phase,
                 "bytes": entry.bytes,
                 "flops": entry.flops,
-                "uncounted": entry.uncounted,
             }
         )
         before = ",\n    "

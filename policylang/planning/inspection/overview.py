@@ -30,8 +30,6 @@ class NodeEntry:
     bytes: int
     """Of all the tensors that it returns. A view counts what it shows, though the memory is another node's."""
     flops: int
-    uncounted: str = ""
-    """The operators whose work is not in :attr:`flops`."""
 
 
 @frozen
@@ -116,7 +114,6 @@ def entries(facts: Facts, blocks: BlockTable, rows: Iterable[int]) -> Iterator[N
             phase=PHASES[Phase(facts.phases[row])],
             bytes=facts.bytes[row],
             flops=facts.flops[row],
-            uncounted=facts.uncounted[row] if facts.uncounted else "",
         )
 
 
