@@ -1,9 +1,10 @@
 """What do PyTorch's ways of recomputing hold at the peak and compute, beside the same decisions as a policy?
 
 One Llama (8 layers, hidden 256, 2 × 256 tokens, float32), one batch. Every contender trains it for one step. What a row
-says is counted, not timed, so a second run gives the same: bytes that the allocator reported to PyTorch's profiler, beyond
-parameters, gradients and the batch; FLOPs of products and attention by PyTorch's formulas; and the largest difference of any gradient
-from the same step without checkpoints. Contenders with the same word under *keeps* keep the same values.
+says is counted, not timed, so a second run gives the same: bytes that the allocator reported to PyTorch's profiler,
+beyond parameters, gradients and the batch; FLOPs of products and attention by PyTorch's formulas; and the largest
+difference of any gradient from the same step without checkpoints. Contenders with the same words under *keeps* keep the
+same values.
 
 A second model with dropout asks whether the gradients are still those of the model.
 
@@ -27,15 +28,16 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import addmm_flop, bmm_flop, mm_flop, sdpa_backward_flop_count, sdpa_flop_count
 
 import policylang
 from benchmarks.allocations import step_allocations
 from benchmarks.common import table, write_results
-from benchmarks.training_step import CPU, MIB, StepModel, checkpoint_layers, example
+from benchmarks.training_step import MIB, SHAPES, StepModel, checkpoint_layers, example
 
+SHAPE = SHAPES["small"]
 EAGER, COMPILED = "eager", "compiled"
 SAC, FULL, ATTENTION = "attention and half of the products", "what blocks hand on", "the attention module"
 
@@ -163,8 +165,8 @@ def gradients(model: nn.Module, step: Step, tokens: Tensor) -> dict[str, Tensor]
 def step_flops(how: str, run: Callable[[], None]) -> int:
     """Of matrix products and attention, by PyTorch's formulas.
 
-    Of compiled code they are read off a profile, since Dynamo runs a step without its code where a dispatch mode looks on;
-    of eager code a mode counts them, since a profile has each operator twice that passes a checkpoint's own mode.
+    Of compiled code they are read off a profile, since Dynamo runs a step without its code where a dispatch mode looks
+    on; of eager code a mode counts them, since a profile has each operator twice that passes a checkpoint's own mode.
     """
     if how == EAGER:
         with _Counter() as counter:
@@ -205,7 +207,7 @@ def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> flo
 
 
 def measure(contender: Contender, plain: dict[str, Tensor]) -> dict[str, Any]:
-    model, tokens = example(CPU, torch.device("cpu"))
+    model, tokens = example(SHAPE, torch.device("cpu"))
     step = contender.prepare(model)
     found = gradients(model, step, tokens)
     gradients(model, step, tokens)
@@ -222,7 +224,7 @@ def measure(contender: Contender, plain: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def measure_all() -> list[dict[str, Any]]:
-    model, tokens = example(CPU, torch.device("cpu"))
+    model, tokens = example(SHAPE, torch.device("cpu"))
     plain = gradients(model, model, tokens)
     rows = []
     for contender in contenders():

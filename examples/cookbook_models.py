@@ -71,7 +71,13 @@ def llama3_8b(length: int = 8192) -> policylang.TracedStep:
 
 def mixtral() -> policylang.TracedStep:
     """A mixture of experts: Mixtral's block, 8 experts of which a token takes 2, 8 blocks, 4,096 tokens, bfloat16."""
-    settings = {**LLAMA3_8B, "num_hidden_layers": 8, "vocab_size": 32_000, "num_local_experts": 8, "sliding_window": None}
+    settings = {
+        **LLAMA3_8B,
+        "num_hidden_layers": 8,
+        "vocab_size": 32_000,
+        "num_local_experts": 8,
+        "sliding_window": None,
+    }
     return _language_model(lambda: _hugging_face("MixtralConfig", "MixtralForCausalLM", **settings), 1, 4096)
 
 

@@ -2,4 +2,4 @@
 policy sac_fsdp
 
 include <llama3_sac>
-include <fsdp>                          # last: sharding is decided apart from checkpointing
+include <fsdp>  # last: sharding is decided apart from checkpointing

@@ -2,4 +2,4 @@
 policy titan_graph
 
 include <torchtitan_default>
-include <fsdp>                          # last: every weight is gathered again in the backward, the head's too
+include <fsdp>  # last: every weight is gathered again in the backward, the head's too

@@ -36,7 +36,9 @@ def main() -> int:
 
     changed = 0
     for page in [page.resolve() for page in options.pages] or PAGES:
-        for shown in reversed(blocks(page)):  # from the end, so that what is written moves nothing that is still to come
+        for shown in reversed(
+            blocks(page)
+        ):  # from the end, so that what is written moves nothing that is still to come
             found = produce(shown)
             if masked(shown, found) != masked(shown, shown.text):
                 changed += 1

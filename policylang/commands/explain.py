@@ -93,14 +93,16 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _on_graph(options: argparse.Namespace) -> None:
-    from policylang.report.explanation import NodesExplanation, explain_nodes, explain_rule
+    from policylang.report.explanation import explain_node, explain_nodes, explain_rule
 
     facts = read_graph(options.graph)
     plan = planned(read_policy(options.subject, facts), facts, options.path)
     found: NodeExplanation | NodesExplanation | RuleExplanation
     if options.node is not None:
-        nodes = explain_nodes(plan, _rows(plan, options.node))
-        found = nodes[0] if options.node in facts.index else NodesExplanation(options.node, nodes)
+        rows = _rows(plan, options.node)
+        found = (
+            explain_node(plan, *rows) if options.node in plan.facts.index else explain_nodes(plan, options.node, rows)
+        )
     else:
         found = explain_rule(plan, _rule(plan, options.subject, options.rule))
     if options.output_format == "json":

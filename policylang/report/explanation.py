@@ -14,7 +14,7 @@ from policylang.planning.inspection.explain import RuleOnNode, rules_on
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.empty_matches import part_counts
-from policylang.planning.selection.selectors import Selections, selections_for
+from policylang.planning.selection.selectors import selections_for
 from policylang.planning.value_decision import Decision
 from policylang.report.width import table
 
@@ -126,19 +126,18 @@ class NodesExplanation:
 
 def explain_node(plan: Plan, row: int) -> NodeExplanation:
     """Raises ``ValueError`` for a node that no rule ranges over."""
-    return explain_nodes(plan, [row])[0]
+    return _node(plan, row, Fates(plan.facts, plan.decisions, saved_and_recomputed(plan)), reasons=True)
 
 
-def explain_nodes(plan: Plan, rows: Sequence[int]) -> tuple[NodeExplanation, ...]:
-    """Raises ``ValueError`` for a node that no rule ranges over."""
-    selections = selections_for(plan.policy, plan.facts)
+def explain_nodes(plan: Plan, asked: str, rows: Sequence[int]) -> NodesExplanation:
+    """Raises ``ValueError`` for a node that no rule ranges over. Why a rule does not match, one node is asked."""
     fates = Fates(plan.facts, plan.decisions, saved_and_recomputed(plan))
-    return tuple(_node(plan, row, selections, fates) for row in rows)
+    return NodesExplanation(asked, tuple(_node(plan, row, fates, reasons=False) for row in rows))
 
 
-def _node(plan: Plan, row: int, selections: Selections, fates: Fates) -> NodeExplanation:
+def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanation:
     facts = plan.facts
-    rules = tuple(map(_line, rules_on(plan, row, selections)))
+    rules = tuple(map(_line, rules_on(plan, row, reasons=reasons)))
     decision = plan.decisions[row]
     assert decision is not None
     owner, block = facts.owners[row], plan.block_of[row]

@@ -22,7 +22,8 @@ import pytest
 from tests.documents.outputs import PAGES, ROOT, blocks
 
 FIGURE = re.compile(
-    r"(?<![\w.#/-])[+−-]?\d[\d,.]*(?:%|×| ?(?:KiB|MiB|GiB|TiB|KB|MB|GB|TB|bytes|[KMGTP]?FLOPs?|µs|ms|seconds?|minutes?|hours?|s)\b)"
+    r"(?<![\w.#/-])[+−-]?\d[\d,.]*"
+    r"(?:%|×| ?(?:[KMGT]i?B|bytes|[KMGTP]?FLOPs?|µs|ms|seconds?|minutes?|hours?|s)\b)"
 )
 TIME = re.compile(r"\d (?:µs|ms|seconds?|minutes?|hours?|s)$")
 SETTLED = re.compile(r"<!-- figures: (.*?) -->", re.DOTALL)
@@ -71,5 +72,7 @@ def test_what_settles_a_figure_is_there(page: Path):
 def test_times_have_their_date(page: Path):
     """In the section, or above the first of them."""
     text = page.read_text(encoding="utf-8")
-    timed = [each for heading, part in sections(page) if "given: " not in part for each in figures(part) if TIME.search(each)]
+    timed = [
+        each for heading, part in sections(page) if "given: " not in part for each in figures(part) if TIME.search(each)
+    ]
     assert not timed or DATE.search(text), timed

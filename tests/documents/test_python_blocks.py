@@ -54,7 +54,49 @@ model = torch.compile(model, backend=policylang.backend("save_all"))
 model(tokens)
 """,
     "docs/tutorial.md": MODEL,
+    "docs/setups.md": """
+import policylang, torch
+from types import SimpleNamespace
+from tests.support.models import llama
+wrapped, (tokens,), _ = llama()
+model, labels = wrapped.model, tokens
+loss_fn = lambda model, tokens, labels: model(input_ids=tokens, labels=labels, use_cache=False).loss
+mesh = None
+data, arguments = [], None
+# tests/distributed/test_setups.py runs the scripts of the rows, with what these two stand for.
+fully_shard = lambda module, mesh: module
+Trainer = lambda model, arguments, train_dataset: SimpleNamespace(train=loss_fn(model, tokens, labels).backward)
+""",
+    "docs/watching.md": MODEL
+    + """
+model = torch.compile(model, backend=policylang.backend("save_all"))
+loss_of(model, tokens).backward()
+""",
 }
+BEFORE_ONE = {
+    'policylang.snapshot(step, "llama3_8b.graph", device="cuda")': """
+def step(): return policylang.trace_step(Model(), loss_of, tokens)
+loss_fn, batch = loss_of, (tokens,)
+""",
+    'step.apply("fsdp_tp.apl", mesh)': """
+from pathlib import Path
+Path("fsdp_tp.apl").write_text("include <llama3_sac>")  # the model here is not sharded
+""",
+    "PolicyAC.Config": """
+from types import SimpleNamespace
+import pytest
+pytest.importorskip("torchtitan")
+from policylang.integrations.torchtitan_eager import PolicyAC
+config = SimpleNamespace()
+""",
+    'torchtitan.register("titan_graph.apl")': """
+from policylang.integrations import torchtitan
+from tests.support.titan import config as configuration, graph_trainer
+graph_trainer("memory_policy")
+config = configuration("default")
+""",
+}
+"""The same, before the blocks that hold these words."""
 MADE_ONCE = {
     "docs/snapshots.md": """
 import torch
@@ -102,6 +144,8 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
             continue
         torch.compiler.reset()
         exec(TAKEN_FOR_GRANTED.get(page, ""), names)
+        for words, made in BEFORE_ONE.items():
+            exec(made if words in block["code"] else "", names)
         run(block["code"], names, page)
 
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
+from policylang.torch_compat.absent_cuda import ON_CUDA
 from policylang.tracing.attention_kernels import AttentionCall, chosen_kernel
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")
@@ -226,6 +234,22 @@ def test_other_operators_that_have_kernels_of_their_own_on_a_gpu():
     assert not list(kernel_findings(facts))
 
 
+@pytest.mark.slow
+def test_the_operators_with_kernels_of_their_own_are_those_that_torch_is_built_from():
+    yaml, torchgen = pytest.importorskip("yaml"), pytest.importorskip("torchgen")
+    functions = yaml.safe_load((Path(torchgen.__path__[0]) / "packaged/ATen/native/native_functions.yaml").read_text())
+    names = {function["func"].partition("(")[0]: function for function in functions}
+    found = set()
+    for name, function in names.items():
+        delegate = names.get(function.get("structured_delegate", ""), {})
+        keys = {
+            key.strip() for each in (function, delegate) for word in each.get("dispatch", {}) for key in word.split(",")
+        }
+        if {"CUDA", "CompositeImplicitAutograd"} <= keys:
+            found.add(name)
+    assert found == set(ON_CUDA)
+
+
 def test_autocast_is_that_of_the_gpu():
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -280,6 +304,32 @@ def test_a_step_of_an_optimizer_and_tied_weights():
         step(torch.zeros(2, 8))
 
 
+def test_dtensors_of_a_mesh_of_cpu_processes():
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        here = collect(policylang.trace_step(model, mean, torch.zeros(4, 8)).gm)
+        there, _ = traced(model, torch.zeros(4, 8))
+        assert (there.targets, there.shapes) == (here.targets, here.shapes)
+        assert traced_on(there) == {"cuda"}
+        assert mesh.device_type == "cpu"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_flex_attention_which_has_no_backward_on_a_cpu():
+    class Flex(Attention):
+        def forward(self, x: Tensor, *_others: Any) -> Tensor:
+            query = self.query(x).unflatten(-1, (4, -1)).transpose(1, 2)
+            return flex_attention(query, query, query, score_mod=lambda score, b, h, q, k: torch.tanh(score))
+
+    facts, targets = traced(Flex(), torch.zeros(1, 128, 32))
+    assert attention_kernels(facts) == {"higher_order.flex_attention": 1}
+    assert targets["higher_order.flex_attention_backward"] == 1
+
+
 def test_nothing_is_left_behind_and_nothing_allocated():
     before = torch.Tensor._make_wrapper_subclass, torch.autograd.graph._engine_run_backward, torch.cuda.is_available
     with torch.device("meta"):
@@ -291,6 +341,8 @@ def test_nothing_is_left_behind_and_nothing_allocated():
         traced(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda model, x: 1 / 0)
     after = torch.Tensor._make_wrapper_subclass, torch.autograd.graph._engine_run_backward, torch.cuda.is_available
     assert before == after
+    assert "_make_wrapper_subclass" not in vars(torch.Tensor)
+    assert "cuda" in vars(FunctionalTensor)
     with FakeTensorMode():
         fake = torch.empty(1, 1, 8, 8, device="cuda", dtype=HALF)
         assert F.scaled_dot_product_attention(fake, fake, fake).shape == (1, 1, 8, 8)

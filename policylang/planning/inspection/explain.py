@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Literal
 
 from attrs import frozen
@@ -26,9 +27,9 @@ class RuleOnNode:
     """Of a rule that does not match: the part of its selector that leaves the node out."""
 
 
-def rules_on(plan: Plan, row: int, selections: Selections | None = None) -> tuple[RuleOnNode, ...]:
-    """Every rule of the policy, in order, and how it stands to a node. ``selections`` are the policy's on the graph,
-    for who asks of many nodes.
+def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode, ...]:
+    """Every rule of the policy, in order, and how it stands to a node. Without ``reasons``, which may each take a pass
+    over the graph, it is not said why a rule does not match.
 
     A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a
     decision. Raises ``ValueError`` for a row that no rule can range over: an input, a backward node.
@@ -37,14 +38,16 @@ def rules_on(plan: Plan, row: int, selections: Selections | None = None) -> tupl
     if decision is None:
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
-    selections = selections or selections_for(plan.policy, plan.facts)
+    selections = selections_for(plan.policy, plan.facts) if reasons else None
     return tuple(_standing(plan, index, owner, decision, selections) for index in range(len(plan.rules)))
 
 
-def _standing(plan: Plan, index: int, owner: int, decision: Decision, selections: Selections) -> RuleOnNode:
+def _standing(plan: Plan, index: int, owner: int, decision: Decision, selections: Selections | None) -> RuleOnNode:
     outcome = plan.rules[index]
-    if owner not in outcome.matched:
-        return RuleOnNode(outcome.rule, "no match", why=why_not(outcome.rule.selector, owner, selections))
+    at = bisect_left(outcome.matched, owner)  # in graph order
+    if outcome.matched[at : at + 1] != (owner,):
+        why = "" if selections is None else why_not(outcome.rule.selector, owner, selections)
+        return RuleOnNode(outcome.rule, "no match", why=why)
     if decision.rule == index:
         return RuleOnNode(outcome.rule, "decided")
     if decision.why is Why.ALWAYS:

@@ -67,7 +67,9 @@ def number(key: str, digits: int = 2, unit: str = "") -> Callable[[Row], str]:
 
 def plan_cost(which: str) -> str:
     columns = [("layers", number("layers", 0)), ("nodes", number("nodes", 0))]
-    columns += [(name, number(f"{name} s", 3, " s")) for name in ("plan + tag", "plan + partition", "default", "min-cut")]
+    columns += [
+        (name, number(f"{name} s", 3, " s")) for name in ("plan + tag", "plan + partition", "default", "min-cut")
+    ]
     columns += [("plan + tag / min-cut", number("plan + tag / min-cut", 3))]
     columns += [("plan + partition / min-cut", number("plan + partition / min-cut", 2))]
     return markdown(columns, results("plan_cost")["rows"])
@@ -77,7 +79,9 @@ def training_step(which: str) -> str:
     columns: list[Column] = [("contender", text("contender"))]
     columns += [(name, number(f"{name} MiB", 2, " MiB")) for name in ("saved", "planned", "peak")]
     columns += [("step", number("step s", 3, " s")), ("peak / eager SAC", number("peak / eager SAC", 3))]
-    columns += [("step / SAC, same inner", lambda r: number("step / SAC, same inner", 3)(r) if "," in r["contender"] else "")]
+    columns += [
+        ("step / SAC, same inner", lambda r: number("step / SAC, same inner", 3)(r) if "," in r["contender"] else "")
+    ]
     rows = results("training_step_aot_eager")["rows"] + results("training_step_inductor")["rows"][2:]
     rows[0] = {**rows[0], "step / SAC, same inner": None}
     return markdown(columns, rows)
@@ -126,7 +130,11 @@ def many_ranks(which: str) -> str:
     for layout, found in zip(("tp", "fsdp"), results("llama3_8b_128_ranks")["layouts"], strict=True):
         for graph in found["graphs"]:
             peak = max(graph["peak GiB, forward"], graph["backward"])
-            fused = f"{graph['fused']} of {graph['fused'] + sum(graph.get('refused', {}).values())}" if graph.get("fused") else ""
+            fused = (
+                f"{graph['fused']} of {graph['fused'] + sum(graph.get('refused', {}).values())}"
+                if graph.get("fused")
+                else ""
+            )
             rows.append({**graph, "layout": layout, "chains": fused, "peak": peak})
     columns = [("layout", text("layout")), ("policy", label("policy"))]
     columns += [(n, number(n, 0)) for n in ("forward gathers", "backward gathers", "reduce-scatters")]

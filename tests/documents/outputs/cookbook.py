@@ -36,7 +36,7 @@ def sentence(shown: Shown) -> str:
 
 
 def _policy(text: str) -> Policy:
-    """By the operators that come with the package and no registry of torch's, as a machine without the model reads it."""
+    """By the operators that come with the package and not torch's registry, as a machine without the model reads it."""
     loaded = parse_policy(text)
     assert loaded.policy is not None, render_text(loaded.diagnostics)
     return loaded.policy
@@ -48,15 +48,12 @@ def _sentence(name: str, found: Breakdown) -> str:
     moved = f"; {bytes_text(under.amounts.offloaded_bytes)} on the host" if under.amounts.offloaded else ""
     flops = under.amounts.recomputed_flops
     share = f", {figure(flops / found.forward_flops, 'fraction')} of the forward" if flops else ""
-    again = f"{figure(flops, 'flops')} computed again{share}" if flops else "no FLOPs computed again"
-    peak = f"estimated peak {bytes_text(_highest(under))}, of {bytes_text(_highest(without))}"
+    names = ", ".join(f"`{operator}`" for operator in found.uncounted_again or ())
+    share += f" (not counting {names}, which has no formula)" if names else ""
+    again = f"{figure(flops, 'flops')} computed again{share}" if flops else f"no FLOPs computed again{share}"
+    peak = f"estimated peak {bytes_text(under.peak.bytes)}, of {bytes_text(without.peak.bytes)}"
     fused = f"{counted(len(found.plan.edits.done), 'pair')} of collectives made one; " if found.plan.edits.done else ""
     return f"On `{name}`: {fused}{saved}{moved}; {again}; {peak}."
-
-
-def _highest(scenario: object) -> int:
-    peak = scenario.peak  # type: ignore[attr-defined]
-    return int(max(peak.forward, peak.backward))
 
 
 PRODUCERS = {"cookbook": sentence}

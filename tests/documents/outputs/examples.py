@@ -55,7 +55,12 @@ def command(*words: str, cwd: Path = ROOT) -> str:
     """The standard output of ``policylang …`` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, "-m", "policylang", *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=580
+        [sys.executable, "-m", "policylang", *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=580,
     )
     assert run.returncode in (0, 1), run.stderr
     return run.stdout
