@@ -9,8 +9,8 @@ from itertools import groupby
 from attrs import asdict
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts
-from policylang.language.figures import counted, figure, folded_names, shortened
+from policylang.graph.facts import Facts, Phase, uncounted_operators
+from policylang.language.figures import counted, figure, folded_names, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
 from policylang.report.width import table
@@ -24,6 +24,7 @@ _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its ow
 
 def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
     """The counts by block, by operator, and by module and operator."""
+    missing = _uncounted(facts, found)
     by_block = [(label, *_totals(each)) for label, each in _blocks(found)]
     by_operator = [(operator, *_totals(each)) for operator, each in found.operators]
     parts = [
@@ -31,6 +32,7 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         table([("block", *_COUNTS), *by_block], right=range(1, 5)) if blocks.names else "",
         table([("operator", *_COUNTS), *by_operator], right=range(1, 5)) if by_operator else "",
         _modules(found),
+        f"uncounted in the forward: {uncounted_text(missing)}" if missing else "",
         _NOTE if found.operators else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -58,6 +60,7 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         "torch": facts.torch_version,
         "phases": dict(found.phases),
         "total": asdict(found.total),
+        "uncounted_operators": _uncounted(facts, found),
         "blocks": [{"name": block, **asdict(sums)} for block, sums in found.blocks],
         "operators": [{"name": operator, **asdict(sums)} for operator, sums in found.operators],
         "modules": [{"module": module, "operator": target, **asdict(sums)} for module, target, sums in found.modules],
@@ -94,6 +97,11 @@ def _heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) 
     )
 
 
+def _uncounted(facts: Facts, found: GraphOverview) -> dict[str, int] | None:
+    """Of the forward, like the FLOPs."""
+    return uncounted_operators(facts, (row for row in found.rows if facts.phases[row] == Phase.FORWARD))
+
+
 def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
     """Neighbours of the same figures together."""
     for (sums, outside), each in groupby(found.blocks, key=lambda block: (block[1], block[0] is None)):
@@ -125,7 +133,7 @@ def _totals(sums: Totals) -> tuple[str, str, str, str]:
 
 
 def _node(facts: Facts, row: int) -> tuple[str, ...]:
-    shape = facts.shapes[row]
+    shape, is_uncounted = facts.shapes[row], bool(facts.uncounted and facts.uncounted[row])
     what = shortened("×".join(map(str, shape)), _LONGEST_SHAPE) if shape is not None else ""
     return (
         facts.names[row],
@@ -134,5 +142,5 @@ def _node(facts: Facts, row: int) -> tuple[str, ...]:
         PHASES[facts.phases[row]],  # type: ignore[index]
         f"{what} {facts.dtypes[row]}".strip(),
         figure(facts.bytes[row], "bytes") if facts.bytes[row] else "",
-        figure(facts.flops[row], "flops") if facts.flops[row] else "",
+        figure(facts.flops[row], "flops") if facts.flops[row] else "not counted" if is_uncounted else "",
     )
