@@ -80,10 +80,10 @@ def kernel(options: dict[str, Any], *, dtype: torch.dtype = HALF, loss: Callable
 X = torch.zeros(2, 32, 32, dtype=HALF)
 
 
-def chosen(
-    capability: tuple[int, int],
+def attention_call(
     dtype: torch.dtype = HALF,
     *,
+    device: str = "meta",
     head: int = 16,
     of_values: int = 0,
     groups: int = 4,
@@ -93,17 +93,20 @@ def chosen(
     is_causal: bool = False,
     trains: bool = True,
     strides: tuple[int, ...] = (),
-) -> str:
-    """What a call with 4 heads and 32 queries runs."""
+) -> AttentionCall:
+    """A call with 4 heads and 32 queries."""
 
     def of(heads: int, length: int, width: int) -> Tensor:
-        made = torch.empty(2, heads, length, width, dtype=dtype, device="meta", requires_grad=trains)
+        made = torch.empty(2, heads, length, width, dtype=dtype, device=device, requires_grad=trains)
         return made.transpose(2, 3) if strides else made
 
     tensors = of(4, 32, head), of(groups, keys, head), of(groups, keys, of_values or head)
-    bias = torch.empty(mask, dtype=torch.bool, device="meta") if mask else None
-    call = AttentionCall(*tensors, bias, dropout, is_causal, None, groups < 4)
-    return NAMES[chosen_kernel(call, capability)]
+    bias = torch.empty(mask, dtype=torch.bool, device=device) if mask else None
+    return AttentionCall(*tensors, bias, dropout, is_causal, None, groups < 4)
+
+
+def chosen(capability: tuple[int, int], **call: Any) -> str:
+    return NAMES[chosen_kernel(attention_call(**call), capability)]
 
 
 NAMES = {
@@ -115,48 +118,48 @@ NAMES = {
 T4, A100, RTX30, L40, H100, B200, RTX50 = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "call", "expected"),
-    [
-        (H100, {}, CUDNN),
-        (B200, {}, CUDNN),
-        (A100, {}, FLASH),
-        (RTX50, {}, FLASH),
-        (L40, {"dtype": torch.float16}, FLASH),
-        (T4, {}, MATH),
-        (T4, {"dtype": torch.float16}, EFFICIENT),
-        ((4, 0), {"dtype": torch.float32}, MATH),
-        (A100, {"is_causal": True, "dropout": 0.1}, FLASH),
-        (A100, {"groups": 2}, FLASH),
-        (H100, {"groups": 2}, CUDNN),
-        (A100, {"groups": 3}, MATH),
-        (H100, {"dtype": torch.float32}, EFFICIENT),
-        (T4, {"dtype": torch.float32, "groups": 2}, MATH),
-        (H100, {"dtype": torch.float64}, MATH),
-        (H100, {"mask": (32, 32)}, CUDNN),
-        (H100, {"mask": (2, 1, 32, 32)}, CUDNN),
-        (H100, {"mask": (2, 32, 32)}, EFFICIENT),
-        (A100, {"mask": (32, 32)}, EFFICIENT),
-        (A100, {"keys": 48}, FLASH),
-        (A100, {"keys": 48, "is_causal": True}, EFFICIENT),
-        (H100, {"keys": 1}, FLASH),
-        (H100, {"keys": 0}, MATH),
-        (H100, {"head": 20}, FLASH),
-        (A100, {"head": 20, "dtype": torch.float32}, EFFICIENT),
-        (A100, {"head": 18, "dtype": torch.float32}, MATH),
-        ((7, 0), {"head": 18, "dtype": torch.float32}, EFFICIENT),
-        (H100, {"head": 256}, CUDNN),
-        (B200, {"head": 256}, FLASH),
-        (A100, {"head": 200}, FLASH),
-        (RTX30, {"head": 200}, EFFICIENT),
-        (RTX30, {"head": 200, "trains": False}, FLASH),
-        (RTX50, {"head": 256, "dropout": 0.1}, EFFICIENT),
-        (H100, {"head": 264}, EFFICIENT),
-        (B200, {"head": 192, "of_values": 128}, CUDNN),
-        (A100, {"head": 192, "of_values": 128}, EFFICIENT),
-        (H100, {"head": 32, "strides": (1,)}, MATH),
-    ],
-)
+CALLS: list[tuple[tuple[int, int], dict[str, Any], str]] = [
+    (H100, {}, CUDNN),
+    (B200, {}, CUDNN),
+    (A100, {}, FLASH),
+    (RTX50, {}, FLASH),
+    (L40, {"dtype": torch.float16}, FLASH),
+    (T4, {}, MATH),
+    (T4, {"dtype": torch.float16}, EFFICIENT),
+    ((4, 0), {"dtype": torch.float32}, MATH),
+    (A100, {"is_causal": True, "dropout": 0.1}, FLASH),
+    (A100, {"groups": 2}, FLASH),
+    (H100, {"groups": 2}, CUDNN),
+    (A100, {"groups": 3}, MATH),
+    (H100, {"dtype": torch.float32}, EFFICIENT),
+    (T4, {"dtype": torch.float32, "groups": 2}, MATH),
+    (H100, {"dtype": torch.float64}, MATH),
+    (H100, {"mask": (32, 32)}, CUDNN),
+    (H100, {"mask": (2, 1, 32, 32)}, CUDNN),
+    (H100, {"mask": (2, 32, 32)}, EFFICIENT),
+    (A100, {"mask": (32, 32)}, EFFICIENT),
+    (A100, {"keys": 48}, FLASH),
+    (A100, {"keys": 48, "is_causal": True}, EFFICIENT),
+    (H100, {"keys": 1}, FLASH),
+    (H100, {"keys": 0}, MATH),
+    (H100, {"head": 20}, FLASH),
+    (A100, {"head": 20, "dtype": torch.float32}, EFFICIENT),
+    (A100, {"head": 18, "dtype": torch.float32}, MATH),
+    ((7, 0), {"head": 18, "dtype": torch.float32}, EFFICIENT),
+    (H100, {"head": 256}, CUDNN),
+    (B200, {"head": 256}, FLASH),
+    (A100, {"head": 200}, FLASH),
+    (RTX30, {"head": 200}, EFFICIENT),
+    (RTX30, {"head": 200, "trains": False}, FLASH),
+    (RTX50, {"head": 256, "dropout": 0.1}, EFFICIENT),
+    (H100, {"head": 264}, EFFICIENT),
+    (B200, {"head": 192, "of_values": 128}, CUDNN),
+    (A100, {"head": 192, "of_values": 128}, EFFICIENT),
+    (H100, {"head": 32, "strides": (1,)}, MATH),
+]
+
+
+@pytest.mark.parametrize(("gpu", "call", "expected"), CALLS)
 def test_attention_runs_the_kernel_that_the_gpu_chooses(gpu, call, expected):
     assert chosen(gpu, **call) == expected
 
