@@ -240,6 +240,16 @@ def sdpa_priority() -> tuple[int, ...]:
 # --- all of it ------------------------------------------------------------------------------------------------------
 
 
+def autocast_to(capability: tuple[int, int]) -> AbstractContextManager[None]:
+    """Under it ``torch.autocast("cuda")`` is one for this GPU, where torch finds none and would switch it off."""
+    import torch.cuda.amp.common as library
+
+    return replaced(
+        (library, "amp_definitely_not_available", lambda: False),
+        (torch.cuda, "is_bf16_supported", lambda *_args, **_kwargs: capability >= (8, 0)),
+    )
+
+
 def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
     """What ``torch.cuda`` answers a model, and ``torch.autocast``, that ask it."""
     major, minor = capability
