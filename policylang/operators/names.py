@@ -34,7 +34,7 @@ ORDERINGS = frozenset(("aten.sort", "aten.argsort"))
 STEERED = (
     *("aten.index", "aten.gather", "aten.scatter", "aten.embedding", "aten.take", "aten.masked_", "aten.where"),
     *("aten.bincount", "aten.histc", "aten.nonzero", "aten._local_scalar_dense", "aten._grouped_mm"),
-    "aten._embedding_bag",
+    *("aten._embedding_bag", "transformers.grouped_mm_fallback"),
 )
 """Beginnings of the names of operators that go by whole numbers or truth values computed elsewhere."""
 
