@@ -37,6 +37,9 @@ STEERED = (
     *("aten._embedding_bag", "transformers.grouped_mm_fallback"),
 )
 """Beginnings of the names of operators that go by whole numbers or truth values computed elsewhere."""
+STAND_INS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.default"}
+"""What Transformers calls under a compiler that does not take an operator (the grouped product of other types than
+bfloat16), and what it calls in eager."""
 
 
 class Category:

@@ -53,7 +53,7 @@ def _totals(found: Breakdown) -> str:
             f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
             "it may recompute some of it"
         )
-    return text + _uncounted(found)
+    return text + _uncounted(found) + "".join(f"\n\n{note}" for note in found.notes)
 
 
 def _uncounted(found: Breakdown) -> str:
