@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from attrs import evolve
 
 from policylang.api.library import bundled_policies, description_of
 from policylang.graph.blocks import blocks_of
@@ -80,6 +81,7 @@ def test_json_has_an_entry_a_node(policylang, graph):
         "phase": "forward",
         "bytes": 1024,
         "flops": 1000,
+        "uncounted": "",
     }
     assert (nodes["p"]["module"], nodes["p"]["block"]) == ("model.layers.0", "model.layers.0"), "its operator's"
     assert (nodes["x"]["operator"], nodes["x"]["block"], nodes["x"]["phase"]) == ("placeholder", None, "input")
@@ -90,6 +92,50 @@ def test_json_has_an_entry_a_node(policylang, graph):
         ("model.layers.1", 1),
         (None, 2),
     ]
+
+
+def with_uncounted(tmp_path, named):
+    facts = facts_of(GRAPH)
+    column = [named.get(name, "") for name in facts.names] if named is not None else ()
+    write(evolve(facts, uncounted=column), tmp_path / "work.graph")
+    return str(tmp_path / "work.graph")
+
+
+def test_what_no_flop_formula_counts_is_named(policylang, tmp_path):
+    """In the totals, in the tables and of each node; what the backward runs is in no figure of FLOPs."""
+    fused = "mylab.fused.default"
+    graph = with_uncounted(tmp_path, {"q": "triton.scan", "f": fused, "b": "mylab.back.default"})
+    text = policylang("show", graph).out
+    assert text.endswith(f"uncounted in the forward: {fused}, triton.scan (no FLOP formula, so counted as 0)\n")
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    assert "model.layers.0            4            3 KiB   ≥ 1 KFLOP\n" in text
+    assert "model.layers.1            1         1  1 KiB     1 KFLOP\n" in text
+    assert lines["model.norm"].endswith("64 B  not counted")
+    found = json.loads(policylang("show", graph, "--output-format", "json").out)
+    assert found["total"]["uncounted_operators"] == {fused: 1, "triton.scan": 1}
+    assert found["total"]["uncounted_calls"] == 2
+    assert {each["name"]: each["uncounted"] for each in found["nodes"] if each["uncounted"]} == {
+        "q": "triton.scan",
+        "f": fused,
+        "b": "mylab.back.default",
+    }
+    assert [each["uncounted_calls"] for each in found["blocks"]] == [1, 0, 1]
+    asked = policylang("show", graph, "--operator", "fused").out
+    assert asked.endswith(f"uncounted in the forward: {fused} (no FLOP formula, so counted as 0)\n")
+    assert "64 B  not counted\n" in asked
+    assert "1 forward operator of 64 B and FLOPs not counted, 0 in the backward" in asked
+    assert "uncounted" not in policylang("show", graph, "--operator", "t").out
+
+
+def test_an_older_snapshot_does_not_say_what_is_counted(policylang, tmp_path):
+    graph = with_uncounted(tmp_path, None)
+    for asked in ((), ("--operator", "mm")):
+        assert policylang("show", graph, *asked).out.endswith(
+            "which operators have no FLOP formula is not in this snapshot: an older policylang wrote it\n"
+        )
+    found = json.loads(policylang("show", graph, "--output-format", "json").out)
+    assert found["total"]["uncounted_operators"] is found["total"]["uncounted_calls"] is None
+    assert {each["uncounted"] for each in found["nodes"]} == {None}
 
 
 @pytest.mark.parametrize(
