@@ -37,6 +37,7 @@ from benchmarks.allocations import step_allocations
 from benchmarks.common import table, write_results
 from benchmarks.training_step import MIB, SHAPES, StepModel, checkpoint_layers, example
 
+SHAPE = SHAPES["small"]
 EAGER, COMPILED = "eager", "compiled"
 SAC, FULL, ATTENTION = "attention and half of the products", "what blocks hand on", "the attention module"
 
@@ -206,7 +207,7 @@ def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> flo
 
 
 def measure(contender: Contender, plain: dict[str, Tensor]) -> dict[str, Any]:
-    model, tokens = example(SHAPES["small"], torch.device("cpu"))
+    model, tokens = example(SHAPE, torch.device("cpu"))
     step = contender.prepare(model)
     found = gradients(model, step, tokens)
     gradients(model, step, tokens)
@@ -223,7 +224,7 @@ def measure(contender: Contender, plain: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def measure_all() -> list[dict[str, Any]]:
-    model, tokens = example(SHAPES["small"], torch.device("cpu"))
+    model, tokens = example(SHAPE, torch.device("cpu"))
     plain = gradients(model, model, tokens)
     rows = []
     for contender in contenders():

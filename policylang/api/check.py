@@ -15,6 +15,7 @@ from policylang.api.load import operators_at_hand, operators_in
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.files import policy_files
+from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
 from policylang.language.resolution.loader import Loaded, load_policy, load_source
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
@@ -35,7 +36,9 @@ class CheckResult:
     """
 
     files: tuple[str, ...]
+    """The files that were checked; of a folder each one below it."""
     diagnostics: tuple[Diagnostic, ...]
+    """What is wrong, in the order that is said above."""
     graphs: tuple[str, ...] = ()
     """The snapshots that could be read."""
     plans: tuple[Plan, ...] = field(default=(), repr=False)
@@ -100,10 +103,10 @@ def check(
 
     graphs, problems = read_graphs(given)
     operators = operators_at_hand(met=dict.fromkeys(name for facts in graphs.values() for name in operators_in(facts)))
-    found = list(problems)
+    found = list(problems)  # a graph says itself what it holds
     plans: list[Plan] = []
     for each in (_loaded(each, operators) for each in sources):
-        found.extend(each.diagnostics)
+        found.extend(said for said in each.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS))
         if each.policy is not None and graphs:
             made, more = on_graph(each.policy, graphs, path, one_model=one_model)
             plans.extend(made)

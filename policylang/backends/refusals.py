@@ -103,9 +103,7 @@ def no_path(kind: GraphKind) -> Diagnostic:
 
 def nothing_decided(*, checkpointed: bool, compiled: bool) -> Diagnostic:
     """Of a model whose blocks have checkpoints under a policy, one that a backend of ours is to compile, or neither."""
-    message = "no policy has decided anything here yet"
     if checkpointed:
-        message = "the blocks' checkpoints have decided nothing yet: none of them has run forward with gradients"
         help = "run the model once, with gradients: a block is planned when its checkpoint first runs it"
     elif compiled:
         help = "run the model once, with gradients: a graph is planned when it is compiled, on the first call"
@@ -114,7 +112,7 @@ def nothing_decided(*, checkpointed: bool, compiled: bool) -> Diagnostic:
             "run the model once, with gradients, under a policy: with the checkpoints of `policylang.checkpoint_model("
             "model, policy)`, or compiled with `policylang.backend(policy)`"
         )
-    return diagnose(NOTHING_DECIDED, message, help=help)
+    return diagnose(NOTHING_DECIDED, "no policy has decided anything here yet", help=help)
 
 
 def nothing_to_report(given: object) -> Diagnostic:

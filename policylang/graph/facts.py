@@ -133,13 +133,16 @@ class Facts:
     """
 
     kind: GraphKind
+    """Whether it is joint, flat, or a half of a partition."""
     names: Sequence[str]
+    """Of the nodes, as the graph has them."""
     ops: Sequence[str]
     """``placeholder``, ``get_attr``, ``call_function`` or ``output``."""
     targets: Sequence[str]
     """The operator in full, ``aten.mm.default``; ``higher_order.flex_attention`` and ``builtin.getitem`` have no
     overload. Empty unless ``ops`` is ``call_function``."""
     phases: Sequence[int]
+    """A :class:`Phase` each: input, forward, backward or output."""
     modules: Sequence[str]
     """The normalised module path, ``model.layers.0.self_attn.q_proj``; empty where there is none."""
     ac_regions: Sequence[int | None]
@@ -147,9 +150,11 @@ class Facts:
     user_tags: Sequence[str | None]
     """The ``CheckpointPolicy`` member that the user's own ``checkpoint`` wrote; policylang's are not the user's."""
     flags: Sequence[int]
+    """The bits of :class:`Flag` that hold of a node."""
     bytes: Sequence[int]
     """Of all the tensors a node returns; symbolic sizes count with their hint."""
     numel: Sequence[int]
+    """The number of elements of all the tensors a node returns."""
     shapes: Sequence[tuple[int, ...] | None]
     """Of a single tensor; None for tuples and symbolic values."""
     strides: Sequence[tuple[int, ...] | None]
@@ -160,6 +165,7 @@ class Facts:
     devices: Sequence[str]
     """``cuda:0``; empty where there is no single tensor."""
     flops: Sequence[int]
+    """Of one run; 0 where nothing is multiplied, and where no formula is known."""
     inputs: Sequence[tuple[int, ...]]
     """The distinct nodes a node reads, in argument order."""
     users: Sequence[tuple[int, ...]]
@@ -168,6 +174,7 @@ class Facts:
     """A node whose decision it shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
     collective, of every other node itself. Followed to the end: an owner owns itself."""
     input_kinds: Sequence[int]
+    """An :class:`InputKind` each: parameter, buffer, what the user hands in, tangent."""
     input_names: Sequence[str]
     """Of a graph input: the parameter's or buffer's dotted name where it is known, else empty."""
     arguments: Sequence[tuple[Any, ...]]

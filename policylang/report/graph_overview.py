@@ -31,8 +31,8 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         table([("block", *_COUNTS), *by_block], right=range(1, 5)) if blocks.names else "",
         table([("operator", *_COUNTS), *by_operator], right=range(1, 5)) if by_operator else "",
         _modules(found),
-        _NOTE if found.operators else "",
         _uncounted(found),
+        _NOTE if found.operators else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -61,7 +61,8 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         "kind": facts.kind.value,
         "torch": facts.torch_version,
         "phases": dict(found.phases),
-        "total": {**asdict(found.total), "uncounted_operators": found.uncounted},
+        "total": asdict(found.total),
+        "uncounted_operators": found.uncounted,
         "blocks": [{"name": block, **asdict(sums)} for block, sums in found.blocks],
         "operators": [{"name": operator, **asdict(sums)} for operator, sums in found.operators],
         "modules": [{"module": module, "operator": target, **asdict(sums)} for module, target, sums in found.modules],
@@ -79,7 +80,7 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
                 "phase": entry.phase,
                 "bytes": entry.bytes,
                 "flops": entry.flops,
-                "uncounted": entry.uncounted,
+                **({"uncounted": entry.uncounted} if entry.uncounted else {}),
             }
         )
         before = ",\n    "

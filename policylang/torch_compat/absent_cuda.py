@@ -19,40 +19,10 @@ from typing import Any
 import torch
 
 from policylang.torch_compat.subclasses import put_together, take_apart
-from policylang.torch_compat.tracing import autograd_engine_replaced, fake_tensor_mode, functionalized, replaced
+from policylang.torch_compat.tracing import autograd_engine_replaced, functionalized, replaced
 
 CUDA = torch.device("cuda", 0)
 _META = torch.device("meta")
-
-# --- tensors --------------------------------------------------------------------------------------------------------
-
-
-def fakes_on(mode: Any, values: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Stand-ins without data on a device, of tensors wherever they are. Memory that is shared stays shared."""
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
-
-    storages: dict[int, torch.UntypedStorage] = {}
-    with no_dispatch(), torch.no_grad():
-        made = [_without_data(value, storages) for value in values]
-    return [FakeTensor(mode, each, device) for each in made]
-
-
-def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    original = value.untyped_storage()
-    key = int(original._cdata)
-    if key not in storages:
-        storages[key] = torch.empty(int(original.nbytes()), dtype=torch.uint8, device=_META).untyped_storage()
-    empty = torch.empty(0, dtype=value.dtype, device=_META)
-    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
-
-
-def deviceless_fake_mode() -> Any:
-    """As :func:`fake_tensor_mode`; what has no kernel for shapes alone is refused, and not run on the device."""
-    mode = fake_tensor_mode()
-    mode.allow_fallback_kernels = False
-    return mode
-
 
 # --- autograd -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +149,9 @@ class _EngineTensors:
             if given.get("device") == _META:  # what C++ makes for a gradient
                 given["device"] = CUDA
             if self.inside and func is torch.ops.aten._to_copy.default and given == {"device": CUDA}:
-                return args[0]  # the engine moves a gradient of one element to the device of what it is the gradient of
+                (value,) = args
+                if value.device == _META:  # the engine moves a gradient of one element to where its value was
+                    return value
             with self._making(func, args):
                 return dispatch_before(mode, func, types, args, given)
 
@@ -197,7 +169,8 @@ class _EngineTensors:
             yield
             return
         base = next((each for each in args if isinstance(each, torch.Tensor)), None)
-        aliases = any(result.alias_info is not None for result in func._schema.returns)
+        schema = getattr(func, "_schema", None)
+        aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
         before, self.for_engine = self.for_engine, not (aliases and base is not None and base.device.type == "cuda")
         try:
             yield
@@ -265,6 +238,16 @@ def sdpa_priority() -> tuple[int, ...]:
 
 
 # --- all of it ------------------------------------------------------------------------------------------------------
+
+
+def autocast_to(capability: tuple[int, int]) -> AbstractContextManager[None]:
+    """Under it ``torch.autocast("cuda")`` is one for this GPU, where torch finds none and would switch it off."""
+    import torch.cuda.amp.common as library
+
+    return replaced(
+        (library, "amp_definitely_not_available", lambda: False),
+        (torch.cuda, "is_bf16_supported", lambda *_args, **_kwargs: capability >= (8, 0)),
+    )
 
 
 def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:

@@ -102,17 +102,23 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
     return value.from_functional() if isinstance(value, FunctionalTensor) else value
 
 
+_INHERITED = object()
+
+
 @contextmanager
 def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Within, each ``(owner, name, value)`` holds in place of what the owner had."""
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    """Within, each ``(owner, name, value)`` holds in place of what the owner, a module or a class, had or inherited."""
+    before = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in attributes]
     for owner, name, value in attributes:
         setattr(owner, name, value)
     try:
         yield
     finally:
         for owner, name, value in before:
-            setattr(owner, name, value)
+            if value is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
@@ -198,6 +204,33 @@ def fake_tensors(mode: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor
 
     detached = [value.detach() for value in values]
     return [v if isinstance(v, FakeTensor) else mode.from_tensor(v, static_shapes=True) for v in detached]
+
+
+def fakes_on(mode: Any, values: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Stand-ins without data on a device, of tensors wherever they are. Memory that is shared stays shared."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._mode_utils import no_dispatch
+
+    storages: dict[int, torch.UntypedStorage] = {}
+    with no_dispatch(), torch.no_grad():
+        made = [_without_data(value, storages) for value in values]
+    return [FakeTensor(mode, each, device) for each in made]
+
+
+def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    original = value.untyped_storage()
+    key = int(original._cdata)
+    if key not in storages:
+        storages[key] = torch.empty(int(original.nbytes()), dtype=torch.uint8, device="meta").untyped_storage()
+    empty = torch.empty(0, dtype=value.dtype, device="meta")
+    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+
+
+def deviceless_fake_mode() -> Any:
+    """As :func:`fake_tensor_mode`; what has no kernel for shapes alone is refused, and not run on the device."""
+    mode = fake_tensor_mode()
+    mode.allow_fallback_kernels = False
+    return mode
 
 
 def data_dependence_errors() -> tuple[type[Exception], ...]:

@@ -16,14 +16,16 @@ from torch.optim import Optimizer
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import EPILOGUE, PHASE
-from policylang.torch_compat.absent_cuda import absent_cuda, deviceless_fake_mode, fakes_on
+from policylang.torch_compat.absent_cuda import absent_cuda
 from policylang.torch_compat.subclasses import SubclassLayout, put_together, take_apart
 from policylang.torch_compat.tracing import (
     below_functionalization,
     compiling,
+    deviceless_fake_mode,
     fake_mode_of,
     fake_tensor_mode,
     fake_tensors,
+    fakes_on,
     from_functional,
     functionalized,
     gradient_hooks,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeAlias
 
 import torch
 from attrs import frozen
 
+from policylang.torch_compat.absent_cuda import autocast_to
 from policylang.tracing.preconditions import problem
 
 UNKNOWN_DEVICE = "APL613"
@@ -94,13 +95,15 @@ def ambient_device() -> TargetDevice | None:
 
 
 def tracing_for(device: TargetDevice | None) -> AbstractContextManager[None]:
-    """Under it every step that names no device is traced for this one, if it is one."""
+    """Under it every step that names no device is traced for this one, if it is one, in an autocast for it too."""
 
     @contextmanager
     def active() -> Iterator[None]:
+        capability = None if device is None else device.capability
         token = _ambient.set(device)
         try:
-            yield
+            with nullcontext() if capability is None else autocast_to(capability):
+                yield
         finally:
             _ambient.reset(token)
 

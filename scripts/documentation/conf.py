@@ -18,6 +18,8 @@ source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = "policylang"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 

@@ -53,3 +53,10 @@ def test_a_fate_that_min_cut_decided(joint):
     assert partitioned(joint, "expect no (mm outside block) saved").expectations[0].status == "held"
     with pytest.raises(PolicyMatchError, match=r"`expect no \(everything outside block\) saved` does not hold"):
         partitioned(joint, "expect no (everything outside block) saved")
+
+
+def test_shares_of_the_forward_are_settled_too(joint, saved):
+    held = "expect saved <= 99% of forward\nexpect recomputed operators <= 99%\nexpect recomputed <= 99% of forward\n"
+    assert [each.status for each in partitioned(joint, held).expectations] == ["held"] * 3
+    with pytest.raises(PolicyMatchError, match="`expect saved <= 1% of forward` does not hold"):
+        partitioned(joint, "expect saved <= 1% of forward")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import compared
-from benchmarks.training_step import MIB, SHAPES, StepModel
+from benchmarks.training_step import MIB, StepModel
 
 RESULTS = json.loads((Path(compared.__file__).parent / "results" / "compared.json").read_text(encoding="utf-8"))
 COUNTED = ("saved MiB", "peak MiB", "GFLOP")
@@ -19,7 +19,7 @@ pinned = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="t
 
 def test_the_gradients_that_a_compiled_backward_returns() -> None:
     with torch.device("meta"):
-        assert round(sum(parameter.nbytes for parameter in StepModel(SHAPES["small"]).parameters()) / MIB) == 36
+        assert round(sum(parameter.nbytes for parameter in StepModel(compared.SHAPE).parameters()) / MIB) == 36
 
 
 def test_same_decisions_come_to_no_more_bytes_and_flops() -> None:

@@ -170,3 +170,14 @@ def test_a_reader_that_goes_away_is_not_an_error_message(tmp_path):
     assert check.stderr.read() == b""
     check.stderr.close()
     assert check.wait(timeout=120) != 101
+
+
+def test_a_bundled_policy_that_is_misspelt_is_asked_for_by_its_name(policylang):
+    assert "did you mean `llama3_sac`?" in policylang("check", "llama3sac").out
+    assert "did you mean `llama3_sac.apl`?" in policylang("check", "llama3sac.apl").out
+
+
+def test_a_bundled_policy_in_quotes(policylang, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.apl").write_text('include "fsdp"\nsave mm\n')
+    assert "= help: the bundled policy of that name is written `<fsdp>`" in policylang("check", "p.apl").out

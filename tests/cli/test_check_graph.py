@@ -58,6 +58,9 @@ def test_a_policy_that_fits(policylang, folder):
         ("save everything\nexpect peak <= 10 B\n", 1, "error[APL305]: `expect peak <= 10 B` does not hold"),
         ("blocks encoder.*\nsave mm\n", 1, "error[APL302]: `encoder.*` matches no module path"),
         ("must_save mm\nrecompute mm in layers.1\n", 0, "warning[APL314]: `must_save mm` loses 1 of its 2 nodes"),
+        ("save mm in first 40% of blocks\n", 1, "error[APL369]: `first 40% of blocks` of `save mm in first 40%"),
+        ("save mm\nexpect saved <= 60% of forward\n", 1, "does not hold: at least 66.7%"),
+        ("recompute sin\nexpect recomputed operators < 33%\n", 1, "does not hold: at least 33.3%"),
         ("save mm\nexpect saved > 600 B\n", 0, "note[APL315]: `expect saved > 600 B` cannot be told from a snapshot"),
     ],
 )
@@ -67,6 +70,16 @@ def test_what_only_a_graph_can_tell(policylang, folder, text, code, said):
     outcome = policylang("check", path, "--graph", "sin.graph")
     assert outcome.code == code, outcome.out
     assert said in outcome.out
+
+
+def test_a_name_that_people_use_is_told_once(policylang, folder):
+    path = policy(folder, "save linear\n")
+    assert "note[APL150]: graphs of a step seldom hold `linear`: it is traced as `mm` or `addmm`" in (
+        policylang("check", path).out
+    )
+    outcome = policylang("check", path, "--graph", "sin.graph")
+    assert "APL150" not in outcome.out
+    assert "linear: 0 nodes; it is traced as `mm` (2 nodes) here" in outcome.out
 
 
 def test_an_exception_is_no_conflict(policylang, folder):

@@ -48,6 +48,12 @@ def with_dropout():
     return traced("cpu", 0.1)
 
 
+def under_autocast():
+    model, x = nn.Linear(8, 8), torch.zeros(2, 8)
+    with torch.autocast("cuda", torch.bfloat16):
+        return policylang.trace_step(model, lambda model, x: model(x).float().mean(), x)
+
+
 def compiled():
     model = nn.Linear(4, 4)
     compiled = torch.compile(model, backend=policylang.backend(policylang.parse("save everything"), inner="aot_eager"))
@@ -124,6 +130,9 @@ def test_from_python():
         assert kernels() == ["aten._scaled_dot_product_flash_attention.default"]
         library.snapshot(device_steps.on_meta, "m.graph", compute_capability="10.0")
         assert kernels() == ["aten._scaled_dot_product_cudnn_attention.default"]
+        library.snapshot(device_steps.under_autocast, "m.graph", device="cuda")
+        facts = library.load_snapshot("m.graph")
+        assert [facts.dtypes[row] for row in facts.by_target["aten.addmm.default"]] == ["bfloat16"]
         library.snapshot(device_steps.with_dropout, "m.graph", device=torch.device("cpu"))
         assert (kernels(), traced_on(library.load_snapshot("m.graph"))) == (["aten._safe_softmax.default"], {"cpu"})
     with pytest.warns(library.PolicyWarning, match="APL320"):

@@ -75,6 +75,16 @@ def test_a_public_name_says_what_it_takes_gives_and_raises(name: str) -> None:
         says_it(found)
 
 
+@pytest.mark.parametrize("name", ["Report", "CheckResult", "Facts", *(name for name in NAMES if ".summary." in name)])
+def test_every_figure_that_somebody_is_handed_says_what_it_is(name: str) -> None:
+    """Below the field, or in the docstring of the class; a name that says it all is among these."""
+    kind = thing(name if "." in name else f"policylang.{name}")
+    source, told = inspect.getsource(kind), inspect.getdoc(kind) or ""
+    fields = re.findall(r"^    ([a-z]\w*): [^\n]*\n(?!    \"\"\")", source, flags=re.MULTILINE)
+    plain = {"names", "audit", "warnings", "groups", "torch_version", "lost_records", "agrees", "notes"}
+    assert [each for each in fields if each not in plain and not re.search(rf"\b{each}\b", told)] == []
+
+
 def own(kind: type) -> list[tuple[str, Any]]:
     """The methods and properties that a class has of its own and shows."""
     shown = [(each, member) for each, member in vars(kind).items() if not each.startswith("_")]

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
+import policylang
 from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, produce
 from tests.documents.outputs.examples import example
 
@@ -48,10 +50,17 @@ def test_the_snapshots_are_those_of_the_models(tmp_path: Path):
     program = f"from pathlib import Path; from scripts.update_docs_figures import trace_graphs; trace_graphs({folder})"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, timeout=580)
-    made = {path.name: path.read_bytes() for path in tmp_path.glob("*.graph")}
-    kept = {path.name: path.read_bytes() for path in (ROOT / "docs" / "graphs").glob("*.graph")}
-    assert sorted(made) == sorted(kept)
-    assert [name for name in made if made[name] != kept[name]] == [], "run scripts/update_docs_figures.py --graphs"
+    kept = ROOT / "docs" / "graphs"
+    names = sorted(path.name for path in tmp_path.glob("*.graph"))
+    assert names == sorted(path.name for path in kept.glob("*.graph"))
+    others = [name for name in names if _columns(tmp_path / name) != _columns(kept / name)]
+    assert others == [], "run scripts/update_docs_figures.py --graphs"
+
+
+def _columns(path: Path) -> dict[str, object]:
+    """What a snapshot holds: its bytes also depend on the release of zlib."""
+    facts = policylang.load_snapshot(path)
+    return {each.name: getattr(facts, each.name) for each in attrs.fields(type(facts))}
 
 
 def test_pages_have_outputs():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,6 +25,7 @@ import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
+from policylang.torch_compat.absent_cuda import ON_CUDA
 from policylang.tracing.attention_kernels import AttentionCall, chosen_kernel
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")
@@ -77,10 +80,10 @@ def kernel(options: dict[str, Any], *, dtype: torch.dtype = HALF, loss: Callable
 X = torch.zeros(2, 32, 32, dtype=HALF)
 
 
-def chosen(
-    capability: tuple[int, int],
+def attention_call(
     dtype: torch.dtype = HALF,
     *,
+    device: str = "meta",
     head: int = 16,
     of_values: int = 0,
     groups: int = 4,
@@ -90,17 +93,20 @@ def chosen(
     is_causal: bool = False,
     trains: bool = True,
     strides: tuple[int, ...] = (),
-) -> str:
-    """What a call with 4 heads and 32 queries runs."""
+) -> AttentionCall:
+    """A call with 4 heads and 32 queries."""
 
     def of(heads: int, length: int, width: int) -> Tensor:
-        made = torch.empty(2, heads, length, width, dtype=dtype, device="meta", requires_grad=trains)
+        made = torch.empty(2, heads, length, width, dtype=dtype, device=device, requires_grad=trains)
         return made.transpose(2, 3) if strides else made
 
     tensors = of(4, 32, head), of(groups, keys, head), of(groups, keys, of_values or head)
-    bias = torch.empty(mask, dtype=torch.bool, device="meta") if mask else None
-    call = AttentionCall(*tensors, bias, dropout, is_causal, None, groups < 4)
-    return NAMES[chosen_kernel(call, capability)]
+    bias = torch.empty(mask, dtype=torch.bool, device=device) if mask else None
+    return AttentionCall(*tensors, bias, dropout, is_causal, None, groups < 4)
+
+
+def chosen(capability: tuple[int, int], **call: Any) -> str:
+    return NAMES[chosen_kernel(attention_call(**call), capability)]
 
 
 NAMES = {
@@ -112,48 +118,48 @@ NAMES = {
 T4, A100, RTX30, L40, H100, B200, RTX50 = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "call", "expected"),
-    [
-        (H100, {}, CUDNN),
-        (B200, {}, CUDNN),
-        (A100, {}, FLASH),
-        (RTX50, {}, FLASH),
-        (L40, {"dtype": torch.float16}, FLASH),
-        (T4, {}, MATH),
-        (T4, {"dtype": torch.float16}, EFFICIENT),
-        ((4, 0), {"dtype": torch.float32}, MATH),
-        (A100, {"is_causal": True, "dropout": 0.1}, FLASH),
-        (A100, {"groups": 2}, FLASH),
-        (H100, {"groups": 2}, CUDNN),
-        (A100, {"groups": 3}, MATH),
-        (H100, {"dtype": torch.float32}, EFFICIENT),
-        (T4, {"dtype": torch.float32, "groups": 2}, MATH),
-        (H100, {"dtype": torch.float64}, MATH),
-        (H100, {"mask": (32, 32)}, CUDNN),
-        (H100, {"mask": (2, 1, 32, 32)}, CUDNN),
-        (H100, {"mask": (2, 32, 32)}, EFFICIENT),
-        (A100, {"mask": (32, 32)}, EFFICIENT),
-        (A100, {"keys": 48}, FLASH),
-        (A100, {"keys": 48, "is_causal": True}, EFFICIENT),
-        (H100, {"keys": 1}, FLASH),
-        (H100, {"keys": 0}, MATH),
-        (H100, {"head": 20}, FLASH),
-        (A100, {"head": 20, "dtype": torch.float32}, EFFICIENT),
-        (A100, {"head": 18, "dtype": torch.float32}, MATH),
-        ((7, 0), {"head": 18, "dtype": torch.float32}, EFFICIENT),
-        (H100, {"head": 256}, CUDNN),
-        (B200, {"head": 256}, FLASH),
-        (A100, {"head": 200}, FLASH),
-        (RTX30, {"head": 200}, EFFICIENT),
-        (RTX30, {"head": 200, "trains": False}, FLASH),
-        (RTX50, {"head": 256, "dropout": 0.1}, EFFICIENT),
-        (H100, {"head": 264}, EFFICIENT),
-        (B200, {"head": 192, "of_values": 128}, CUDNN),
-        (A100, {"head": 192, "of_values": 128}, EFFICIENT),
-        (H100, {"head": 32, "strides": (1,)}, MATH),
-    ],
-)
+CALLS: list[tuple[tuple[int, int], dict[str, Any], str]] = [
+    (H100, {}, CUDNN),
+    (B200, {}, CUDNN),
+    (A100, {}, FLASH),
+    (RTX50, {}, FLASH),
+    (L40, {"dtype": torch.float16}, FLASH),
+    (T4, {}, MATH),
+    (T4, {"dtype": torch.float16}, EFFICIENT),
+    ((4, 0), {"dtype": torch.float32}, MATH),
+    (A100, {"is_causal": True, "dropout": 0.1}, FLASH),
+    (A100, {"groups": 2}, FLASH),
+    (H100, {"groups": 2}, CUDNN),
+    (A100, {"groups": 3}, MATH),
+    (H100, {"dtype": torch.float32}, EFFICIENT),
+    (T4, {"dtype": torch.float32, "groups": 2}, MATH),
+    (H100, {"dtype": torch.float64}, MATH),
+    (H100, {"mask": (32, 32)}, CUDNN),
+    (H100, {"mask": (2, 1, 32, 32)}, CUDNN),
+    (H100, {"mask": (2, 32, 32)}, EFFICIENT),
+    (A100, {"mask": (32, 32)}, EFFICIENT),
+    (A100, {"keys": 48}, FLASH),
+    (A100, {"keys": 48, "is_causal": True}, EFFICIENT),
+    (H100, {"keys": 1}, FLASH),
+    (H100, {"keys": 0}, MATH),
+    (H100, {"head": 20}, FLASH),
+    (A100, {"head": 20, "dtype": torch.float32}, EFFICIENT),
+    (A100, {"head": 18, "dtype": torch.float32}, MATH),
+    ((7, 0), {"head": 18, "dtype": torch.float32}, EFFICIENT),
+    (H100, {"head": 256}, CUDNN),
+    (B200, {"head": 256}, FLASH),
+    (A100, {"head": 200}, FLASH),
+    (RTX30, {"head": 200}, EFFICIENT),
+    (RTX30, {"head": 200, "trains": False}, FLASH),
+    (RTX50, {"head": 256, "dropout": 0.1}, EFFICIENT),
+    (H100, {"head": 264}, EFFICIENT),
+    (B200, {"head": 192, "of_values": 128}, CUDNN),
+    (A100, {"head": 192, "of_values": 128}, EFFICIENT),
+    (H100, {"head": 32, "strides": (1,)}, MATH),
+]
+
+
+@pytest.mark.parametrize(("gpu", "call", "expected"), CALLS)
 def test_attention_runs_the_kernel_that_the_gpu_chooses(gpu, call, expected):
     assert chosen(gpu, **call) == expected
 
@@ -229,6 +235,22 @@ def test_other_operators_that_have_kernels_of_their_own_on_a_gpu():
     assert {name: targets[f"aten.{name}.default"] for name in once} == dict.fromkeys(once, 1)
     assert traced_on(facts) == {"cuda"}
     assert not list(kernel_findings(facts))
+
+
+@pytest.mark.slow
+def test_the_operators_with_kernels_of_their_own_are_those_that_torch_is_built_from():
+    yaml, torchgen = pytest.importorskip("yaml"), pytest.importorskip("torchgen")
+    functions = yaml.safe_load((Path(torchgen.__path__[0]) / "packaged/ATen/native/native_functions.yaml").read_text())
+    names = {function["func"].partition("(")[0]: function for function in functions}
+    found = set()
+    for name, function in names.items():
+        delegate = names.get(function.get("structured_delegate", ""), {})
+        keys = {
+            key.strip() for each in (function, delegate) for word in each.get("dispatch", {}) for key in word.split(",")
+        }
+        if {"CUDA", "CompositeImplicitAutograd"} <= keys:
+            found.add(name)
+    assert found == set(ON_CUDA)
 
 
 def test_autocast_is_that_of_the_gpu():
@@ -322,6 +344,8 @@ def test_nothing_is_left_behind_and_nothing_allocated():
         traced(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda model, x: 1 / 0)
     after = torch.Tensor._make_wrapper_subclass, torch.autograd.graph._engine_run_backward, torch.cuda.is_available
     assert before == after
+    assert "_make_wrapper_subclass" not in vars(torch.Tensor)
+    assert "cuda" in vars(FunctionalTensor)
     with FakeTensorMode():
         fake = torch.empty(1, 1, 8, 8, device="cuda", dtype=HALF)
         assert F.scaled_dot_product_attention(fake, fake, fake).shape == (1, 1, 8, 8)

@@ -33,7 +33,9 @@ class RuleReport:
     source: str
     """``file:line``."""
     text: str
+    """The rule as it is written."""
     matched: int
+    """How many forward values its selector denotes."""
     decided: int
     """Of the matched, those that no later rule took over."""
     overridden: int
@@ -56,6 +58,7 @@ class ValuesReport:
     bytes: int = 0
     """Of distinct memory: views of one value count once."""
     flops: int = 0
+    """What it takes to compute them a second time; 0 of values that are saved."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -67,6 +70,7 @@ class AuditReport:
 
     agrees: bool
     differences: tuple[str, ...] = ()
+    """A sentence each; empty where both agree."""
 
 
 @frozen
@@ -76,9 +80,11 @@ class ExpectationReport:
     source: str
     """``file:line``."""
     text: str
+    """The line as it is written."""
     status: str
     """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
     found: str
+    """The figure that was found, in words."""
     margin: float | None = None
     """How far what was found is from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None
     where there is no figure to compare."""
@@ -93,6 +99,7 @@ class LeftAlone:
     reason: str
     """``other consumer: view_12``."""
     detail: str = ""
+    """Further words on the reason, where there are any."""
 
 
 @frozen
@@ -102,6 +109,7 @@ class RewriteReport:
     source: str
     """``file:line``."""
     text: str
+    """The line as it is written."""
     half: str = ""
     """``forward`` or ``backward`` for what was done after the graph was split, on that half."""
     done: int = 0
@@ -114,6 +122,7 @@ class RewriteReport:
     """False where a proof takes something for granted; :attr:`notes` then says what."""
     notes: tuple[str, ...] = ()
     left: tuple[LeftAlone, ...] = ()
+    """What looked alike and was not rewritten."""
 
     def __str__(self) -> str:
         return as_text(self)
@@ -131,33 +140,43 @@ class Report:
     """
 
     policy: str
+    """Its name."""
     forward_nodes: int = 0
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
+    """How many the graph has."""
     decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
     """In a sum, ``decisions["mm_3"]`` serves as well where all that have such a value decide alike."""
     rules: tuple[RuleReport, ...] = ()
+    """In the order of the policy: the last that matches decides."""
     undecided: int = 0
     """Decisions that no rule took."""
     undecided_fate: str = "auto"
+    """What ``undecided -> …`` says of them; ``auto`` leaves them to the partitioner."""
     saved: ValuesReport | None = None
     """Bytes on the device: what is offloaded is not among them."""
     recomputed: ValuesReport | None = None
+    """Values that the backward computes a second time."""
     offloaded: ValuesReport | None = None
     """On the host between their last forward and their first backward use."""
     forward_flops: int = 0
+    """Of the forward: what a share of recomputed FLOPs is a share of."""
     undecided_saved_bytes: int | None = None
     """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
     rewrites: tuple[RewriteReport, ...] = ()
+    """An entry for each ``fuse`` and ``collapse`` line."""
     expectations: tuple[ExpectationReport, ...] = ()
+    """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What was done otherwise than a rule says on its face, and why that is meant."""
     audit: AuditReport | None = None
     digest: str = ""
+    """Equal for equal plans, in every process and on every rank."""
     from_cache: bool = False
     """Served from a compile cache: what is said here was found when the graph was compiled, under the same policy."""
     graphs: tuple[Report, ...] = ()
+    """The reports that this one is the sum of; empty where it is of one graph."""
     label: str = ""
     """Of a graph that is one block of a model: the block. ``layers.3#2`` for the second way in which it is called."""
     half: str = ""

@@ -35,7 +35,7 @@ from policylang.planning.decisions.block_uniformity import telling_apart
 from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo
-from policylang.torch_compat.profiling import is_profiling, named_range
+from policylang.torch_compat.watching import is_profiling, named_range
 
 _NOWHERE = Span(Source("<block>", ""), 0, 0)
 

@@ -30,9 +30,8 @@ class NodeEntry:
     bytes: int
     """Of all the tensors that it returns. A view counts what it shows, though the memory is another node's."""
     flops: int
-    uncounted: str | None
-    """The operators of the call whose work is not in ``flops``, empty where all is; None where an older snapshot does
-    not say."""
+    uncounted: str
+    """The operators of the call whose work is not in ``flops``; empty too where an older snapshot does not say."""
 
 
 @frozen
@@ -123,7 +122,7 @@ def entries(facts: Facts, blocks: BlockTable, rows: Iterable[int]) -> Iterator[N
             phase=PHASES[Phase(facts.phases[row])],
             bytes=facts.bytes[row],
             flops=facts.flops[row],
-            uncounted=facts.uncounted[row] if facts.uncounted else None,
+            uncounted=facts.uncounted[row] if facts.uncounted else "",
         )
 
 

@@ -98,7 +98,11 @@ def _hint(part: Selector, selections: Selections) -> str:
 
 def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
     """What an operation of this name, or one of a group, is traced as in this graph."""
-    if isinstance(part, Operator) and (part.overload is not None or part.namespace not in (None, "aten")):
+    if isinstance(part, Reference):
+        is_known = selections.lets[part.name].span.source.name == prelude.NAME  # else it is a name of the policy's own
+    else:
+        is_known = part.overload is None and part.namespace in (None, "aten")
+    if not is_known:
         return ""
     found = [(form, len(selections.rows(form.selector))) for form in forms_of(part.name)]
     present = [(form, count) for form, count in found if count]

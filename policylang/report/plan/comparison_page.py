@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Literal
 
-from policylang.language.figures import counted, figure, file_name, folded_names, listed
+from policylang.language.figures import counted, figure, file_name, folded_names, listed, uncounted_text
 from policylang.planning.inspection.breakdown import Breakdown, operator_of, within_block
 from policylang.planning.inspection.compare import OUTSIDE, Change, Decider, PlanComparison, compare
 from policylang.planning.inspection.peak_values import values_at_peak
@@ -53,7 +53,14 @@ def _tiles(old: Breakdown, new: Breakdown, found: PlanComparison) -> Markup:
         _moved("computed twice", was.amounts.recomputed_flops, now.amounts.recomputed_flops, "flops"),
         _moved("simulated peak", was.peak.bytes, now.peak.bytes, "bytes"),
         *([_moved("offloaded", *moved, "bytes")] if any(moved) else []),
+        *_uncounted(found),
     )
+
+
+def _uncounted(found: PlanComparison) -> list[Markup]:
+    sides = (("before", found.old.uncounted), ("after", found.new.uncounted))
+    said = [f"{word} {uncounted_text(calls)}" for word, calls in sides if calls]
+    return [tile("computed twice without FLOPs", "", "; ".join(said))] if said else []
 
 
 def _moved(name: str, before: int, after: int, unit: Literal["bytes", "flops"]) -> Markup:

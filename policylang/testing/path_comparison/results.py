@@ -214,12 +214,15 @@ class Agreement:
     """What :func:`policylang.testing.agree` returns; ``str()`` of it is the table."""
 
     policy: str
+    """Its name."""
     loss: float
     """Of the plain model."""
     gradients: int
     """How many it has."""
     results: tuple[PathResult, ...]
+    """A path each: what it decided, kept and computed, or why it refused."""
     account: ValuesAccount
+    """Where the decisions of the paths are the same, and where not."""
     torch_version: str
 
     @property

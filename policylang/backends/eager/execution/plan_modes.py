@@ -32,8 +32,8 @@ from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.eager import keeps_graph, storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
-from policylang.torch_compat.profiling import is_profiling, named_range
 from policylang.torch_compat.subclasses import take_apart
+from policylang.torch_compat.watching import is_profiling, named_range
 
 
 class ForwardMode(BlockMode):
