@@ -1,9 +1,9 @@
 """CUDA tensors without data where there is no GPU, and a backward through them: what PyTorch lacks for that, lent.
 
-``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three things keep a torch without CUDA from tracing
-a step on them: autograd asks a device's guard for its stream and ends the process where the device has none; the engine
-adds up gradients of an accelerator on its streams; and an operator without a CUDA kernel in this build is decomposed
-where a CUDA build calls its kernel. Everything here is undone when the trace ends.
+``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three things keep a torch from tracing a step on them
+there: autograd asks a device's guard for its stream, which ends the process in a build without CUDA and asks for the
+driver in one with it; the engine adds up gradients of an accelerator on its streams; and an operator without a CUDA
+kernel in this build is decomposed where a CUDA build calls its kernel. Everything is undone when the trace ends.
 """
 
 from __future__ import annotations
@@ -29,30 +29,55 @@ _META = torch.device("meta")
 
 @contextmanager
 def _device_guard() -> Iterator[None]:
-    """Gives CUDA the guard of ``meta``, which does nothing, where this torch has none for it.
+    """Gives CUDA the guard of ``meta``, which does nothing; one of a build with CUDA asks the driver.
 
-    ``FakeTensorMode`` replaces the guard of a build with CUDA that finds no GPU, and leaves a build without CUDA as it
-    is. There the first operator that autograd records aborts the process, so what cannot be lent has to be refused.
+    Without any the first operator that autograd records aborts the process, so what cannot be lent has to be refused.
     """
-    folder = Path(str(torch.__file__)).parent / "lib"
-    found = next((path for name in ("libc10.so", "libc10.dylib") if (path := folder / name).is_file()), None)
-    if found is None:
-        raise ImportError(f"torch {torch.__version__} has no library libc10 in {folder}")
-    try:
-        registry = (ctypes.c_void_p * 20).in_dll(ctypes.CDLL(str(found)), "_ZN3c104impl26device_guard_impl_registryE")
-    except (OSError, ValueError) as error:
-        raise ImportError(f"torch {torch.__version__} does not show its register of device guards") from error
+    registry = _exported("libc10", "_ZN3c104impl26device_guard_impl_registryE", ctypes.c_void_p * 20)
     cuda, meta = 1, 14  # c10::DeviceType, whose numbers are part of torch's file formats
-    if registry[cuda]:
-        yield
-        return
     if not registry[meta]:
         raise ImportError(f"torch {torch.__version__} has no device guard for meta tensors")
-    registry[cuda] = registry[meta]
+    before, registry[cuda] = registry[cuda], registry[meta]
     try:
         yield
     finally:
-        registry[cuda] = None
+        registry[cuda] = before
+
+
+@contextmanager
+def _hooks() -> Iterator[None]:
+    """Gives the CUDA hooks of a build with CUDA the methods that those of a build without it have.
+
+    The autograd engine asks them whether CUDA is this build's accelerator, and if so for the streams of its GPUs. The
+    hooks are one object of a class derived from that of a build without CUDA, which libtorch_cpu holds in every build.
+    """
+    _exported("libtorch_cpu", "_ZN2at6detail12getCUDAHooksEv", ctypes.c_char)
+    ask = ctypes.CDLL(str(_library("libtorch_cpu")))["_ZN2at6detail12getCUDAHooksEv"]
+    ask.restype = ctypes.c_void_p
+    methods = _exported("libtorch_cpu", "_ZTVN2at18CUDAHooksInterfaceE", ctypes.c_void_p * 3)
+    # an object of C++ begins with the address of its class's methods, which stand behind two words about the class
+    hooks = ctypes.c_void_p.from_address(ask())
+    before, hooks.value = hooks.value, ctypes.addressof(methods) + 2 * ctypes.sizeof(ctypes.c_void_p)
+    try:
+        yield
+    finally:
+        hooks.value = before
+
+
+def _library(name: str) -> Path:
+    folder = Path(str(torch.__file__)).parent / "lib"
+    found = next((path for end in (".so", ".dylib") if (path := folder / f"{name}{end}").is_file()), None)
+    if found is None:
+        raise ImportError(f"torch {torch.__version__} has no library {name} in {folder}")
+    return found
+
+
+def _exported(library: str, name: str, kind: Any) -> Any:
+    """What a library of torch holds under a name of C++."""
+    try:
+        return kind.in_dll(ctypes.CDLL(str(_library(library))), name)
+    except (OSError, ValueError) as error:
+        raise ImportError(f"torch {torch.__version__} does not show `{name}` of {library}") from error
 
 
 class _EngineTensors:
@@ -137,9 +162,11 @@ class _EngineTensors:
     def _dispatching(self) -> Iterator[tuple[Any, str, Any]]:
         """What the mode that functionalizes does otherwise. Its class is changed rather than derived from: higher-order
         operators look their rules up by the mode's class."""
+        import torch._subclasses.functional_tensor as library
+        from torch._subclasses.functional_tensor import autograd_would_have_decomposed
+
         kind: Any = type(self.mode)
         dispatch_before: Any = kind.__torch_dispatch__
-        can_decompose_before: Any = getattr(kind, "_can_decompose", None)
         kept = {getattr(torch.ops.aten, name).default for name in ON_CUDA}
 
         def dispatch(
@@ -155,12 +182,11 @@ class _EngineTensors:
             with self._making(func, args):
                 return dispatch_before(mode, func, types, args, given)
 
-        def can_decompose(mode: Any, func: Any, *rest: Any) -> bool:
-            return func not in kept and bool(can_decompose_before(mode, func, *rest))
+        def decomposes(func: Any, arguments: Any) -> bool:
+            return func not in kept and bool(autograd_would_have_decomposed(func, arguments))
 
         yield kind, "__torch_dispatch__", dispatch
-        if can_decompose_before is not None:
-            yield kind, "_can_decompose", can_decompose
+        yield library, "autograd_would_have_decomposed", decomposes
 
     @contextmanager
     def _making(self, func: Any, args: Sequence[Any]) -> Iterator[None]:
@@ -264,10 +290,12 @@ def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
         "get_device_properties": lambda *_args, **_kwargs: properties,
         "synchronize": lambda *_args, **_kwargs: None,
     }
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    import torch._subclasses.fake_tensor as library
 
     # a fake tensor starts its device where there is one
-    others: list[tuple[Any, str, Any]] = [(FakeTensorMode, "avoid_device_init", property(lambda _mode: True))]
+    others: list[tuple[Any, str, Any]] = [(library.FakeTensorMode, "avoid_device_init", property(lambda _mode: True))]
+    if not torch.cuda.is_available():
+        others.append((library, "init_gpu_context", lambda _device: None))
     if torch.distributed.is_available():
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -289,6 +317,9 @@ def absent_cuda(
     """
     tensors = _EngineTensors()
     with ExitStack() as stack:
-        for context in (_device_guard(), tensors.active(), _kernels(composite), _pretended(capability)):
+        if not torch.cuda.is_available():
+            stack.enter_context(_device_guard())
+            stack.enter_context(_hooks())
+        for context in (tensors.active(), _kernels(composite), _pretended(capability)):
             stack.enter_context(context)
         yield tensors.mode
