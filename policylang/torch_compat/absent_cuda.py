@@ -22,6 +22,8 @@ from policylang.torch_compat.subclasses import put_together, take_apart
 from policylang.torch_compat.tracing import autograd_engine_replaced, functionalized, replaced
 
 CUDA = torch.device("cuda", 0)
+CUDNN = 92_000
+"""The version of cuDNN that is assumed: 9.20, which torch 2.13 for CUDA 13 brings along."""
 _META = torch.device("meta")
 
 # --- autograd -------------------------------------------------------------------------------------------------------
@@ -48,20 +50,31 @@ def _device_guard() -> Iterator[None]:
 def _hooks() -> Iterator[None]:
     """Gives the CUDA hooks of a build with CUDA the methods that those of a build without it have.
 
-    The autograd engine asks them whether CUDA is this build's accelerator, and if so for the streams of its GPUs. The
-    hooks are one object of a class derived from that of a build without CUDA, which libtorch_cpu holds in every build.
+    The autograd engine asks them whether CUDA is this build's accelerator, and if so for the streams of its GPUs.
     """
-    _exported("libtorch_cpu", "_ZN2at6detail12getCUDAHooksEv", ctypes.c_char)
-    ask = ctypes.CDLL(str(_library("libtorch_cpu")))["_ZN2at6detail12getCUDAHooksEv"]
-    ask.restype = ctypes.c_void_p
-    methods = _exported("libtorch_cpu", "_ZTVN2at18CUDAHooksInterfaceE", ctypes.c_void_p * 3)
-    # an object of C++ begins with the address of its class's methods, which stand behind two words about the class
-    hooks = ctypes.c_void_p.from_address(ask())
-    before, hooks.value = hooks.value, ctypes.addressof(methods) + 2 * ctypes.sizeof(ctypes.c_void_p)
+    if not torch.backends.cuda.is_built():
+        yield
+        return
+    hooks, without_cuda = cuda_hooks()
+    before, hooks.value = hooks.value, without_cuda
     try:
         yield
     finally:
         hooks.value = before
+
+
+def cuda_hooks() -> tuple[ctypes.c_void_p, int]:
+    """Where the methods of this build's CUDA hooks are, and where those are that a build without CUDA has.
+
+    The hooks are one object, of a class derived from that of a build without CUDA, which libtorch_cpu holds in every
+    build. An object of C++ begins with the address of its methods; before them stand two words about their class.
+    """
+    name = "_ZN2at6detail12getCUDAHooksEv"
+    _exported("libtorch_cpu", name, ctypes.c_char)
+    methods = _exported("libtorch_cpu", "_ZTVN2at18CUDAHooksInterfaceE", ctypes.c_void_p * 3)
+    find = ctypes.CDLL(str(_library("libtorch_cpu")))[name]
+    find.restype = ctypes.c_void_p
+    return ctypes.c_void_p.from_address(find()), ctypes.addressof(methods) + 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
 def _library(name: str) -> Path:
@@ -276,6 +289,10 @@ def autocast_to(capability: tuple[int, int]) -> AbstractContextManager[None]:
     )
 
 
+def _no_gpu() -> None:
+    raise RuntimeError("it asks torch.cuda for what only a GPU has")
+
+
 def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
     """What ``torch.cuda`` answers a model, and ``torch.autocast``, that ask it."""
     major, minor = capability
@@ -295,7 +312,18 @@ def _pretended(capability: tuple[int, int]) -> AbstractContextManager[None]:
     # a fake tensor starts its device where there is one
     others: list[tuple[Any, str, Any]] = [(library.FakeTensorMode, "avoid_device_init", property(lambda _mode: True))]
     if not torch.cuda.is_available():
-        others.append((library, "init_gpu_context", lambda _device: None))
+        state = torch.zeros(16, dtype=torch.uint8, device="cpu")  # as many bytes as a GPU's generator has
+        others += [
+            (library, "init_gpu_context", lambda _device: None),
+            (torch.backends.cudnn, "is_available", lambda: True),
+            (torch.backends.cudnn, "version", lambda: CUDNN),
+            (torch.backends.cudnn, "is_acceptable", lambda _tensor: False),  # recurrent layers are traced without it
+            *((torch.cuda, name, lambda *_args: 0) for name in ("_exchange_device", "_maybe_exchange_device")),
+            (torch.cuda, "set_device", lambda _device: None),
+            (torch.cuda, "get_rng_state", lambda *_args, **_kwargs: state),
+            (torch.cuda, "set_rng_state", lambda *_args, **_kwargs: None),
+            *((owner, "_lazy_init", _no_gpu) for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random)),
+        ]
     if torch.distributed.is_available():
         from torch.distributed.device_mesh import DeviceMesh
 
