@@ -242,7 +242,7 @@ def data_dependence_errors() -> tuple[type[Exception], ...]:
 
 
 def is_device_mismatch(error: Exception) -> bool:
-    """Whether fake tensors raised it for an operator that got tensors of several devices: a RuntimeError before 2.13."""
+    """Whether fake tensors raised it for tensors of several devices: a RuntimeError before torch 2.13."""
     import torch._subclasses.fake_tensor as library
 
     kind = getattr(library, "FakeTensorDeviceMismatchError", None)
