@@ -18,10 +18,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from policylang.torch_compat.absent_cuda import sdpa_priority
-
-CUDNN = 92_000
-"""The version of cuDNN that is assumed: 9.20, which torch 2.13 for CUDA 13 brings along."""
+from policylang.torch_compat.absent_cuda.kernels import CUDNN, sdpa_priority
 
 _HALF = (torch.float16, torch.bfloat16)
 _NEWEST = (12, 1)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from policylang.errors import PolicyError
 from policylang.graph.facts import InputKind
 from policylang.graph.marks import EPILOGUE, PHASE
-from policylang.torch_compat.absent_cuda import absent_cuda
+from policylang.torch_compat.absent_cuda.context import absent_cuda
 from policylang.torch_compat.subclasses import SubclassLayout, put_together, take_apart
 from policylang.torch_compat.tracing import (
     below_functionalization,

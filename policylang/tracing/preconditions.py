@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
 from policylang.torch_compat.graphs import OpOverload, schema_of
-from policylang.torch_compat.tracing import data_dependence_errors, device_mismatch_errors, unknown_size_errors
+from policylang.torch_compat.tracing import data_dependence_errors, is_device_mismatch, unknown_size_errors
 
 LOSS = "APL360"
 NO_GRADIENT = "APL361"
@@ -46,7 +46,7 @@ def trace_failure(error: Exception) -> PolicyGraphError:
             "or leave that part out of the traced step",
             details=details,
         )
-    if isinstance(error, device_mismatch_errors()):
+    if is_device_mismatch(error):
         return problem(
             UNTRACEABLE,
             f"the step cannot be traced: {str(error).strip().splitlines()[0]}",

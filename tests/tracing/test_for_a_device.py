@@ -25,7 +25,7 @@ import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
-from policylang.torch_compat.absent_cuda import ON_CUDA
+from policylang.torch_compat.absent_cuda.kernels import ON_CUDA
 from policylang.tracing.attention_kernels import AttentionCall, chosen_kernel
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")
@@ -364,7 +364,7 @@ def test_where_nothing_depends_on_the_device_the_operators_are_the_cpus():
 
 def test_a_tensor_that_stays_on_the_cpu_is_named():
     mask = torch.ones(32, 32, dtype=torch.bool)
-    with pytest.raises(policylang.PolicyGraphError, match="cuda:0 and cpu") as refused:
+    with pytest.raises(policylang.PolicyGraphError, match=r"cuda:0(,| and) cpu") as refused:
         traced(Attention().to(HALF), X, loss=lambda model, x: mean(model, x, x, mask))
     assert "make it a buffer" in str(refused.value)
 
@@ -382,12 +382,6 @@ def test_a_tensor_that_stays_on_the_cpu_is_named():
 def test_devices_that_no_step_is_traced_for(arguments, said):
     with pytest.raises(policylang.PolicyGraphError, match=f"APL613.*{said}"):
         policylang.trace_step(nn.Linear(4, 4), mean, torch.zeros(2, 4), **arguments)
-
-
-def test_a_torch_that_lacks_what_it_takes_is_refused_before_it_can_abort(monkeypatch, tmp_path):
-    monkeypatch.setattr("policylang.torch_compat.absent_cuda.torch.__file__", str(tmp_path / "__init__.py"))
-    with pytest.raises(policylang.PolicyGraphError, match=r"APL613.*has no library libc10"):
-        traced(nn.Linear(4, 4), torch.zeros(2, 4))
 
 
 def test_recurrent_layers_are_said_to_run_otherwise():
