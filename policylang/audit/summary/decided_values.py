@@ -18,8 +18,8 @@ class DecidedValues(dict[str, "DecisionReport"]):
     """Of several graphs: ``layers.3/mm_3``, or by the number of its graph, ``3/mm_3``, where that has no name.
 
     ``[…]``, ``in`` and ``get`` also take the name alone, ``mm_3``, or with the end of a block's path, where one graph
-    alone has such a value or where all that have it decide alike; of a name that is decided differently, ``in`` says no.
-    All else about it is a dictionary of the full names.
+    alone has such a value or where all that have it decide alike; of a name that is decided differently, ``in`` says
+    no. All else about it is a dictionary of the full names.
     """
 
     def __missing__(self, name: str) -> DecisionReport:
