@@ -5,7 +5,8 @@ minute, and nothing is downloaded. Each function makes one snapshot of docs/grap
 
     policylang snapshot examples.cookbook_models:llama3_8b -o docs/graphs/llama3_8b.graph
 
-The kernels are those of a CPU, such as its fused attention; the shapes, and with them the bytes, are the model's own.
+The steps are traced as an H100 runs them, with the attention kernels that it would choose, on a machine with or without
+a GPU. The tutorial's model alone is compiled and run, on the CPU that the tutorial is written for.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ def _tokens(batch: int, length: int) -> Tensor:
     return torch.zeros(batch, length, dtype=torch.int64)
 
 
+def _traced(model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor) -> policylang.TracedStep:
+    """Says which GPU, so that a machine with another one makes the same graph."""
+    return policylang.trace_step(model, loss, *batch, device="cuda", compute_capability="9.0")
+
+
 def language_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     logits = model(input_ids=tokens, use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
@@ -61,7 +67,7 @@ def _language_model(make: Callable[[], nn.Module], batch: int, length: int) -> p
     with FakeTensorMode():
         with _bfloat16():
             model = make()
-        return policylang.trace_step(model, language_loss, _tokens(batch, length))
+        return _traced(model, language_loss, _tokens(batch, length))
 
 
 def llama3_8b(length: int = 8192) -> policylang.TracedStep:
@@ -95,7 +101,7 @@ def vit() -> policylang.TracedStep:
     with _bfloat16():  # its constructor asks tensors for their values, which fake ones have not
         model = _hugging_face("ViTConfig", "ViTForImageClassification", num_labels=1000)
         images, labels = torch.zeros(64, 3, 224, 224), torch.zeros(64, dtype=torch.int64)
-        return policylang.trace_step(model, loss, images, labels)
+        return _traced(model, loss, images, labels)
 
 
 def resnet50() -> policylang.TracedStep:
@@ -107,7 +113,7 @@ def resnet50() -> policylang.TracedStep:
     with FakeTensorMode():
         model = _hugging_face("ResNetConfig", "ResNetForImageClassification", num_labels=1000)
         images, labels = torch.zeros(64, 3, 224, 224), torch.zeros(64, dtype=torch.int64)
-        return policylang.trace_step(model, loss, images, labels)
+        return _traced(model, loss, images, labels)
 
 
 def t5() -> policylang.TracedStep:
@@ -120,7 +126,7 @@ def t5() -> policylang.TracedStep:
     settings = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
     with FakeTensorMode(), _bfloat16():
         model = _hugging_face("T5Config", "T5ForConditionalGeneration", **settings)
-        return policylang.trace_step(model, loss, _tokens(8, 512), _tokens(8, 512))
+        return _traced(model, loss, _tokens(8, 512), _tokens(8, 512))
 
 
 class Lora(nn.Module):
@@ -203,7 +209,7 @@ def custom_operator() -> policylang.TracedStep:
     """8 feed-forwards around a custom operator, 8,192 tokens, bfloat16."""
     with FakeTensorMode(), _bfloat16():
         model, x = GatedStack(), torch.zeros(1, 8192, 4096)
-        return policylang.trace_step(model, lambda model, x: model(x).float().square().mean(), x)
+        return _traced(model, lambda model, x: model(x).float().square().mean(), x)
 
 
 def _sharded(tensor_parallel: bool, layers: int = 8) -> policylang.TracedStep:
@@ -226,7 +232,7 @@ def _sharded(tensor_parallel: bool, layers: int = 8) -> policylang.TracedStep:
     with FakeTensorMode():
         model = sharded_llama.Llama(config)
         model = sharded_llama.shard(model, mesh, tensor_parallel=tensor_parallel, dtype=torch.bfloat16)
-        return policylang.trace_step(model, loss, _tokens(1, length))
+        return _traced(model, loss, _tokens(1, length))
 
 
 def fsdp() -> policylang.TracedStep:

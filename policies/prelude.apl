@@ -9,10 +9,12 @@
 # --- the work -----------------------------------------------------------------------------------------------------
 
 # Products of matrices, grouped and scaled ones (MoE experts, float8 linears) included; `matmul`, `linear` and `einsum`
-# are seen where a tracer has not taken them apart.
+# are seen where a tracer has not taken them apart, and Transformers' stand-in for the grouped one where a compiler would
+# not take that: the experts of one model are a product on every path.
 let matmul = (
     aten.{mm,addmm,bmm,baddbmm,addbmm,matmul,linear,einsum,dot,vdot,mv,addmv},
-    aten.{_scaled_mm,_scaled_mm_v2,_grouped_mm,_scaled_grouped_mm,_scaled_grouped_mm_v2,_int_mm}
+    aten.{_scaled_mm,_scaled_mm_v2,_scaled_grouped_mm,_scaled_grouped_mm_v2,_int_mm},
+    {aten,transformers}.{_grouped_mm,grouped_mm_fallback}
 )
 
 # Every form of scaled-dot-product attention, whichever kernel a machine chooses, and flex and varlen attention. A

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from policylang.api.load import operators_at_hand, operators_in
+from policylang.api.load import PolicyLike, operators_at_hand, operators_in
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.files import policy_files
@@ -19,6 +19,7 @@ from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
 from policylang.language.resolution.loader import Loaded, load_policy, load_source
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
+from policylang.language.syntax import Policy
 
 if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike, PathName
@@ -36,7 +37,7 @@ class CheckResult:
     """
 
     files: tuple[str, ...]
-    """The files that were checked; of a folder each one below it."""
+    """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""
     diagnostics: tuple[Diagnostic, ...]
     """What is wrong, in the order that is said above."""
     graphs: tuple[str, ...] = ()
@@ -69,7 +70,7 @@ class CheckResult:
 
 
 def check(
-    *paths: str | os.PathLike[str] | Source,
+    *paths: PolicyLike | Source,
     graph: GraphLike | Sequence[GraphLike] = (),
     path: PathName | None = None,
     one_model: bool = False,
@@ -85,12 +86,13 @@ def check(
         one_model: whether the snapshots are the graphs of one model, where a rule has to match in one of them.
 
     Operators are looked up in the bundled manifest, in the graphs, and, where torch is loaded, in torch's registry too.
-    A ``Source`` is a text that was read already.
+    A ``Source`` is a text that was read already. Of a ``Policy``, whose text was checked when it was loaded, only what
+    is wrong between it and the graphs is said.
 
-    Never raises for what is in a file, or for a file that is not there: that is a diagnostic.
+    Never raises for what is in a file, for a file that is not there, or for what is no policy: that is a diagnostic.
     """
     sources = [each for path in paths for each in _sources(path)]
-    files = tuple(each.name if isinstance(each, Source) else each for each in sources)
+    files = tuple(map(_name, sources))
     given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
     if not given:
         operators = operators_at_hand()
@@ -114,11 +116,19 @@ def check(
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
 
 
-def _sources(path: str | os.PathLike[str] | Source) -> Sequence[str | Source]:
-    return [path] if isinstance(path, Source) else policy_files(os.fspath(path))
+def _sources(path: PolicyLike | Source) -> Sequence[PolicyLike | Source]:
+    return policy_files(os.fsdecode(path)) if isinstance(path, str | os.PathLike) else [path]
 
 
-def _loaded(each: str | Source, operators: OperatorTable) -> Loaded:
+def _name(each: PolicyLike | Source) -> str:
+    if isinstance(each, Source | Policy):
+        return each.name
+    return each if isinstance(each, str) else f"<{type(each).__name__}>"
+
+
+def _loaded(each: PolicyLike | Source, operators: OperatorTable) -> Loaded:
+    if isinstance(each, Policy):
+        return Loaded(each, ())
     if isinstance(each, Source):
         return load_source(each, None, operators=operators)
     return load_policy(each, operators=operators)

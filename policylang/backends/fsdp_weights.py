@@ -51,7 +51,7 @@ def weights_among(inputs: Sequence[Any], root: str) -> WeightsAside | None:
 
 def _told(weight: ShardedWeight, path: str, paths: Mapping[nn.Module, str], number: int) -> WeightAside:
     unit = next((paths[each] for each in weight.group if paths.get(each)), own_class(weight.group[0]))
-    value = weight.module.get_parameter(weight.name)
+    value: torch.Tensor = getattr(weight.module, weight.name)  # sharded, or gathered at the moment
     size = value.numel() * value.element_size()
     return WeightAside(path, weight.name, unit, weight.reshards, number, tuple(value.shape), size)
 

@@ -94,6 +94,9 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+UNCOUNTED_UNKNOWN = "which operators have no FLOP formula is not in this snapshot: an older policylang wrote it"
+
+
 def uncounted_text(calls: Mapping[str, int]) -> str:
     """``mylib.fused_mlp.default ×8, triton.scan_kernel``: operators that no FLOP formula counts."""
     names = [f"{name} ×{count}" if count > 1 else name for name, count in calls.items()]

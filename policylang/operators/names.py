@@ -34,9 +34,12 @@ ORDERINGS = frozenset(("aten.sort", "aten.argsort"))
 STEERED = (
     *("aten.index", "aten.gather", "aten.scatter", "aten.embedding", "aten.take", "aten.masked_", "aten.where"),
     *("aten.bincount", "aten.histc", "aten.nonzero", "aten._local_scalar_dense", "aten._grouped_mm"),
-    "aten._embedding_bag",
+    *("aten._embedding_bag", "transformers.grouped_mm_fallback"),
 )
 """Beginnings of the names of operators that go by whole numbers or truth values computed elsewhere."""
+STAND_INS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.default"}
+"""What Transformers calls under a compiler that does not take an operator (the grouped product of other types than
+bfloat16), and what it calls in eager."""
 
 
 class Category:

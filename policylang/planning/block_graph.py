@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.facts import Facts, forward_users
+from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import (
@@ -20,6 +20,7 @@ from policylang.language.syntax import (
     Scope,
 )
 from policylang.language.walk import with_lets
+from policylang.planning.liveness import handed_on
 
 PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
 
@@ -56,12 +57,8 @@ def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
         return AroundBlocks()
     block_of, owners = blocks.block_of, facts.owners
     outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
-    handed_on = {
-        owners[row]
-        for row in facts.forward
-        if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
-    }
-    return AroundBlocks(outside, frozenset(handed_on))
+    returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and handed_on(facts, row, block_of)}
+    return AroundBlocks(outside, frozenset(returned))
 
 
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:

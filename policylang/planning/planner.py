@@ -25,6 +25,7 @@ from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import uncounted_in
 from policylang.planning.liveness import with_cost, with_whole_blocks
 from policylang.planning.plan import Plan
+from policylang.planning.selection.other_kernels import named_alone
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
@@ -89,6 +90,7 @@ def plan(
         expectations=expectations,
         diagnostics=(
             *(beyond_one_block(policy, place) if alone or apart else ()),
+            *(named_alone(policy, facts) if apart else ()),
             *errors.no_blocks(rules),
             *unanswerable(policy, facts),
             *errors.shares(),

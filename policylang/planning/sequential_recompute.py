@@ -13,8 +13,7 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import storage_roots
-from policylang.operators.names import GETITEM
-from policylang.planning.liveness import Needs
+from policylang.planning.liveness import Needs, may_be_kept
 from policylang.planning.value_decision import Decision, is_open, recomputes
 
 _NOTHING: Mapping[int, int] = {}
@@ -46,7 +45,7 @@ def needs_when_rerun(
             continue
         if again or (row in unchanged and roots[row] not in saved):
             recomputed.append(row)
-        elif facts.ops[roots[row]] == "call_function" and _may_be_kept(facts, row):
+        elif facts.ops[roots[row]] == "call_function" and may_be_kept(facts, row):
             saved[row] = None
     return Needs(saved=tuple(saved), recomputed=tuple(recomputed))
 
@@ -67,9 +66,3 @@ def with_returned(needs: Needs, facts: Facts) -> Needs:
     """With what the block returns, which the next one's checkpoint holds as its input."""
     returned = tuple(row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
     return evolve(needs, saved=(*needs.saved, *returned))
-
-
-def _may_be_kept(facts: Facts, row: int) -> bool:
-    """Not an operator whose pieces are rows of their own, nor one that returns outer memory that it wrote to."""
-    is_tuple = facts.flags[row] & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
-    return not is_tuple and facts.flags[row] & (Flag.WRITES | Flag.REPEATABLE) != Flag.WRITES

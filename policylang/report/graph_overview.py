@@ -9,8 +9,8 @@ from itertools import groupby
 from attrs import asdict
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, Phase, uncounted_operators
-from policylang.language.figures import counted, figure, folded_names, shortened, uncounted_text
+from policylang.graph.facts import Facts
+from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
 from policylang.report.width import table
@@ -24,7 +24,6 @@ _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its ow
 
 def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
     """The counts by block, by operator, and by module and operator."""
-    missing = _uncounted(facts, found)
     by_block = [(label, *_totals(each)) for label, each in _blocks(found)]
     by_operator = [(operator, *_totals(each)) for operator, each in found.operators]
     parts = [
@@ -32,7 +31,7 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         table([("block", *_COUNTS), *by_block], right=range(1, 5)) if blocks.names else "",
         table([("operator", *_COUNTS), *by_operator], right=range(1, 5)) if by_operator else "",
         _modules(found),
-        f"uncounted in the forward: {uncounted_text(missing)}" if missing else "",
+        _uncounted(found),
         _NOTE if found.operators else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -42,13 +41,16 @@ def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview
     """The nodes that were asked for, one a line."""
     rows: list[tuple[str, ...]] = [("node", "operator", "module", "phase", "shape", "bytes", "FLOPs")]
     rows += [_node(facts, row) for row in found.rows]
+    flops = figure(found.total.flops, "flops")
+    if found.total.uncounted_calls:
+        flops = f"at least {flops}" if found.total.flops else "FLOPs not counted"
     total = (
         f"{counted(found.total.forward, 'forward operator')} of {figure(found.total.bytes, 'bytes')} and "
-        f"{figure(found.total.flops, 'flops')}, {found.total.backward:,} in the backward; {_NOTE}"
+        f"{flops}, {found.total.backward:,} in the backward; {_NOTE}"
     )
-    return "\n\n".join(
-        (_heading(name, facts, blocks, found), table(rows, right=range(5, 7), ends=(2,), spare=(4, 3)), total)
-    )
+    listed = table(rows, right=range(5, 7), ends=(2,), spare=(4, 3))
+    parts = (_heading(name, facts, blocks, found), listed, total, _uncounted(found))
+    return "\n\n".join(part for part in parts if part)
 
 
 def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> Iterator[str]:
@@ -60,7 +62,7 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         "torch": facts.torch_version,
         "phases": dict(found.phases),
         "total": asdict(found.total),
-        "uncounted_operators": _uncounted(facts, found),
+        "uncounted_operators": found.uncounted,
         "blocks": [{"name": block, **asdict(sums)} for block, sums in found.blocks],
         "operators": [{"name": operator, **asdict(sums)} for operator, sums in found.operators],
         "modules": [{"module": module, "operator": target, **asdict(sums)} for module, target, sums in found.modules],
@@ -78,10 +80,25 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
                 "phase": entry.phase,
                 "bytes": entry.bytes,
                 "flops": entry.flops,
+                **({"uncounted": entry.uncounted} if entry.uncounted else {}),
             }
         )
         before = ",\n    "
     yield "\n  ]\n}" if found.rows else "]\n}"
+
+
+def _uncounted(found: GraphOverview) -> str:
+    """What the FLOPs leave out."""
+    if found.uncounted is None:
+        return UNCOUNTED_UNKNOWN
+    return f"uncounted in the forward: {uncounted_text(found.uncounted)}" if found.uncounted else ""
+
+
+def _flops(flops: int, uncounted: bool) -> str:
+    """A lower bound where something is left out."""
+    if not flops:
+        return "not counted" if uncounted else ""
+    return f"≥ {figure(flops, 'flops')}" if uncounted else figure(flops, "flops")
 
 
 def _heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
@@ -95,11 +112,6 @@ def _heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) 
         f"{name}: {facts.kind.value} graph of {counted(len(facts), 'node')}, {inside}{made_with}\n"
         f"{chosen}{phases or 'no nodes'}"
     )
-
-
-def _uncounted(facts: Facts, found: GraphOverview) -> dict[str, int] | None:
-    """Of the forward, like the FLOPs."""
-    return uncounted_operators(facts, (row for row in found.rows if facts.phases[row] == Phase.FORWARD))
 
 
 def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
@@ -128,12 +140,12 @@ def _totals(sums: Totals) -> tuple[str, str, str, str]:
         f"{sums.forward:,}" if sums.forward else "",
         f"{sums.backward:,}" if sums.backward else "",
         figure(sums.bytes, "bytes") if sums.bytes else "",
-        figure(sums.flops, "flops") if sums.flops else "",
+        _flops(sums.flops, bool(sums.uncounted_calls)),
     )
 
 
 def _node(facts: Facts, row: int) -> tuple[str, ...]:
-    shape, is_uncounted = facts.shapes[row], bool(facts.uncounted and facts.uncounted[row])
+    shape = facts.shapes[row]
     what = shortened("×".join(map(str, shape)), _LONGEST_SHAPE) if shape is not None else ""
     return (
         facts.names[row],
@@ -142,5 +154,5 @@ def _node(facts: Facts, row: int) -> tuple[str, ...]:
         PHASES[facts.phases[row]],  # type: ignore[index]
         f"{what} {facts.dtypes[row]}".strip(),
         figure(facts.bytes[row], "bytes") if facts.bytes[row] else "",
-        figure(facts.flops[row], "flops") if facts.flops[row] else "not counted" if is_uncounted else "",
+        _flops(facts.flops[row], bool(facts.uncounted and facts.uncounted[row])),
     )

@@ -16,7 +16,8 @@ REGION = "policylang_region"
 """``custom`` key while tracing: the number of the engine call, from 0, that a node was made in."""
 
 UNKNOWN = -1
-"""The ``seq_nr`` of a backward node that is no operator's derivative: the accumulation of two gradients."""
+"""The ``seq_nr`` of a backward node that is no operator's derivative: the accumulation of two gradients. torch gives
+it to forward nodes as well, those that a thread makes before its first backward function."""
 
 
 class BackwardRegions:

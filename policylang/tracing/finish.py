@@ -11,7 +11,7 @@ from policylang.graph.facts import InputKind
 from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
 from policylang.graph.reading.flat_phases import is_seed
 from policylang.torch_compat.tracing import input_descriptor, rename_node
-from policylang.tracing.backward_marks import REGION
+from policylang.tracing.backward_marks import REGION, UNKNOWN
 from policylang.tracing.forward_marks import FORWARD_STACK, STACK, TAGS
 
 _LEAKS = (*TAGS, STACK, FORWARD_STACK)
@@ -42,8 +42,9 @@ def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
         else:
             node.meta.pop("autograd_backward", None)
             node.meta["custom"] = {**annotations, PHASE: FORWARD}
-            number = node.meta.get("seq_nr")
-            if number is not None:  # the first with a number is the operator that autograd numbered
+            number = node.meta.get("seq_nr", UNKNOWN)
+            # What a thread runs before its first backward function has no number either: it is nobody's forward.
+            if number != UNKNOWN:  # the first with a number is the operator that autograd numbered
                 stacks.setdefault(number, node.meta.get(STACK))
     gm.recompile()
 
@@ -58,7 +59,7 @@ def _finish_backward(node: fx.Node, annotations: dict[str, Any], stacks: dict[in
     kept = {key: value for key, value in annotations.items() if key != REGION}
     node.meta["custom"] = {**kept, PHASE: BACKWARD}
     node.meta["autograd_backward"] = True
-    stack = stacks.get(node.meta.get("seq_nr", -1))
+    stack = stacks.get(node.meta.get("seq_nr", UNKNOWN))
     if stack:
         node.meta[FORWARD_STACK] = stack
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
+from policylang.audit.summary.report import AuditReport, Report, ValuesReport
 from policylang.backends.eager.execution import plan_modes
 from policylang.backends.runtime import profiled
 from policylang.backends.torch_compile import backend
@@ -186,6 +187,15 @@ def test_nothing_is_worked_out_where_nobody_listens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(announcing, "findings_of", lambda done: pytest.fail("a report was made for nobody"))
     with caplog.at_level(logging.WARNING, "policylang"):
         flat(SAVES)()
+
+
+def test_a_graph_from_a_compile_cache_has_its_line_too(messages: Any, caplog: Any) -> None:
+    from policylang.backends.announcing import announce_cached
+
+    with caplog.at_level(logging.INFO, "policylang"):
+        announce_cached(Report("mine", forward_nodes=10, saved=ValuesReport(("a",), 1024), audit=AuditReport(True)))
+    (line,) = messages(logging.INFO)
+    assert line == "mine on a graph from the compile cache: 10 forward values, 1 KiB in 1 value saved, audit agrees"
 
 
 class _Trace(logging.Handler):

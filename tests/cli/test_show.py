@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from attrs import evolve
 
 from policylang.api.library import bundled_policies, description_of
 from policylang.graph.blocks import blocks_of
@@ -90,6 +91,50 @@ def test_json_has_an_entry_a_node(policylang, graph):
         ("model.layers.1", 1),
         (None, 2),
     ]
+
+
+def with_uncounted(tmp_path, named):
+    facts = facts_of(GRAPH)
+    column = [named.get(name, "") for name in facts.names] if named is not None else ()
+    write(evolve(facts, uncounted=column), tmp_path / "work.graph")
+    return str(tmp_path / "work.graph")
+
+
+def test_what_no_flop_formula_counts_is_named(policylang, tmp_path):
+    """In the totals, in the tables and of each node; what the backward runs is in no figure of FLOPs."""
+    fused = "mylab.fused.default"
+    graph = with_uncounted(tmp_path, {"q": "triton.scan", "f": fused, "b": "mylab.back.default"})
+    text = policylang("show", graph).out
+    assert f"\n\nuncounted in the forward: {fused}, triton.scan (no FLOP formula, so counted as 0)\n\n" in text
+    by_block = text.split("\n\n")[1].splitlines()[1:]
+    assert [line.split("B  ")[1].strip() for line in by_block] == ["≥ 1 KFLOP", "1 KFLOP", "not counted"]
+    (norm,) = (line for line in text.splitlines() if line.startswith("model.norm"))
+    assert norm.endswith("64 B  not counted")
+    found = json.loads(policylang("show", graph, "--output-format", "json").out)
+    assert found["uncounted_operators"] == {fused: 1, "triton.scan": 1}
+    assert found["total"]["uncounted_calls"] == 2
+    assert {each["name"]: each["uncounted"] for each in found["nodes"] if "uncounted" in each} == {
+        "q": "triton.scan",
+        "f": fused,
+        "b": "mylab.back.default",
+    }
+    assert [each["uncounted_calls"] for each in found["blocks"]] == [1, 0, 1]
+    asked = policylang("show", graph, "--operator", "fused").out
+    assert asked.endswith(f"uncounted in the forward: {fused} (no FLOP formula, so counted as 0)\n")
+    assert "64 B  not counted\n" in asked
+    assert "\n1 forward operator of 64 B and FLOPs not counted, 0 in the backward" in asked
+    assert "uncounted" not in policylang("show", graph, "--operator", "t").out
+
+
+def test_an_older_snapshot_does_not_say_what_is_counted(policylang, tmp_path):
+    graph = with_uncounted(tmp_path, None)
+    for asked in ((), ("--operator", "mm")):
+        said = policylang("show", graph, *asked).out
+        assert (
+            "\n\nwhich operators have no FLOP formula is not in this snapshot: an older policylang wrote it\n" in said
+        )
+    found = json.loads(policylang("show", graph, "--output-format", "json").out)
+    assert found["uncounted_operators"] is found["total"]["uncounted_calls"] is None
 
 
 @pytest.mark.parametrize(

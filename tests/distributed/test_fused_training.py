@@ -190,7 +190,7 @@ def split(model: nn.Module, x: Tensor, text: str) -> tuple[Partition, int, tuple
         return done.forward, done.backward
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = inductor.compile_with_aot_eager(gm, inputs, partition)
+        compiled = inductor.compile_with_aot_eager(gm, inputs, partition, lambda gm, run, is_backward: run)
 
         def call(*arguments: Any) -> Any:
             calls.append(arguments)

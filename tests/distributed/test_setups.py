@@ -58,12 +58,15 @@ def in_eager(rank: int) -> dict[str, Any]:
     without, _ = script.train(mesh, None, steps=STEPS)
     report = policylang.report(model)
     otherwise = refused(partial(script.train, mesh, steps=1, reshard=False))
+    tokens = script.batch_of(0, mesh)
+    traced = refused(lambda: policylang.trace_step(model, lambda given, batch: given(batch).logits.sum(), tokens))
     return {
         "losses": (with_policy, without),
         "notes": report.notes,
         "blocks": report.blocks,
         "agrees": report.audit.agrees,
         "refused": otherwise,
+        "traced": traced,
     }
 
 
@@ -80,6 +83,9 @@ def test_fsdp2_in_eager() -> None:
         assert error["code"] == "APL414"
         assert "the weights of `model.layers.0` gathered again" in error["message"]
         assert "docs/setups.md#what-fsdp-means" in error["help"]
+        (error,) = rank["traced"]
+        assert error["code"] == "APL363"
+        assert "docs/setups.md#a-traced-step" in error["help"]
     assert first["losses"] != second["losses"], "each rank has batches of its own"
 
 

@@ -92,3 +92,22 @@ def test_warnings_are_warned_of() -> None:
 def test_a_policy_is_read_without_importing_torch(act: str) -> None:
     code = f"import policylang, sys; {act}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_policy_without_a_file_is_checked_on_graphs() -> None:
+    graph = Path(__file__).parents[2] / "docs" / "graphs" / "tutorial.graph"
+    policy = policylang.parse("recompute everything in block\nsave topk in block", name="mine")
+    alone = policylang.check(policy)
+    assert (alone.files, alone.diagnostics) == ((policy.name,), ())
+    found = policylang.check(policy, policylang.load("llama3_sac"), graph=graph)
+    assert [(each.code, each.span and each.span.location) for each in found.diagnostics] == [("APL301", "mine:2")]
+    assert found.files == (policy.name, "llama3_sac")
+    assert len(found.plans) == 2
+
+
+@pytest.mark.parametrize("given", [3, None, b"llama3_sac"])
+def test_what_is_no_policy_is_a_diagnostic(given: Any) -> None:
+    found = policylang.check(given)
+    assert found.files == (f"<{type(given).__name__}>",)
+    assert [each.code for each in found.diagnostics] == ["APL104"]
+    assert f"`{type(given).__name__}`" in found.diagnostics[0].message

@@ -110,7 +110,13 @@ def test_values_by_their_short_names() -> None:
     assert list(found)[-1] == "layers.1#2/sin"
     assert found["layers.1/mm"] == found["sin"] == AGAIN
     assert found["only"] == found["layers.0/mm"] == SAVE
-    assert "sin" not in found
+    assert all(name in found for name in ("sin", "only", "layers.1#2/mm", "layers.1/mm"))
+    assert not any(name in found for name in ("mm", "sim", "", "/", None, 1))
+    assert found.get("sin") == found.get("layers.1/mm") == found.get("sin", SAVE) == AGAIN
+    assert found.get("mm") is None
+    assert found.get("mm", SAVE) == SAVE
+    assert found.get("sim", "no such value") == "no such value"
+    assert "sin" not in list(found)
     with pytest.raises(KeyError) as caught:
         found["mm"]
     assert caught.value.args == (

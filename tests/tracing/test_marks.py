@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from attrs import fields_dict
 from torch import Tensor, nn
 from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from policylang import TracedStep, trace_step
 from policylang.graph import marks
+from policylang.graph.facts import Facts
+from policylang.graph.reading.collect import collect
 from policylang.graph.reading.modules import raw_path
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, calls, mean_square, net, phase, trace
@@ -97,6 +101,20 @@ def test_backward_nodes_carry_the_modules_of_what_they_differentiate() -> None:
     assert [raw_path(node.meta) for node in backwards] == ["layers.2", "layers.1", "layers.0"]
     mms = [raw_path(node.meta) for node in calls(step, aten.mm.default)]
     assert mms[:4] == ["layers.2.down", "layers.2.down", "layers.2.up", "layers.2.up"]
+
+
+def test_a_step_has_the_same_facts_whatever_was_traced_before_it() -> None:
+    """torch numbers backward functions by thread, from 0 as in a process that has traced nothing. GPT-2 begins with
+    operators that have no derivative, and so no number there."""
+    with ThreadPoolExecutor(1) as fresh:
+        first = fresh.submit(lambda: trace(ZOO["gpt2"]())).result()
+    trace(ZOO["mlp"]())
+    before, after = collect(first.gm), collect(trace(ZOO["gpt2"]()).gm)
+    assert [column for column in fields_dict(Facts) if getattr(before, column) != getattr(after, column)] == []
+    sums = [node for node in calls(first, aten.add.Tensor) if node.meta["seq_nr"] == -1]
+    assert {raw_path(node.meta) for node in sums if phase(node) == marks.BACKWARD} == {""}, (
+        "a sum of two gradients is nobody's derivative"
+    )
 
 
 def test_a_shared_module_has_its_first_name() -> None:

@@ -15,8 +15,12 @@ _PACKAGE = "policylang"
 _ROOTS = ("api", "backends", "integrations")
 """Every module in these begins a compile or is called by one."""
 _SUFFIX = ".py"
-_IMPORT = re.compile(rf"^[ \t]*(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M)
+_IMPORT = re.compile(
+    rf"^([ \t]*)(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M
+)
 _NAME = re.compile(r"[\w.]+")
+_RENDERERS = "report/"
+"""What these import when somebody looks at a page takes no part in a compile."""
 _IMPORTED_LATER = re.compile(rf'"{_PACKAGE}\.([\w.]+):\w+"')
 
 
@@ -29,15 +33,19 @@ def acting(package: Traversable) -> dict[str, bytes]:
         if path in found:
             continue
         found[path] = content = package.joinpath(path).read_bytes()
-        for module in _imported(content.decode("utf-8", "surrogateescape")):
+        for module in _imported(content.decode("utf-8", "surrogateescape"), later=not path.startswith(_RENDERERS)):
             pending.extend(each for each in _files_of(module, package) if each not in found)
     return dict(sorted(found.items()))
 
 
-def _imported(text: str) -> Iterator[str]:
-    """The dotted names that a source imports from the package, without the package's own."""
-    yield from _IMPORTED_LATER.findall(text)
-    for source, names, whole in _IMPORT.findall(text):
+def _imported(text: str, *, later: bool) -> Iterator[str]:
+    """The dotted names that a source imports from the package, without the package's own. ``later``: those too that
+    its functions import when they are called."""
+    if later:
+        yield from _IMPORTED_LATER.findall(text)
+    for indent, source, names, whole in _IMPORT.findall(text):
+        if indent and not later:
+            continue
         if source:
             yield from (f"{source}.{name}".partition(".")[2] for name in _NAME.findall(names))
         else:

@@ -82,6 +82,12 @@ class BlockGroup:
         return max(len(self.blocks), 1)
 
 
+_AS_IN_THE_GRAPH = (
+    "the operators are those of this graph: an eager checkpoint may hold a little more where the model writes in "
+    "place, or where autograd keeps what a compiler finds that nobody reads"
+)
+
+
 @frozen(eq=False)
 class Scenario:
     """A step with all that it keeps and does twice."""
@@ -109,6 +115,11 @@ class Breakdown:
     where an older snapshot does not say."""
     uncounted_again: Mapping[str, int] | None
     """The same of what is recomputed."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the figures cannot know."""
+        return (_AS_IN_THE_GRAPH,) if self.plan.block_by_block else ()
 
 
 def breakdown(plan: Plan) -> Breakdown:

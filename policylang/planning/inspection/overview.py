@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.facts import Facts, Phase
+from policylang.graph.facts import Facts, Phase, uncounted_operators
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.planning.liveness import own_bytes
 
@@ -30,6 +30,8 @@ class NodeEntry:
     bytes: int
     """Of all the tensors that it returns. A view counts what it shows, though the memory is another node's."""
     flops: int
+    uncounted: str
+    """The operators of the call whose work is not in ``flops``; empty too where an older snapshot does not say."""
 
 
 @frozen
@@ -41,6 +43,8 @@ class Totals:
     backward: int = 0
     bytes: int = 0
     flops: int = 0
+    uncounted_calls: int | None = 0
+    """Forward calls of operators that no FLOP formula counts; None where an older snapshot does not say."""
 
 
 @frozen
@@ -51,6 +55,9 @@ class GraphOverview:
     phases: tuple[tuple[str, int], ...]
     """Nodes by phase, in the order of the phases; none of a phase without nodes."""
     total: Totals
+    uncounted: Mapping[str, int] | None
+    """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls; None where
+    an older snapshot does not say."""
     blocks: tuple[tuple[str | None, Totals], ...]
     """By the path of the block, in graph order; last what lies outside every block, under None."""
     operators: tuple[tuple[str, Totals], ...]
@@ -88,6 +95,7 @@ def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int]) -> GraphOver
         rows=rows,
         phases=tuple((PHASES[phase], count) for phase, count in by_phase.items() if count),
         total=total.totals(),
+        uncounted=uncounted_operators(facts, (row for row in rows if phases[row] == Phase.FORWARD)),
         blocks=tuple((None if each == OUTSIDE else blocks.names[each], by_block[each].totals()) for each in order),
         operators=tuple(
             (name, found.totals())
@@ -114,6 +122,7 @@ def entries(facts: Facts, blocks: BlockTable, rows: Iterable[int]) -> Iterator[N
             phase=PHASES[Phase(facts.phases[row])],
             bytes=facts.bytes[row],
             flops=facts.flops[row],
+            uncounted=facts.uncounted[row] if facts.uncounted else "",
         )
 
 
@@ -154,10 +163,11 @@ def _folded(module: str) -> str:
 class _Sum:
     """Totals while they are added up."""
 
-    __slots__ = ("backward", "bytes", "flops", "forward")
+    __slots__ = ("backward", "bytes", "flops", "forward", "uncounted_calls")
 
     def __init__(self) -> None:
         self.forward = self.backward = self.bytes = self.flops = 0
+        self.uncounted_calls: int | None = 0
 
     @property
     def calls(self) -> int:
@@ -168,8 +178,12 @@ class _Sum:
             self.forward += 1
             self.bytes += own_bytes(facts, row)
             self.flops += facts.flops[row]
+            if not facts.uncounted:
+                self.uncounted_calls = None
+            elif self.uncounted_calls is not None:
+                self.uncounted_calls += bool(facts.uncounted[row])
         else:
             self.backward += 1
 
     def totals(self) -> Totals:
-        return Totals(self.forward, self.backward, self.bytes, self.flops)
+        return Totals(self.forward, self.backward, self.bytes, self.flops, self.uncounted_calls)

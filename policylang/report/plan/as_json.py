@@ -24,7 +24,8 @@ def plan_json(
     rules are worth is null.
 
     ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
-    number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say.
+    number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say. ``notes``: what
+    the figures cannot know, of eager checkpoints planned on a graph that has the operators in another form.
     """
     plan = found.plan
     margins = {each.rule: each for each in worth}
@@ -34,6 +35,7 @@ def plan_json(
         "digest": plan.digest,
         "forward_flops": found.forward_flops,
         "uncounted_operators": found.uncounted,
+        "notes": found.notes,
         "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
         "without": _scenario(found.without),
         "rules": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
+from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, file_name, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
@@ -53,13 +53,13 @@ def _totals(found: Breakdown) -> str:
             f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
             "it may recompute some of it"
         )
-    return text + _uncounted(found)
+    return text + _uncounted(found) + "".join(f"\n\n{note}" for note in found.notes)
 
 
 def _uncounted(found: Breakdown) -> str:
     """What the FLOPs leave out."""
     if found.uncounted is None:
-        return "\n\nwhich operators have no FLOP formula is not in this snapshot: an older policylang wrote it"
+        return f"\n\n{UNCOUNTED_UNKNOWN}"
     if not found.uncounted:
         return ""
     again = f"; recomputed of them: {uncounted_text(found.uncounted_again)}" if found.uncounted_again else ""

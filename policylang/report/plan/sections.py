@@ -46,6 +46,8 @@ def tiles(found: Breakdown) -> Markup:
         lost = counted(sum((found.uncounted_again or {}).values()), "call")
         rest = f"{uncounted_text(found.uncounted)}; {lost} recomputed"
         made.append(tile("without FLOPs", counted(len(found.uncounted), "operator"), rest))
+    if found.notes:
+        made.append(tile("in eager", "as in the graph", "; ".join(found.notes)))
     if plan.expectations:
         held = sum(each.status == "held" for each in plan.expectations)
         told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)

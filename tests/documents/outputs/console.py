@@ -18,12 +18,13 @@ _COMMAND = re.compile(r"^\$ (?P<words>[^\n]*)$", flags=re.MULTILINE)
 def console(shown: Shown) -> str:
     """Each command of the block with what it prints; ``console 12`` shows the first 12 lines of each.
 
-    The folder has the files of the page's ``<!-- file: NAME -->`` blocks above, and the snapshots as ``graphs``.
+    The folder has the files of the page's ``<!-- file: NAME -->`` blocks above, and the snapshots, in ``docs/graphs``.
     """
     most = int(shown.words[1]) if len(shown.words) > 1 else None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "graphs").symlink_to(ROOT / "docs" / "graphs")
+        (folder / "docs").mkdir()
+        (folder / "docs" / "graphs").symlink_to(ROOT / "docs" / "graphs")
         for file, text in _FILE.findall(shown.above):
             (folder / file).write_text(text, encoding="utf-8")
         with contextlib.chdir(folder):
