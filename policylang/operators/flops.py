@@ -27,13 +27,18 @@ def formula_for(target: Any) -> Formula | None:
     Looked up at each call: a program may register a formula at any time (``register_flop_formula``).
     """
     operator = getattr(target, "overloadpacket", target)
-    registered: Formula | None = flop_registry.get(operator)
+    registered = _registered(operator)
     return registered if registered is not None else _not_registered(target)
+
+
+def _registered(operator: Any) -> Formula | None:
+    found: Formula | None = flop_registry.get(operator)
+    return None if found is None else _ON_GROUPS.get(found, found)
 
 
 def _not_registered(target: Any) -> Formula | None:
     own, like = _own(target)
-    return own or (None if like is None else flop_registry.get(like))
+    return own or (None if like is None else _registered(like))
 
 
 @cache
@@ -211,6 +216,27 @@ _LIKE = {
 }
 """Attention that does the work of another operator, with query, key and value in the same places."""
 
+
+def _on_groups(formula: Any, first: int) -> Formula:
+    """A formula of attention where each head of keys and values serves several of queries; torch's own take that from
+    2.13. ``first``: where the query stands."""
+
+    def count(*shapes: Any, **kwargs: Any) -> Any:
+        heads = shapes[first][1]
+        several = range(first + 1, first + 3)
+        same = [
+            (shape[0], heads, *shape[2:]) if at in several and heads % shape[1] == 0 else shape
+            for at, shape in enumerate(shapes)
+        ]
+        return formula.__wrapped__(*same, **kwargs)
+
+    return shape_wrapper(count)  # type: ignore[no-any-return]
+
+
+_ON_GROUPS: dict[Any, Formula] = {
+    flop_registry[operator]: _on_groups(flop_registry[operator], first)
+    for operator, first in ((getattr(torch.ops.aten, _SDPA), 0), (getattr(torch.ops.aten, f"{_SDPA}_backward"), 1))
+}
 
 _WRAPPER = shape_wrapper(_convolution).__code__
 

@@ -121,6 +121,19 @@ def test_every_operator_that_torch_composes_of_others_counts_as_they_do() -> Non
     assert called(aten.linalg_solve.default, meta(4, 4), meta(4, 2)).uncounted == "aten._linalg_solve_ex.default"
 
 
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_a_head_of_keys_that_serves_several_of_queries_is_counted_once_for_each(kernel: str) -> None:
+    """Torch's own formulas refuse it before 2.13."""
+    query, few, same, wrong = (meta(2, heads, length, 4) for heads, length in ((8, 16), (2, 32), (8, 32), (3, 32)))
+    forward = getattr(aten, f"_scaled_dot_product_{kernel}_attention").default
+    backward = getattr(aten, f"_scaled_dot_product_{kernel}_attention_backward").default
+    products = 2 * 8 * 16 * 32 * 4
+    for keys in (few, same):
+        assert called(forward, query, keys, keys, value=query) == Work(2 * 2 * products)
+        assert called(backward, query, query, keys, keys, value=query) == Work(5 * 2 * products)
+    assert called(forward, query, wrong, wrong, value=query).uncounted == str(forward)
+
+
 def test_work_that_torch_has_no_formula_for_is_counted_by_hand() -> None:
     tokens, weights = 5 * 3, [(32, 4), (32, 8), (32,), (32,)]
     recurrent = 2 * tokens * (32 * 4 + 32 * 8)
