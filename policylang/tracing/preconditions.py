@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
+from policylang.torch_compat.eager import storage_address
 from policylang.torch_compat.graphs import OpOverload, schema_of
 from policylang.torch_compat.tracing import data_dependence_errors, is_device_mismatch, unknown_size_errors
 
@@ -185,7 +186,9 @@ def _refuse_aliased(plain: Sequence[Tensor], mutated: Sequence[int]) -> None:
 
 
 def _memory(value: Tensor) -> int:
+    """The address of its data, or of the storage where there is none: a fake tensor's, or one's on ``meta``."""
     try:
-        return int(value.untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # fake and meta tensors have none
+        storage = value.untyped_storage()
+        return storage_address(value) or 0 if storage.device.type == "meta" else int(storage.data_ptr())
+    except (RuntimeError, NotImplementedError):
         return 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from policylang import trace_step
 from policylang.errors import PolicyGraphError
@@ -121,20 +123,31 @@ def test_a_buffer_replaced_by_another_shape() -> None:
     assert diagnostic.message == "the forward replaces `cache` by a tensor of another shape or type"
 
 
+class Overlapping(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.zeros(2, 8)
+        self.register_buffer("whole", both)
+        self.register_buffer("row", both[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.row += 1
+        return super().forward(x) + self.whole.sum()
+
+
 def test_a_write_to_one_of_two_buffers_in_the_same_memory() -> None:
-    class Overlapping(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            both = torch.zeros(2, 8)
-            self.register_buffer("whole", both)
-            self.register_buffer("row", both[0])
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.row += 1
-            return super().forward(x) + self.whole.sum()
-
     diagnostic, _ = refused(mean_square, Overlapping())
     assert diagnostic.code == "APL366"
+
+
+@pytest.mark.parametrize("without_data", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
+@pytest.mark.filterwarnings("error")
+def test_such_a_write_in_a_model_without_data(without_data: Callable[[], AbstractContextManager[Any]]) -> None:
+    with without_data():
+        model, (_, x) = Overlapping(), net()
+    with pytest.raises(PolicyGraphError) as caught:
+        trace_step(model, mean_square, x, device="cuda")
+    assert [each.code for each in caught.value.diagnostics] == ["APL366"]
 
 
 def test_a_write_to_a_tensor_of_nobodys() -> None:
