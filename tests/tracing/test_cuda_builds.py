@@ -14,6 +14,9 @@ import policylang
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.torch_compat.absent_cuda.cpp_objects import cuda_hooks
+from policylang.torch_compat.tracing import functionalized
+from policylang.tracing.capture import _kernels_of
+from policylang.tracing.target_device import TargetDevice, target_device, tracing_for
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs no stand-in")
 
@@ -73,3 +76,13 @@ def test_what_a_model_asks_of_the_gpu_that_does_not_change_the_step():
     assert there.targets == here.targets
     with pytest.raises(policylang.PolicyGraphError, match=r"APL363.*asks torch.cuda for what only a GPU has"):
         traced(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda model, x: mean(model, x) * torch.cuda.mem_get_info()[0])
+
+
+def test_a_machine_with_a_gpu_is_lent_nothing(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("policylang.tracing.capture.absent_cuda", lambda *_: pytest.fail("something is lent"))
+    monkeypatch.setattr("policylang.tracing.target_device.autocast_to", lambda *_: pytest.fail("something is lent"))
+    device = target_device("cuda")
+    assert device == TargetDevice("cuda")
+    with tracing_for(device), _kernels_of(device) as functional:
+        assert type(functional) is type(functionalized())
