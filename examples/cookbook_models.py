@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
 
@@ -212,11 +215,22 @@ def custom_operator() -> policylang.TracedStep:
         return _traced(model, lambda model, x: model(x).float().square().mean(), x)
 
 
-def _sharded(tensor_parallel: bool, layers: int = 8) -> policylang.TracedStep:
-    """What one of 128 ranks runs, dp 16 × tp 8: one process plays rank 0 of a fake process group."""
-    import torch.distributed as dist
-    from attrs import evolve
+@cache
+def _mesh() -> DeviceMesh:
+    """One process plays rank 0 of 128, dp 16 × tp 8, in a fake process group. It stays: a snapshot asks it for the
+    ranks of each group, and a second mesh would give them other names."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from examples import sharded_llama
+
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=128)
+    return sharded_llama.make_mesh("cpu", 16, 8)
+
+
+def _sharded(tensor_parallel: bool, layers: int = 8) -> policylang.TracedStep:
+    """What one of the ranks runs."""
+    from attrs import evolve
 
     from examples import sharded_llama
 
@@ -226,9 +240,7 @@ def _sharded(tensor_parallel: bool, layers: int = 8) -> policylang.TracedStep:
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
 
-    if not dist.is_initialized():  # it stays: a snapshot asks it for the ranks of each group
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=128)
-    mesh = sharded_llama.make_mesh("cpu", 16, 8)
+    mesh = _mesh()
     with FakeTensorMode():
         model = sharded_llama.Llama(config)
         model = sharded_llama.shard(model, mesh, tensor_parallel=tensor_parallel, dtype=torch.bfloat16)
