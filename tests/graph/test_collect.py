@@ -29,7 +29,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [(name, False) for name in MODELS]
-    + [pytest.param(name, True, marks=pytest.mark.slow if name == "llama" else ()) for name in DYNAMIC],
+    + [pytest.param(name, True, marks=() if name == "mlp" else pytest.mark.slow) for name in DYNAMIC],
 )
 def test_sizes_are_those_of_the_tensors_that_a_run_produces(name: str, dynamic: bool) -> None:
     joint, facts = joint_of(name, dynamic), facts_of_model(name, dynamic)
