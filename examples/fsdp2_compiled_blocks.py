@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py                    # with examples/sac_fsdp.apl
     torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py --inner inductor   # with generated code
-    torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py --policy none      # compiled, without a policy
+    torchrun --nproc-per-node 2 examples/fsdp2_compiled_blocks.py none               # compiled, without a policy
 
 `torch.compile` breaks the graph at the hooks in which `fully_shard` gathers a block's weights, so what it compiles of a
 model is a block at a time, and does not know where in the model it lies. `checkpoint_model` says so. The model, its
@@ -55,7 +55,7 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default=POLICY, help="a file, the name of a bundled policy, or none")
+    parser.add_argument("policy", nargs="?", default=POLICY, help="a file, the name of a bundled policy, or none")
     parser.add_argument("--inner", default="aot_eager", help="what compiles the graphs: aot_eager or inductor")
     options = parser.parse_args()
     policy = None if options.policy == "none" else options.policy

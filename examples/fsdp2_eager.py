@@ -10,8 +10,8 @@ policy is held against `reshard_after_forward`: `fully_shard` gathers the weight
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -81,9 +81,12 @@ def start() -> DeviceMesh:
 
 
 def main() -> None:
-    given = sys.argv[1] if len(sys.argv) > 1 else POLICY
-    policy = None if given == "none" else given
-    losses, model = train(start(), policy)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("policy", nargs="?", default=POLICY, help="a file, the name of a bundled policy, or none")
+    parser.add_argument("--steps", type=int, default=5)
+    options = parser.parse_args()
+    policy = None if options.policy == "none" else options.policy
+    losses, model = train(start(), policy, options.steps)
     if dist.get_rank() == 0:
         print("\n".join(f"step {step}: loss {loss:.6f}" for step, loss in enumerate(losses)))
         if policy is not None:
