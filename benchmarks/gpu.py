@@ -31,7 +31,7 @@ from xml.etree import ElementTree
 import torch
 from attrs import frozen
 
-from benchmarks.common import machine, table
+from benchmarks.common import machine, table, write_results
 
 ROOT = Path(__file__).parent.parent
 BENCHMARK = (sys.executable, "-m")
@@ -199,9 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = options.json or default_path(options.device)
 
     def write(accounts: list[dict[str, Any]]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        results = {"machine": machine(), "benchmark": "gpu", "policy": options.policy, "parts": accounts}
-        path.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(path, {"benchmark": "gpu", "policy": options.policy, "parts": accounts})
 
     accounts = run_all(chosen, options.minutes, write)
     print("\n" + table([{key: each.get(key) for key in ("part", "outcome", "s", "reason")} for each in accounts]))
