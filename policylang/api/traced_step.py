@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from policylang.api.apply import apply
 from policylang.api.report import report_on
 from policylang.backends import graph_registry
-from policylang.backends.runtime import profiled
+from policylang.backends.runtime import profiler_ranges
 from policylang.errors import PolicyWarning
 from policylang.graph import marks
 from policylang.language.figures import listed
@@ -128,7 +128,7 @@ class TracedStep:
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
         # the graph holds its own backward and its own casts
         with torch.no_grad(), _no_autocast(self._device_types):
-            outputs = profiled.run(self.gm, plain)
+            outputs = profiler_ranges.run(self.gm, plain)
         loss, *gradients = put_together(outputs, self._captured.outputs)
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 

@@ -20,21 +20,20 @@ from policylang.commands import (
     diff,
     explain,
     fmt,
-    import_,
-    import_torchtitan,
     list_,
     plan,
     show,
     snapshot,
     test,
 )
+from policylang.commands.importing import recorded, torchtitan
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import refuse
 from policylang.commands.shared.output import HelpText, tell, text_width
 from policylang.commands.shared.users_modules import refused_imports
 from policylang.errors import PolicyError
 
-COMMANDS = (check, plan, explain, diff, show, list_, fmt, test, snapshot, import_, import_torchtitan, demo, agree)
+COMMANDS = (check, plan, explain, diff, show, list_, fmt, test, snapshot, recorded, torchtitan, demo, agree)
 """In the order in which ``--help`` lists them."""
 
 

@@ -1,4 +1,4 @@
-"""The files that travel with the package: the grammar, the bundled policies and the pages of the diagnostic codes.
+"""The files that travel with the package: the grammar, the bundled policies and device profiles, the pages of codes.
 
 In a wheel they lie inside the package; in a checkout they are the folders beside it.
 """
@@ -22,6 +22,10 @@ def grammar_file() -> Path:
 
 def policies_folder() -> Path:
     return _folder("policies")
+
+
+def devices_folder() -> Path:
+    return _folder("devices")
 
 
 def codes_folder() -> Path:

@@ -16,6 +16,7 @@ from policylang.language.syntax import Policy, Rule
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
 from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
+from policylang.simulation.node_times import NodeTimes
 
 
 @frozen
@@ -63,6 +64,8 @@ class Plan:
     undecided: Fate
     digest: str
     """Hex SHA-256 over policy, node names, operators and decisions: equal plans, equal digests, on every rank."""
+    times: NodeTimes | None = field(default=None, repr=False)
+    """The times of :attr:`facts` on a device, where one is given."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
     """Row to block number, 0-based, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)

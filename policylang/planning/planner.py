@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policylang.graph.facts import Facts
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
@@ -31,6 +32,7 @@ from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
 from policylang.planning.statement_errors import StatementErrors
 from policylang.planning.value_decision import Decision, Fate, Why, by_rule, offloads
+from policylang.simulation.node_times import node_times
 
 
 def plan(
@@ -41,6 +43,7 @@ def plan(
     *,
     ranks: Ranks | None = None,
     aside: WeightsAside | None = None,
+    device: DeviceProfile | None = None,
 ) -> Plan:
     """Decide the fate of every forward value of a graph.
 
@@ -48,7 +51,7 @@ def plan(
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
     ``place`` says of a graph that runs again as a whole what part of a model it is. ``ranks`` are those that
     share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
-    the graph, in which a rule about gathers then has nothing to match.
+    the graph, in which a rule about gathers then has nothing to match. ``device`` is what times are worked out for.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
@@ -111,6 +114,7 @@ def plan(
         ),
         undecided=fate,
         digest=plan_digest(policy, facts, decisions, edits),
+        times=None if device is None else node_times(facts, device),
         block_of=blocks.block_of,
         block_names=blocks.names,
         block_by_block=apart,

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 import policylang
 from policylang.audit.summary.report import AuditReport, Report, ValuesReport
 from policylang.backends.eager.execution import plan_modes
-from policylang.backends.runtime import profiled
+from policylang.backends.runtime import profiler_ranges
 from policylang.backends.torch_compile import backend
 from policylang.graph import marks
 from policylang.graph.files import snapshot
@@ -94,7 +94,7 @@ def stood_in(step: Step) -> tuple[dict[str, int], list[Tensor]]:
         return nullcontext()
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (profiled, plan_modes, backend):
+        for module in (profiler_ranges, plan_modes, backend):
             patch.setattr(module, "is_profiling", lambda: True)
             patch.setattr(module, "named_range", named_range)
         gradients = step()
@@ -133,7 +133,7 @@ def test_a_profile_has_the_copies_by_their_line(path: Callable[[str], Step], ran
 
 
 def test_a_fused_collective_has_the_range_of_its_line() -> None:
-    asked_for = profiled.asked_for
+    asked_for = profiler_ranges.asked_for
     graph = torch.fx.Graph()
     node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
     assert asked_for(node) is None

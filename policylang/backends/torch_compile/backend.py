@@ -20,7 +20,7 @@ from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, describ
 from policylang.backends.eager.session import Session, innermost
 from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
 from policylang.backends.joint.path import JointPartitioner
-from policylang.backends.runtime.profiled import PREFIX
+from policylang.backends.runtime.profiler_ranges import PREFIX
 from policylang.backends.torch_compile import dynamo_graph, inner_checkpoints
 from policylang.backends.torch_compile import options as backend_options
 from policylang.backends.torch_compile.options import Inner

@@ -20,7 +20,7 @@ from policylang.backends.caching.cached_partitioner import CachedPartitioner
 from policylang.backends.findings import Findings, findings_of, from_json, to_json
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner, partitions
-from policylang.backends.runtime import groups, profiled
+from policylang.backends.runtime import groups, profiler_ranges
 from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import RankComparison, agree_on_cached
@@ -67,7 +67,7 @@ def with_aot_eager(
     """Nothing is cached on this road, so the partitioner is called whenever a gradient is needed. ``compare``: opens
     the comparison of ranks."""
     with compare() as comparison, partitions() as done:
-        run = inductor.compile_with_aot_eager(gm, inputs, partitioner, profiled.boxed)
+        run = inductor.compile_with_aot_eager(gm, inputs, partitioner, profiler_ranges.boxed)
         return CompiledCode(run, _findings(done), comparison.why_gone())
 
 

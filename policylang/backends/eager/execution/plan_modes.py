@@ -27,7 +27,7 @@ from policylang.backends.eager.observation.stream import (
     is_same_view,
     written_by,
 )
-from policylang.backends.runtime.profiled import recomputation
+from policylang.backends.runtime.profiler_ranges import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
 from policylang.torch_compat.eager import keeps_graph, storage_address, storage_is_freed, version
