@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policylang.language.codes import diagnose
+from policylang.language.devices.lookup import bundled_devices
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.figures import counted, first_lines, listed
+from policylang.language.figures import counted, first_lines
 from policylang.language.formatting.unparse_predicates import format_predicate
-from policylang.language.resources import devices_folder
 from policylang.language.source import Span
 from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Policy, Rule
 from policylang.language.walk import tests_of
@@ -55,7 +55,7 @@ def _timed_tests(statement: Rule | Expectation, policy: Policy) -> Iterator[Comp
 def _no_device(asked: list[tuple[str, Span]]) -> Diagnostic:
     (words, span), *others = asked
     more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}," if others else ""
-    bundled = listed([f"`{each}`" for each in _bundled()], _MOST_NAMES)
+    bundled = ", ".join(bundled_devices())
     return diagnose(
         NO_DEVICE,
         f"`{words}` is about time{more} and no device says how long anything takes",
@@ -64,7 +64,3 @@ def _no_device(asked: list[tuple[str, Span]]) -> Diagnostic:
         f'there are {bundled}, and `device "cluster.toml"` is a profile of your own',
         details=first_lines([f"{where.location}: {phrase}" for phrase, where in others], _MOST_NAMES),
     )
-
-
-def _bundled() -> list[str]:
-    return sorted(file.stem for file in devices_folder().glob("*.toml"))

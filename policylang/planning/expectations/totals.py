@@ -27,12 +27,12 @@ class Finding:
 
 
 _COLUMNS = {
-    "saved": ("saved_bytes", "forward_bytes"),
-    "recomputed": ("recomputed_bytes", "forward_bytes"),
-    "recomputed flops": ("recomputed_flops", "forward_flops"),
-    "recomputed operators": ("recomputed_operators", "forward_operators"),
+    "saved": ("saved_bytes", "bytes"),
+    "recomputed": ("recomputed_bytes", "bytes"),
+    "recomputed flops": ("recomputed_flops", "flops"),
+    "recomputed operators": ("recomputed_operators", "operators"),
 }
-"""By figure, what says it, and what it is a share of."""
+"""By figure, what says it, and what of the whole forward it is a share of."""
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
 _UNTIMED = Finding("deferred", "no device says how long anything takes")
 
@@ -89,14 +89,16 @@ def _whole(expectation: ExpectTotal, simulated: Simulated) -> float:
 
 def _amounts(expectation: ExpectTotal, outcome: CostedNeeds, simulated: Simulated) -> Amounts:
     """The figure, in all and by block: as it is, or as a share of the same of the whole forward."""
-    if expectation.figure == "recomputed time":
-        (amount, by_block), (whole, whole_by_block) = simulated.recomputed_time, simulated.forward_time
-    else:
-        column, of = _COLUMNS[expectation.figure]
-        amount, by_block = getattr(outcome, column), getattr(outcome, f"{column}_by_block")
-        whole, whole_by_block = getattr(outcome, of), getattr(outcome, f"{of}_by_block")
+    timed = expectation.figure == "recomputed time"
+    column, of = _COLUMNS.get(expectation.figure, ("", ""))
+    amount, by_block = (
+        simulated.recomputed_time if timed else (getattr(outcome, column), getattr(outcome, f"{column}_by_block"))
+    )
     if expectation.limit.dimension != "fraction":
         return amount, by_block
+    whole, whole_by_block = (
+        simulated.forward_time if timed else (getattr(outcome.forward, of), getattr(outcome.forward, f"{of}_by_block"))
+    )
     return _share(amount, whole), [_share(*pair) for pair in zip(by_block, whole_by_block, strict=True)]
 
 
