@@ -75,7 +75,7 @@ def test_a_terminal_has_its_own_width(monkeypatch):
     assert text_width(None) is None, "no terminal here"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "71")
-    assert (text_width(None), text_width(0), text_width(90)) == (71, None, 90)
+    assert (text_width(None), text_width(0), text_width(90)) == (71, 0, 90)
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
