@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
-_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _NUMBER = re.compile(r"(\d+)")
 _MOST_UNCOUNTED = 6
-_FLOPS = ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
-_SECONDS = ("ns", "us", "ms", "s")
+_SCALES: Mapping[str, tuple[float, float, tuple[str, ...]]] = {
+    "bytes": (1024.0, 1.0, ("B", "KiB", "MiB", "GiB", "TiB")),
+    "flops": (1000.0, 1.0, ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")),
+    "seconds": (1000.0, 1e-9, ("ns", "us", "ms", "s")),
+}
+"""By what is measured: from one unit to the next, the least of them, and all."""
 
 Measured = Literal["bytes", "flops", "seconds", "fraction", "number"]
 """What a figure is of."""
@@ -26,10 +29,8 @@ def figure(value: float, dimension: Measured) -> str:
         return f"{_short(value * 100)}%"
     if dimension == "seconds" and not value:
         return "0 s"
-    units: tuple[str, ...]
-    base, units = (1024.0, _BYTES) if dimension == "bytes" else (1000.0, _FLOPS)
-    if dimension == "seconds":
-        value, units = value * 1e9, _SECONDS
+    base, least, units = _SCALES[dimension]
+    value /= least
     index = 0
     while index + 1 < len(units) and round(value, 1) >= base:
         value /= base
