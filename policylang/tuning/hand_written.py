@@ -43,3 +43,4 @@ def zones(blocks: int) -> Iterator[str]:
         yield f"last {counted}"
     for step in range(2, min(blocks, 8) + 1):
         yield f"every {nth(step)} block"
+
