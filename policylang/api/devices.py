@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 
+from attrs import evolve
+
 from policylang.errors import PolicyMeaningError
 from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.formatting.unparse import format_policy
+from policylang.language.syntax import Policy
 
 DeviceLike = DeviceProfile | str | os.PathLike[str]
 """A device profile, the path of one, or the bare name of a bundled one."""
@@ -31,6 +35,16 @@ def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
 def device_of(given: DeviceLike | None) -> DeviceProfile | None:
     """The device that is given, loaded if need be; raises as :func:`load_device` does."""
     return given if given is None or isinstance(given, DeviceProfile) else load_device(given)
+
+
+def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
+    """The policy with a device in place of its own, so that it counts wherever the policy does: in plans, in digests, in
+    the keys of caches. Raises as :func:`load_device` does."""
+    profile = device_of(device)
+    if profile is None:
+        return policy
+    moved = evolve(policy, device=profile)
+    return evolve(moved, canonical=format_policy(moved)) if policy.canonical else moved
 
 
 def _unlike_tracing(name: str, found: Diagnostic) -> Diagnostic:

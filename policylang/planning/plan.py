@@ -17,7 +17,6 @@ from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
 from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
 from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.step_time import StepTime, step_time
 
 
 @frozen
@@ -92,11 +91,6 @@ class Plan:
         if self.rerun is not None:
             return build_sequential_schedule(self.facts, self.rerun)
         return schedule_of(self.facts, self.decisions)
-
-    @cached_property
-    def step_time(self) -> StepTime | None:
-        """The time of what :attr:`schedule` says, where there is a device."""
-        return None if self.times is None else step_time(self.facts, self.schedule, self.times)
 
     def rule_of(self, row: int) -> Rule | None:
         """The rule that decided a row, if one did."""

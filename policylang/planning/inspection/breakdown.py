@@ -18,13 +18,14 @@ from policylang.graph.storage import storage_roots
 from policylang.language.figures import folded_names
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
+from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.inspection.time_prices import a_gib, time_difference
 from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.value_decision import Decision, Why, is_open
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.peak import Peak, peak_of
-from policylang.simulation.step_time import StepTime, step_time
+from policylang.simulation.step_time import StepTime
 
 Fate = Literal["saved", "left to PyTorch", "recomputed", "offloaded"]
 OUTSIDE = "outside the blocks"
@@ -156,12 +157,11 @@ def breakdown(plan: Plan) -> Breakdown:
     outcome = saved_and_recomputed(plan, counted)
     fates = _fates(plan, outcome)
     everything = [None if decision is None else _KEPT for decision in plan.decisions]
-    kept = schedule_of(plan.facts, everything)
     return Breakdown(
         plan=plan,
         groups=_groups(plan, outcome, fates),
-        under=_scenario(plan, plan.schedule, plan.step_time, outcome, fates),
-        without=_scenario(plan, kept, _time_of(plan, kept), saved_and_recomputed(plan, everything), ()),
+        under=_scenario(plan, plan.schedule, outcome, fates),
+        without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plan, everything), ()),
         forward_flops=outcome.forward.flops,
         fates=fates,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
@@ -174,14 +174,8 @@ def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
     return [_KEPT if is_open(decision) else decision for decision in decisions]
 
 
-def _time_of(plan: Plan, schedule: Schedule) -> StepTime | None:
-    return None if plan.times is None else step_time(plan.facts, schedule, plan.times)
-
-
-def _scenario(
-    plan: Plan, schedule: Schedule, time: StepTime | None, outcome: CostedNeeds, fates: Sequence[Fate | None]
-) -> Scenario:
-    timeline = simulate(plan.facts, schedule)
+def _scenario(plan: Plan, schedule: Schedule, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> Scenario:
+    timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule, outcome)
     open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
     # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
     closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import uncounted_operators
+from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_decision import Decision, Why
@@ -114,7 +115,7 @@ def figures(plan: Plan) -> Figures:
     saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
     found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
-    time = plan.step_time
+    time = time_of_step(plan, plan.schedule, outcome)
     if plan.times is None or time is None:
         return found
     return evolve(

@@ -19,6 +19,7 @@ from attrs import evolve, frozen
 
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import as_counted
+from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.inspection.time_prices import a_gib, time_difference
 from policylang.planning.liveness import CostedNeeds, saved_and_recomputed
 from policylang.planning.plan import Plan
@@ -93,14 +94,14 @@ def worth_of_rules(
     """
     deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
     device = None if plan.times is None else plan.times.device
-    with_all, peak = _outcome_and_peak(plan)
+    with_all, peak, time = _cost(plan)
     found: list[Worth] = []
     for done, index in enumerate(deciding, start=1):
         rules = plan.policy.rules
         policy = evolve(plan.policy, rules=rules[:index] + rules[index + 1 :], rewrites=(), expectations=())
         other = make_plan(policy, plan.facts, capabilities, device=device)
-        outcome, other_peak = _outcome_and_peak(other)
-        recomputed, step = _margins(plan.step_time, other.step_time)
+        outcome, other_peak, other_time = _cost(other)
+        recomputed, step = _margins(time, other_time)
         found.append(
             Worth(
                 rule=index,
@@ -126,6 +127,6 @@ def _sign(amount: float) -> int:
     return (amount > 0) - (amount < 0)
 
 
-def _outcome_and_peak(plan: Plan) -> tuple[CostedNeeds, int]:
+def _cost(plan: Plan) -> tuple[CostedNeeds, int, StepTime | None]:
     outcome = saved_and_recomputed(plan, as_counted(plan.decisions))
-    return outcome, estimate_peak(plan.facts, plan.schedule).bytes
+    return outcome, estimate_peak(plan.facts, plan.schedule).bytes, time_of_step(plan, plan.schedule, outcome)
