@@ -99,7 +99,8 @@ def check(
     A ``Source`` is a text that was read already. Of a ``Policy``, whose text was checked when it was loaded, only what
     is wrong between it and the graphs is said.
 
-    For what is in a policy, for a file that is not there or for what is no policy it never raises: that is a diagnostic.
+    It never raises for what is in a policy or a graph, for a file of theirs that is not there, or for what is no policy:
+    that is a diagnostic.
     """
     sources = [each for path in paths for each in _sources(path)]
     files = tuple(map(_name, sources))

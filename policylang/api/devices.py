@@ -38,7 +38,7 @@ def device_of(given: DeviceLike | None) -> DeviceProfile | None:
 
 
 def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
-    """The policy with a device in place of its own, so that it counts wherever the policy does: in plans, in digests, in
+    """The policy with a device in place of its own, so that it counts wherever the policy does: in plans, digests and
     the keys of caches. Raises as :func:`load_device` does."""
     profile = device_of(device)
     if profile is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 from typing import Any
 
 from attrs import asdict, frozen
@@ -133,7 +134,7 @@ class NodesExplanation:
         rows = [("node", "operator", "module", "", "by", *("time",)[:timed]), *map(_summary, self.nodes)]
         head = f"{self.asked}: {counted(len(self.nodes), 'node')}"
         if timed:
-            total = sum(each.seconds or 0.0 for each in self.nodes)
+            total = fsum(each.seconds or 0.0 for each in self.nodes)
             head += _on(self.nodes[0].device, total)
         return f"{head}\n\n" + table(rows, right=range(5, 6), ends=(2,))
 
@@ -199,7 +200,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
         ),
         parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts)),
         names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
-        seconds=None if times is None else sum(times.seconds[row] for row in outcome.decided),
+        seconds=None if times is None else fsum(times.seconds[row] for row in outcome.decided),
         device=None if times is None else times.device.name,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import fsum
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -70,7 +71,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
-        recomputed=_recomputed(audit, None if seconds is None else sum(seconds[row] for row in again)),
+        recomputed=_recomputed(audit, None if seconds is None else fsum(seconds[row] for row in again)),
         offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
@@ -83,7 +84,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         uncounted=uncounted_operators(facts, facts.forward) or {},
         uncounted_recomputed=uncounted_operators(facts, again) or {},
         device=None if plan.times is None else plan.times.device.name,
-        forward_seconds=None if seconds is None else sum(seconds[row] for row in facts.forward),
+        forward_seconds=None if seconds is None else fsum(seconds[row] for row in facts.forward),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import fsum
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -287,7 +288,7 @@ def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry], *, 
         recomputed_flops=sum(entry.flops for entry in again),
         offloaded=len(moved),
         offloaded_bytes=sum(entry.bytes for entry in moved),
-        recomputed_seconds=sum(entry.seconds or 0.0 for entry in again) if timed else None,
+        recomputed_seconds=fsum(entry.seconds or 0.0 for entry in again) if timed else None,
     )
     return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import fsum
+
 from attrs import evolve
 
 from policylang.graph.schedule import Schedule
@@ -18,5 +20,5 @@ def time_of_step(plan: Plan, schedule: Schedule, needs: Needs) -> StepTime | Non
     found = step_time(plan.facts, schedule, plan.times)
     if not plan.block_by_block:
         return found
-    again = sum(plan.times.seconds[row] for row in needs.recomputed)
+    again = fsum(plan.times.seconds[row] for row in needs.recomputed)
     return evolve(found, recomputed=again, step=found.step + again - found.recomputed)
