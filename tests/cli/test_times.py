@@ -248,3 +248,32 @@ def test_the_groups_add_up_to_the_time_of_the_step(folder):
     found = breakdown(plan(library.load("mine.apl"), load("small.graph"), JOINT, device=device))
     total = sum((group.amounts.recomputed_seconds or 0.0) * group.times for group in found.groups)
     assert total == pytest.approx(found.under.amounts.recomputed_seconds)
+
+
+WRITTEN_OUT = f"""
+    %w = parameter bytes=1000000 device=cpu {BFLOAT}
+    %s = aten._safe_softmax.default(%w) layers.1 bytes=1000000 {BFLOAT}
+    ---
+    %t = tangent bytes=8 {BFLOAT}
+    %g = aten.mul.Tensor(%t, %s) bytes=8 {BFLOAT}
+    output(%s, %g)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", "mine.apl", "--node", "layers.1", "--graph"),
+        ("explain", "mine.apl", "--rule", "2", "--output-format", "json", "--graph"),
+        ("diff", "mine.apl", "mine.apl", "--graph"),
+        ("diff", "mine.apl", "mine.apl", "--output-format", "json", "--graph"),
+    ],
+)
+def test_what_the_graph_was_traced_for_is_told_wherever_it_is_planned(policylang, folder, command):
+    (folder / "mine.apl").write_text("blocks layers.*\nrecompute everything in block\n")
+    write(facts_of(WRITTEN_OUT), "cpu.graph")
+    outcome = policylang(*command, "cpu.graph")
+    assert outcome.code == 0
+    assert outcome.err.startswith("note[APL320]: 1 attention is written out in bmm and softmax, as the CPU runs it\n")
+    assert "APL320" not in outcome.out
+    assert policylang(*command, "small.graph").err == ""
