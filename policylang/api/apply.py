@@ -66,8 +66,8 @@ def partition(
     backward.
 
     Follows the plan that ``policylang.apply`` made for this graph, or ``policy``. Other ``options`` of partitioners,
-    such as Inductor's ``compiler``, are accepted. ``device`` as in ``apply``. With ``agree``, ranks that share the graph
-    compare a plan that is made here, as in ``apply``.
+    such as Inductor's ``compiler``, are accepted. ``device`` as in ``apply``. With ``agree``, ranks that share the
+    graph compare a plan that is made here, as in ``apply``.
 
     Raises ``PolicyGraphError`` for a graph that is not a joint graph or has no policy, ``PolicyMatchError`` where
     policy and graph do not fit, ``PolicyDivergenceError`` where ranks have different plans, and ``PolicyAuditError``

@@ -99,7 +99,7 @@ def check(
     A ``Source`` is a text that was read already. Of a ``Policy``, whose text was checked when it was loaded, only what
     is wrong between it and the graphs is said.
 
-    It never raises for what is in a policy or a graph, for a file of theirs that is not there, or for what is no policy:
+    It never raises for what is in a policy or a graph, for a file of theirs that is not there, or for what is none:
     that is a diagnostic.
     """
     sources = [each for path in paths for each in _sources(path)]
