@@ -15,7 +15,7 @@ from policylang.graph.traced_device import kernel_findings
 from policylang.language.codes import diagnose, is_error
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, one_cause
-from policylang.language.syntax import Policy
+from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.decisions.conflicts import conflicts
@@ -84,6 +84,7 @@ def findings(made: Plan) -> tuple[Diagnostic, ...]:
 
 def _deferred(made: Plan) -> Iterable[Diagnostic]:
     for expectation, planned in zip(made.policy.expectations, made.expectations, strict=True):
-        if planned.status == "deferred":
+        untimed = made.times is None and isinstance(expectation, ExpectTotal) and expectation.of_time
+        if planned.status == "deferred" and not untimed:  # that there is no device is an error already
             message = f"`{planned.text}` cannot be told from a snapshot: {planned.found}"
             yield diagnose(DEFERRED, message, expectation.span)

@@ -198,7 +198,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
             RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
             for other, count in outcome.overridden_by.items()
         ),
-        parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts)),
+        parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts, times=plan.times)),
         names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
         seconds=None if times is None else fsum(times.seconds[row] for row in outcome.decided),
         device=None if times is None else times.device.name,
