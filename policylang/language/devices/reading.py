@@ -269,7 +269,7 @@ class _Reader:
 
 
 def _takes_all_of(first: Network, second: Network) -> bool:
-    """Whether the first prices every group that the second fits. What lies inside 4 neighbouring ranks lies inside 8."""
+    """Whether the first prices all groups that the second fits. What lies inside 4 neighbouring ranks lies inside 8."""
     if first.bandwidth is None:
         return False
     return first.ranks is None or (second.ranks is not None and first.ranks % second.ranks == 0)
