@@ -1,7 +1,7 @@
 """Collectives by bytes and size of the group, timed by all ranks of a job together.
 
-Every rank calls the same, in the same order, and what decides how long it goes on is agreed upon: the slowest rank's time
-of each. Started by torchrun, ranks of one machine are also measured among themselves.
+Every rank calls the same, in the same order, and what decides how long it goes on is agreed upon: the slowest rank's
+time of each. Started by torchrun, ranks of one machine are also measured among themselves.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from attrs import frozen
 
 from policylang.language.devices.profile import CollectiveTimes, Network
+from policylang.profiling.measured import rounded
 
 MIB = 2**20
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -54,16 +55,31 @@ def measured_groups(device: torch.device, budget: float, progress: Callable[[str
     each = budget / len(groups) / len(COLLECTIVES)
     found = []
     for name, size, group in groups:
-        times = []
+        points = {}
         for collective, make in COLLECTIVES.items():
             progress(f"{collective} of {size} ranks")
-            points = tuple(_points(device, group, size, make, each))
-            if points:
-                times.append(CollectiveTimes(collective, size, points))
-        if times:
+            points[collective] = list(_points(device, group, size, make, each))
+        if times := in_a_table(points, size):
             bandwidth, latency = ring(times)
-            found.append(MeasuredGroup(name, Network(size if size < ranks else None, bandwidth, latency, tuple(times))))
+            network = Network(size if size < ranks else None, bandwidth, latency, times)
+            found.append(MeasuredGroup(name, network))
     return found
+
+
+def in_a_table(points: Mapping[str, Sequence[tuple[float, float]]], ranks: int) -> tuple[CollectiveTimes, ...]:
+    """As the rows of a table hold them: to a tenth of a microsecond, and as many sizes for each as for the shortest."""
+    measured = {collective: each for collective, each in points.items() if each}
+    sizes = min(map(len, measured.values()), default=0)
+    return tuple(
+        CollectiveTimes(
+            collective, ranks, tuple((size, float(milliseconds(seconds)) * 1e-3) for size, seconds in each[:sizes])
+        )
+        for collective, each in measured.items()
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{max(seconds * 1e3, 1e-4):.4f}"
 
 
 def _points(device: torch.device, group: Any, size: int, make: Any, budget: float) -> Iterator[tuple[float, float]]:
@@ -131,7 +147,7 @@ COLLECTIVES = {
 }
 
 
-def ring(times: list[CollectiveTimes]) -> tuple[float | None, float]:
+def ring(times: Sequence[CollectiveTimes]) -> tuple[float | None, float]:
     """Bytes/s and seconds of latency by least squares over what a ring sends: for groups that were not measured."""
     sent: list[float] = []
     seconds: list[float] = []
@@ -142,8 +158,8 @@ def ring(times: list[CollectiveTimes]) -> tuple[float | None, float]:
             sent.append(whole * share * (2 if each.collective == "all_reduce" else 1))
             seconds.append(time_)
     if len(set(sent)) < 2:
-        return (sent[0] / seconds[0] if sent else None), 0.0
+        return (rounded(sent[0] / seconds[0]) if sent else None), 0.0
     slope, latency = statistics.linear_regression(sent, seconds)
     if slope <= 0:  # the noise of small sizes
-        return sum(sent) / sum(seconds), 0.0
-    return 1 / slope, max(latency, 0.0)
+        return rounded(sum(sent) / sum(seconds)), 0.0
+    return rounded(1 / slope), rounded(max(latency, 0.0))

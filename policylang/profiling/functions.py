@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +17,10 @@ CHANNELS, EDGE = 64, 32
 """Of the same values as images."""
 BEFORE = "function: "
 
+Call = Callable[[Tensor, Tensor, Tensor, Tensor], object]
+"""Of two matrices, a row and a column."""
 _aten = torch.ops.aten
-_SOFTMAX = torch.float32
+_DTYPE = torch.float32
 
 
 def _batch_norm(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
@@ -51,24 +52,30 @@ def _norm_backward(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
     return _aten.native_layer_norm_backward.default(x, y, [COLUMNS], mean, mean, row, row, [True, True, True])
 
 
-FUNCTIONS: dict[str, tuple[float, Callable[[Tensor, Tensor, Tensor, Tensor], object]]] = {
-    **{
-        name: (2.0, lambda x, y, row, mean, call=getattr(_aten, name).default: call(x))
-        for name in ("tanh", "exp", "sigmoid", "silu", "gelu", "erf", "sin", "cos", "log1p", "rsqrt", "relu")
-    },
-    **{
-        name: (3.0, lambda x, y, row, mean, call=getattr(_aten, name).default: call(x, y))
-        for name in ("gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward")
-    },
+def _of_one(name: str) -> tuple[float, Call]:
+    call = getattr(_aten, name).default
+    return 2.0, lambda x, y, row, mean: call(x)
+
+
+def _of_two(name: str) -> tuple[float, Call]:
+    call = getattr(_aten, name).default
+    return 3.0, lambda x, y, row, mean: call(x, y)
+
+
+_ONE = ("tanh", "exp", "sigmoid", "silu", "gelu", "erf", "sin", "cos", "log1p", "rsqrt", "relu")
+_TWO = ("gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward")
+FUNCTIONS: dict[str, tuple[float, Call]] = {
+    **{name: _of_one(name) for name in _ONE},
+    **{name: _of_two(name) for name in _TWO},
     "pow": (2.0, lambda x, y, row, mean: _aten.pow.Tensor_Scalar(x, 3.0)),
     "sum": (1.0, lambda x, y, row, mean: _aten.sum.dim_IntList(x, [0])),
     "mean": (1.0, lambda x, y, row, mean: _aten.mean.dim(x, [-1])),
     "_softmax": (2.0, lambda x, y, row, mean: _aten._softmax.default(x, -1, False)),
     "_log_softmax": (2.0, lambda x, y, row, mean: _aten._log_softmax.default(x, -1, False)),
-    "_softmax_backward_data": (3.0, lambda x, y, row, mean: _aten._softmax_backward_data.default(x, y, -1, _SOFTMAX)),
+    "_softmax_backward_data": (3.0, lambda x, y, row, mean: _aten._softmax_backward_data.default(x, y, -1, _DTYPE)),
     "_log_softmax_backward_data": (
         3.0,
-        lambda x, y, row, mean: _aten._log_softmax_backward_data.default(x, y, -1, _SOFTMAX),
+        lambda x, y, row, mean: _aten._log_softmax_backward_data.default(x, y, -1, _DTYPE),
     ),
     "native_layer_norm": (2.0, lambda x, y, row, mean: _aten.native_layer_norm.default(x, [COLUMNS], row, row, 1e-5)),
     "native_layer_norm_backward": (3.0, _norm_backward),
@@ -85,12 +92,13 @@ def functions(operands: Operands) -> Iterator[Trial]:
     """Trials whose work is in bytes read and written, each under :data:`BEFORE` and the name of its operator; the
     stream that they are held against is ``mul``, measured beside them."""
     rows = ROWS[operands.device.type]
-    calls = {"mul": (2.0, lambda x, y, row, mean: _aten.mul.Tensor(x, 2.0)), **FUNCTIONS}
+    stream: tuple[float, Call] = (2.0, lambda x, y, row, mean: _aten.mul.Tensor(x, 2.0))
+    calls = {"mul": stream, **FUNCTIONS}
     for name, (times, call) in calls.items():
         work = times * rows * COLUMNS * 4
         yield Trial(f"operator {name}", f"{BEFORE}{name}", work, partial(_prepare, operands, rows, call), name)
 
 
-def _prepare(operands: Operands, rows: int, call: Callable[..., Any]) -> Run:
+def _prepare(operands: Operands, rows: int, call: Call) -> Run:
     x, y, row, mean = operands.of(torch.float32, (rows, COLUMNS), (rows, COLUMNS), (COLUMNS,), (rows, 1))
     return lambda: call(x, y, row, mean)

@@ -23,11 +23,17 @@ def described(device: torch.device) -> str:
 
 
 def capacity(device: torch.device) -> int | None:
-    """Bytes of memory: of the GPU, or of what this process may have of the machine's."""
+    """Bytes of memory: of the GPU, or of what this process may have of the machine's; down to a tenth of a GiB."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        return _in_tenths(int(torch.cuda.get_device_properties(device).total_memory))
     limits = [_of_machine(), _of_cgroup()]
-    return min((each for each in limits if each), default=None)
+    least = min((each for each in limits if each), default=None)
+    return None if least is None else _in_tenths(least)
+
+
+def _in_tenths(size: int) -> int:
+    tenths = size * 10 // 2**30
+    return round(tenths / 10 * 2**30) if tenths >= 10 else size
 
 
 def _processor() -> str:

@@ -15,6 +15,8 @@ SIZES = {"cpu": [4.0**i for i in range(7, 15)], "cuda": [4.0**i for i in range(8
 """Bytes that one operator reads and writes: 16 KiB to 256 MiB, 64 KiB to 4 GiB."""
 AFAR = 2**28
 """Bytes in which operands lie, and results are kept: more than caches hold."""
+MOST_PLACES = 2048
+"""More tensors at once would be a matter for Python's garbage collector."""
 HOST_BYTES = 2**27
 
 
@@ -52,7 +54,7 @@ def _add(operands: Operands, size: float) -> Run:
 def _from_afar(operands: Operands, size: float) -> Run:
     """As a step does it: operands that no cache holds any more, and results that are kept for the backward."""
     length = int(size / 12)
-    places = max(2, int(AFAR / 4 / length))
+    places = min(MOST_PLACES, max(2, int(AFAR / 4 / length)))
     (buffer,) = operands.of(torch.float32, (places * length,))
     parts = buffer.split(length)
     kept: list[object] = []
@@ -62,7 +64,7 @@ def _from_afar(operands: Operands, size: float) -> Run:
         nonlocal at
         kept.append(torch.ops.aten.add.Tensor(parts[at], parts[at - 1]))
         at = (at + 2) % places
-        if len(kept) * length * 4 >= AFAR:
+        if len(kept) >= places:
             kept.clear()
 
     return run

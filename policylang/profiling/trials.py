@@ -1,5 +1,8 @@
-"""What is measured, one trial each, in rounds: what disturbs a shared machine for a while then disturbs one round of all
-of them, and the median of the rounds is what the machine does undisturbed."""
+"""What is measured, one trial each, in rounds.
+
+What disturbs a shared machine for a while then disturbs one round of all trials, and the median of the rounds is what
+the machine does undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def measure(
 ) -> Timings:
     """Time every trial in rounds, until the budget in seconds is spent or there were enough; the first round is whole.
 
-    A single run may take a hundredth of the budget: the sizes of a ladder end there.
+    A single run may take a four hundredth of the budget: the sizes of a ladder end there.
     """
     start = clock.now()
     found = Timings()
@@ -109,7 +112,7 @@ def _ends_before(trial: Trial, seconds: dict[Trial, list[float]], found: Timings
     if trial.ladder in found.refused:
         return True
     before = [each for each in seconds if each.ladder == trial.ladder]
-    return bool(before) and seconds[before[-1]][0] * trial.work / before[-1].work > budget / 100
+    return bool(before) and seconds[before[-1]][0] * trial.work / before[-1].work > budget / 400
 
 
 def _first_line(error: Exception) -> str:

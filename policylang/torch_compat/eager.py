@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -67,23 +67,6 @@ def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextMa
             return result
 
     return Watching()
-
-
-@contextmanager
-def operators_called() -> Iterator[list[str]]:
-    """The names of the operators that run inside, without namespace and overload, in their order.
-
-    Private because dispatch modes are.
-    """
-    names: list[str] = []
-
-    class Naming(DispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(func.overloadpacket.__name__)
-            return func(*args, **(kwargs or {}))
-
-    with Naming():
-        yield names
 
 
 def active_modes() -> list[Any]:
