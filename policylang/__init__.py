@@ -22,6 +22,7 @@ _PUBLIC = {
     "partition": "policylang.api.apply",
     "partitioner": "policylang.api.compile",
     "pass_": "policylang.api.compile",
+    "profile_device": "policylang.api.profile_device",
     "recompilable": "policylang.backends.joint.recompilable_forward",
     "CheckResult": "policylang.api.check",
     "DeviceProfile": "policylang.language.devices.profile",
