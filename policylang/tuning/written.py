@@ -1,0 +1,201 @@
+"""The text of a tuned policy: where it comes from and what it comes to as a comment, its rules, what it promises."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts
+from policylang.language.figures import counted, figure
+from policylang.language.formatting.canonical import format_source
+from policylang.language.source import Source
+from policylang.language.units import UNITS, write
+from policylang.planning.digest import digest_of
+from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
+
+_SHOWN = 12
+_DIGITS = 3
+_SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
+
+
+@frozen
+class TuningSubject:
+    """What a policy is tuned for, in words that are the same wherever it is done."""
+
+    graph: str
+    """What the graph is called: the name of its file, without the folder."""
+    kind: str
+    nodes: int
+    fingerprint: str
+    """Of the facts, hex."""
+    device: str
+    """The name that its profile gives itself."""
+    device_named: str
+    """As a policy names it: a bundled profile, or the path of a file in quotes."""
+    optimizer: str = ""
+    """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
+
+
+def subject_of(facts: Facts, graph: str, device: str, device_named: str, optimizer: str = "") -> TuningSubject:
+    """A subject with the fingerprint of its facts."""
+    name = " ".join(graph.split())
+    return TuningSubject(name, facts.kind.value, len(facts), fingerprint(facts), device, device_named, optimizer)
+
+
+def fingerprint(facts: Facts) -> str:
+    """Hex SHA-256 of what planning and simulation read of a graph; the same for the graph and its snapshot, on every
+    machine. What differs by rank is left out."""
+    columns = (
+        facts.names,
+        facts.targets,
+        facts.phases,
+        facts.modules,
+        facts.user_tags,
+        facts.flags,
+        facts.shapes,
+        facts.dtypes,
+        facts.bytes,
+        facts.flops,
+        facts.inputs,
+        facts.owners,
+        facts.input_kinds,
+    )
+    return digest_of(digest_of(map(str, column)) for column in columns)
+
+
+def tuned_text(tuned: Tuned, subject: TuningSubject) -> str:
+    """The policy, in canonical form, with a line end."""
+    promises = _promises(tuned, subject)
+    text = "\n".join([*_comment(tuned, subject), "", tuned.chosen.rules.strip("\n"), "", *promises]) + "\n"
+    canonical = format_source(Source("<tuned>", text)).text
+    return text if canonical is None else canonical
+
+
+def budget_words(budget: Budget) -> str:
+    """``a peak of at most 70 GiB``."""
+    if budget.figure == "recompute time":
+        return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
+    size = write(int(budget.limit), "bytes")
+    return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
+
+
+def memory_of(each: Candidate, tuned: Tuned) -> int:
+    """The bytes that a budget of its kind is about."""
+    return each.saved if tuned.budget.figure == "saved" else tuned.besides.on(each.peak)
+
+
+def neighbour_words(tuned: Tuned) -> str:
+    """``with 2.1 GiB more, 14 ms less; with 1.2 GiB less, 9 ms more``; empty where there is neither."""
+    said = []
+    for other, memory, time in ((tuned.more, "more", "less"), (tuned.less, "less", "more")):
+        if other is not None:
+            size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
+            seconds = abs(other.recompute - tuned.chosen.recompute)
+            said.append(f"with {figure(size, 'bytes')} {memory}, {time_text(seconds)} {time}")
+    return "; ".join(said)
+
+
+def recomputed_words(tuned: Tuned) -> str:
+    """``14.2 ms, 3.1% of the forward``."""
+    again = tuned.chosen.recompute
+    share = f", {figure(again / tuned.forward, 'fraction')} of the forward" if tuned.forward else ""
+    return f"{time_text(again)}{share}" if again else "nothing that takes time"
+
+
+def besides_words(besides: Besides, subject: TuningSubject) -> str:
+    """``24 GiB of optimizer state (adamw) and 5% in reserve``; empty where there is nothing."""
+    name = f" ({subject.optimizer})" if subject.optimizer else ""
+    parts = [
+        f"{figure(besides.optimizer, 'bytes')} of optimizer state{name}" if besides.optimizer else "",
+        f"{figure(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
+        f"{figure(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
+    ]
+    return " and ".join(filter(None, parts))
+
+
+def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
+    chosen, besides = tuned.chosen, besides_words(tuned.besides, subject)
+    what = f"{subject.kind} graph of {counted(subject.nodes, 'node')}, facts {subject.fingerprint[:_SHOWN]}"
+    peak = f"{figure(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
+    if besides:
+        peak = f"{peak}: {figure(chosen.peak, 'bytes')} of the graph, {besides}"
+    figures = [
+        ("peak", peak),
+        ("saved", f"{figure(chosen.saved, 'bytes')} for the backward"),
+        ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
+        ("recomputed", recomputed_words(tuned)),
+        ("bound", bound_words(tuned)),
+        ("step", time_text(chosen.step)),
+        ("waiting", f"{time_text(chosen.exposed)} of the step for copies and collectives" if chosen.exposed else ""),
+    ]
+    beside = neighbour_words(tuned)
+    said = [
+        f"Tuned with `policylang tune` for {subject.graph} ({what}), on {subject.device}.",
+        f"The budget: {budget_words(tuned.budget)}.",
+        "",
+        *(f"  {name:<10}  {words}" for name, words in figures if words),
+        *(["", f"On either side: {beside}." if "; " in beside else f"Beside it: {beside}."] if beside else []),
+    ]
+    return [f"# {line}".rstrip() for line in said]
+
+
+def bound_words(tuned: Tuned) -> str:
+    """What no choice of values can beat; empty where it is not known."""
+    if tuned.bound is None:
+        return ""
+    return f"no choice of values that saves as much recomputes for less than {time_text(tuned.bound)}"
+
+
+def _promises(tuned: Tuned, subject: TuningSubject) -> list[str]:
+    budget, chosen, besides = tuned.budget, tuned.chosen, tuned.besides
+    if budget.figure == "saved":
+        return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
+    if budget.figure == "recompute time":
+        share = write(budget.limit, "fraction")
+        return [
+            f"device {subject.device_named}",
+            f"expect recomputed time <= {share}",
+            f"expect peak <= {rounded_up(chosen.peak)}",
+        ]
+    alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
+    less = besides_words(besides, subject)
+    why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
+    return [f"expect peak <= {at_most(max(alone, chosen.peak), chosen.peak)}{why}"]
+
+
+def at_most(limit: int, least: int) -> str:
+    """A size of few digits between ``least`` and ``limit`` bytes, near the limit: ``42.5 GiB``."""
+    exact = write(limit, "bytes")
+    if not exact.endswith(" B") or limit < 1024:
+        return exact
+    for text, size in _rounded(limit, ROUND_FLOOR):
+        if size >= least:
+            return text
+    return exact
+
+
+def rounded_up(size: int) -> str:
+    """A size of few digits that is not less."""
+    return next((text for text, _ in _rounded(size, ROUND_CEILING)), f"{size} B")
+
+
+def _rounded(size: int, way: str) -> list[tuple[str, Decimal]]:
+    """The size with more and more digits, in the largest unit that it reaches."""
+    unit = next((each for each in _SIZES if size >= UNITS[each][0]), "B")
+    scale = Decimal(int(UNITS[unit][0]))
+    whole = len(str(int(size // scale)))
+    found = []
+    for decimals in range(max(_DIGITS - whole, 0), 7):
+        number = (Decimal(size) / scale).quantize(Decimal(1).scaleb(-decimals), rounding=way)
+        text = format(number, "f")
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        found.append((f"{text} {unit}", number * scale))
+    return found
+
+
+def time_text(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds / 1e-9:.0f} ns" if seconds else "0 s"
