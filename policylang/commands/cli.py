@@ -25,6 +25,7 @@ from policylang.commands import (
     show,
     snapshot,
     test,
+    tune,
 )
 from policylang.commands.importing import recorded, torchtitan
 from policylang.commands.shared.exit import Exit, UsageError
@@ -33,7 +34,7 @@ from policylang.commands.shared.output import HelpText, tell, text_width
 from policylang.commands.shared.users_modules import refused_imports
 from policylang.errors import PolicyError
 
-COMMANDS = (check, plan, explain, diff, show, list_, fmt, test, snapshot, recorded, torchtitan, demo, agree)
+COMMANDS = (check, plan, explain, diff, show, list_, fmt, test, tune, snapshot, recorded, torchtitan, demo, agree)
 """In the order in which ``--help`` lists them."""
 
 

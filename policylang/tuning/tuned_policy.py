@@ -92,7 +92,7 @@ class TunedPolicy:
         return self.tuned.table
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the policy to a file, in one step; returns where it is. Raises ``OSError`` where it cannot be written."""
+        """Write the policy to a file, in one step; returns where it is. Raises ``OSError`` where that cannot be done."""
         target = Path(path)
         write_whole(target, self.text.encode())
         return target

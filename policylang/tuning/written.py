@@ -32,7 +32,7 @@ class TuningSubject:
     device: str
     """The name that its profile gives itself."""
     device_named: str
-    """As a policy names it: a bundled profile, or the path of a file in quotes."""
+    """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
 
@@ -118,10 +118,9 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     chosen, besides = tuned.chosen, besides_words(tuned.besides, subject)
     what = f"{subject.kind} graph of {counted(subject.nodes, 'node')}, facts {subject.fingerprint[:_SHOWN]}"
     peak = f"{figure(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
-    if besides:
-        peak = f"{peak}: {figure(chosen.peak, 'bytes')} of the graph, {besides}"
     figures = [
         ("peak", peak),
+        ("of it", f"{figure(chosen.peak, 'bytes')} of the graph, {besides}" if besides else ""),
         ("saved", f"{figure(chosen.saved, 'bytes')} for the backward"),
         ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
         ("recomputed", recomputed_words(tuned)),
@@ -153,11 +152,8 @@ def _promises(tuned: Tuned, subject: TuningSubject) -> list[str]:
         return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
     if budget.figure == "recompute time":
         share = write(budget.limit, "fraction")
-        return [
-            f"device {subject.device_named}",
-            f"expect recomputed time <= {share}",
-            f"expect peak <= {rounded_up(chosen.peak)}",
-        ]
+        timed = [f"device {subject.device_named}", f"expect recomputed time <= {share}"]
+        return [*(timed if subject.device_named else []), f"expect peak <= {rounded_up(chosen.peak)}"]
     alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
     less = besides_words(besides, subject)
     why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
