@@ -26,12 +26,12 @@ class Finding:
 
 
 _COLUMNS = {
-    "saved": ("saved_bytes", "forward_bytes"),
-    "recomputed": ("recomputed_bytes", "forward_bytes"),
-    "recomputed flops": ("recomputed_flops", "forward_flops"),
-    "recomputed operators": ("recomputed_operators", "forward_operators"),
+    "saved": ("saved_bytes", "bytes"),
+    "recomputed": ("recomputed_bytes", "bytes"),
+    "recomputed flops": ("recomputed_flops", "flops"),
+    "recomputed operators": ("recomputed_operators", "operators"),
 }
-"""By figure, what says it, and what it is a share of."""
+"""By figure, what says it, and what of the whole forward it is a share of."""
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
 
 
@@ -79,8 +79,8 @@ def _amounts(expectation: ExpectTotal, outcome: CostedNeeds) -> tuple[float, Seq
     amount, by_block = getattr(outcome, column), getattr(outcome, f"{column}_by_block")
     if expectation.limit.dimension != "fraction":
         return amount, by_block
-    pairs = zip(by_block, getattr(outcome, f"{of}_by_block"), strict=True)
-    return _share(amount, getattr(outcome, of)), [_share(*pair) for pair in pairs]
+    pairs = zip(by_block, getattr(outcome.forward, f"{of}_by_block"), strict=True)
+    return _share(amount, getattr(outcome.forward, of)), [_share(*pair) for pair in pairs]
 
 
 def _share(part: int, whole: int) -> float:

@@ -133,7 +133,7 @@ def breakdown(plan: Plan) -> Breakdown:
         groups=_groups(plan, outcome, fates),
         under=_scenario(plan, plan.schedule, outcome, fates),
         without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plan, everything), ()),
-        forward_flops=outcome.forward_flops,
+        forward_flops=outcome.forward.flops,
         fates=fates,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
         uncounted_again=uncounted_operators(plan.facts, outcome.recomputed),
