@@ -13,19 +13,21 @@ from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningE
 from policylang.graph.facts import Facts
 from policylang.graph.files.any_form import read_any
 from policylang.language.codes import diagnose
+from policylang.language.devices.lookup import find_device
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import figure
+from policylang.language.resources import devices_folder
 from policylang.planning.capabilities import capabilities_for
 from policylang.simulation.node_times import node_times
 from policylang.tuning.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
-from policylang.tuning.obstacles import infeasible
+from policylang.tuning.outcome.obstacles import infeasible
+from policylang.tuning.outcome.tuned_policy import TunedPolicy
+from policylang.tuning.outcome.written import memory_of, subject_of, tuned_text
 from policylang.tuning.suitable import UNSUITABLE, no_copies, unsuitable, without_blocks
 from policylang.tuning.trade_off import Besides, Budget, Infeasible
-from policylang.tuning.tuned_policy import TunedPolicy
 from policylang.tuning.tuner import tune as choose
-from policylang.tuning.written import memory_of, subject_of, tuned_text
 
 NOTHING_RECOMPUTED = "APL627"
 
@@ -69,7 +71,7 @@ def tune(
     """
     facts, name = _facts_of(graph)
     budget = _value(read_budget(peak, saved, recompute_time))
-    profile = _value(device if isinstance(device, DeviceProfile) else read_device(os.fspath(device)))
+    profile = _value(device if isinstance(device, DeviceProfile) else read_device(device))
     if budget is None:
         raise PolicyMeaningError([no_budget(profile)])
     besides = Besides(optimizer=_value(read_optimizer(optimizer, facts)), reserve=_value(read_reserve(reserve)))
@@ -105,9 +107,9 @@ def tuned_policy(
 ) -> TunedPolicy | Diagnostic:
     """The same with everything read: the error where it cannot be done.
 
-    ``graph`` is what the text calls the graph, ``named`` how the device was given, ``folder`` where the policy will lie,
-    ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off that is asked for: there is
-    no text then, and what is chosen is the fastest.
+    ``graph`` is what the text calls the graph, ``named`` how the device was given, ``folder`` where the policy will
+    lie, ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off that is asked for:
+    there is no text then, and what is chosen is the fastest.
     """
     capabilities = capabilities_for(facts.kind, path)
     problem = unsuitable(facts, graph) or (no_copies(device, capabilities) if offload else None)
@@ -143,11 +145,15 @@ def no_budget(device: DeviceProfile) -> Diagnostic:
 def _in_a_policy(device: DeviceProfile, named: str | None, folder: Path) -> str:
     """A profile as a policy in a folder names it: a bundled one by its name, a file by its path from there; empty where
     it is neither."""
-    if named is not None and os.path.exists(named):
-        return f'"{Path(os.path.relpath(named, folder)).as_posix()}"'
-    bundled = read_device(device.name)
+    found = find_device(device.name if named is None else named, Path())
+    if isinstance(found, Diagnostic):
+        return ""
+    path, _ = found
+    if path.parent != devices_folder():
+        return f'"{Path(os.path.relpath(path, folder)).as_posix()}"' if named is not None else ""
+    bundled = read_device(path.stem)
     same = not isinstance(bundled, Diagnostic) and bundled.canonical == device.canonical
-    return device.name if same else ""
+    return path.stem if same else ""
 
 
 def _facts_of(graph: Any) -> tuple[Facts, str]:

@@ -18,8 +18,8 @@ examples:
   policylang tune --graph llama3_8b.graph --recompute-time 5% --device cluster.toml
   policylang tune --graph llama3_8b.graph --device h100-sxm --table --html trade_off.html
 
-exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile does not do (no file is written then), 2 a
-budget that is none, or a file that cannot be read or written
+exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile does not do (no file is written then), 2
+a budget that is none, or a file that cannot be read or written
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from policylang.graph.facts import Facts
     from policylang.language.devices.profile import DeviceProfile
     from policylang.language.diagnostics import Diagnostic
+    from policylang.tuning.outcome.tuned_policy import TunedPolicy
     from policylang.tuning.trade_off import Besides, Budget
-    from policylang.tuning.tuned_policy import TunedPolicy
 
 NAME = "tune"
 SUMMARY = "write a policy from a budget of memory or time"
@@ -103,9 +103,9 @@ def run(options: argparse.Namespace) -> Exit:
 def _check(options: argparse.Namespace) -> None:
     """Raise ``UsageError`` for what cannot be right whatever the graph is, before the work."""
     if options.device is None:
-        from policylang.language.resources import devices_folder
+        from policylang.language.devices.lookup import bundled_devices
 
-        known = ", ".join(sorted(each.stem for each in devices_folder().glob("*.toml")))
+        known = ", ".join(bundled_devices())
         raise UsageError("times need a device", f"name one with `--device`: {known}, or the path of a file")
     budget = any(each is not None for each in (options.peak, options.saved, options.recompute_time))
     if not budget and options.output:
@@ -197,7 +197,7 @@ def _save(found: TunedPolicy, out: str) -> None:
 def _write_page(found: TunedPolicy, facts: Facts, device: DeviceProfile, options: argparse.Namespace) -> None:
     from policylang.planning.capabilities import capabilities_for
     from policylang.report.tuning.page import trade_off_page
-    from policylang.tuning.bundled import bundled_candidates
+    from policylang.tuning.outcome.bundled import bundled_candidates
 
     with _progress() as progress:
         known = bundled_candidates(facts, device, capabilities_for(facts.kind, options.path), progress)

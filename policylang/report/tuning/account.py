@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from policylang.language.figures import figure
 from policylang.report.width import table
+from policylang.tuning.outcome.tuned_policy import TunedPolicy
+from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of
 from policylang.tuning.trade_off import Candidate, Tuned
-from policylang.tuning.tuned_policy import TunedPolicy
-from policylang.tuning.written import besides_words, bound_words, budget_words, memory_of, time_text
 
 
 def account_text(found: TunedPolicy) -> str:
@@ -41,9 +41,9 @@ def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
         *rows,
         ("saved", lambda each: figure(each.saved, "bytes")),
         ("offloaded", lambda each: figure(each.offloaded, "bytes")),
-        ("recomputed", lambda each: f"{time_text(each.recompute)} ({share_text(each.recompute, tuned)})"),
-        ("exposed", lambda each: time_text(each.exposed)),
-        ("step", lambda each: time_text(each.step)),
+        ("recomputed", lambda each: f"{figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"),
+        ("exposed", lambda each: figure(each.exposed, "seconds")),
+        ("step", lambda each: figure(each.step, "seconds")),
     ]
 
 

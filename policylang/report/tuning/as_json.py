@@ -8,15 +8,15 @@ from typing import Any
 from attrs import asdict
 
 from policylang.report.diagnostics import render_json
+from policylang.tuning.outcome.tuned_policy import TunedPolicy
 from policylang.tuning.trade_off import Candidate, Tuned
-from policylang.tuning.tuned_policy import TunedPolicy
 
 VERSION = 1
 
 
 def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
-    """Bytes are whole numbers, times seconds. Without a budget there is no ``policy``, ``chosen``, ``less`` or ``more``:
-    they are null, as a neighbour is where there is none. ``limit`` is in bytes, of ``recompute time`` a fraction."""
+    """Bytes are whole numbers, times seconds. ``limit`` is in bytes, of ``recompute time`` a fraction. Without a budget
+    ``policy``, ``chosen``, ``less`` and ``more`` are null, as a neighbour is where there is none."""
     tuned, subject = found.tuned, found.subject
     document = {
         "version": VERSION,

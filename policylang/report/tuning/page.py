@@ -12,9 +12,9 @@ from policylang.report.plan.sections import tile
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import distinctions
 from policylang.report.tuning.scatter import trade_off_svg
+from policylang.tuning.outcome.tuned_policy import TunedPolicy
+from policylang.tuning.outcome.written import bound_words, budget_words, memory_of
 from policylang.tuning.trade_off import Candidate
-from policylang.tuning.tuned_policy import TunedPolicy
-from policylang.tuning.written import bound_words, budget_words, memory_of, time_text
 
 
 def trade_off_page(found: TunedPolicy, known: Sequence[tuple[str, Candidate]]) -> str:
@@ -41,8 +41,8 @@ def _tiles(found: TunedPolicy) -> Markup:
     return joined(
         tile("peak", figure(found.peak, "bytes"), at_peak),
         tile("saved for the backward", figure(chosen.saved, "bytes"), ""),
-        tile("second runs", time_text(chosen.recompute), share),
-        tile("step", time_text(chosen.step), bound_words(tuned)),
+        tile("second runs", figure(chosen.recompute, "seconds"), share),
+        tile("step", figure(chosen.step, "seconds"), bound_words(tuned)),
     )
 
 
@@ -80,12 +80,12 @@ def _known(found: TunedPolicy, known: Sequence[tuple[str, Candidate]]) -> Markup
 def _details(each: Candidate, phrase: str, found: TunedPolicy, name: str, *, is_open: bool) -> Markup:
     tuned = found.tuned
     size = figure(memory_of(each, tuned), "bytes")
-    time = f", {time_text(each.recompute)} ({share_text(each.recompute, tuned)})"
+    time = f", {figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"
     summary = element(
         "summary",
         element("span", phrase, class_="label"),
         element("span", element("b", size), time, class_="amount"),
-        element("span", f"{figure(each.saved, 'bytes')} saved, step {time_text(each.step)}", class_="amount"),
+        element("span", f"{figure(each.saved, 'bytes')} saved, step {figure(each.step, 'seconds')}", class_="amount"),
     )
     rules = element("div", element("pre", each.rules.strip()), class_="scroll")
     return element("details", summary, rules, class_="group", id=name or None, open=is_open or None)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from policylang.language.figures import figure, shortened
 from policylang.report.tuning.account import share_text
 from policylang.report.width import table
+from policylang.tuning.outcome.tuned_policy import TunedPolicy
 from policylang.tuning.trade_off import Candidate, Tuned
-from policylang.tuning.tuned_policy import TunedPolicy
-from policylang.tuning.written import time_text
 
 _LONGEST = 96
 
@@ -25,8 +24,8 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
     for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
         row = ["->" if chosen and each == tuned.chosen else "", figure(tuned.besides.on(each.peak), "bytes")]
         row += [figure(each.saved, "bytes"), *([figure(each.offloaded, "bytes")] if moved else [])]
-        row += [time_text(each.recompute), share_text(each.recompute, tuned)]
-        row += [*([time_text(each.exposed)] if waits else []), time_text(each.step)]
+        row += [figure(each.recompute, "seconds"), share_text(each.recompute, tuned)]
+        row += [*([figure(each.exposed, "seconds")] if waits else []), figure(each.step, "seconds")]
         rows.append([*row, shortened(phrase, _LONGEST)])
     subject = found.subject
     heading = (

@@ -15,15 +15,16 @@ from policylang.language.figures import figure
 from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import statements
+from policylang.tuning.outcome.written import memory_of
 from policylang.tuning.trade_off import Candidate, Tuned
-from policylang.tuning.written import memory_of, time_text
 
 _WIDTH, _HEIGHT = 960, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 20, 56
 _TICKS = 5
-_LETTER, _LINE = 6.4, 13
+_LETTER, _LINE = 6.8, 13
 _STYLE = """
 text { font: 12px system-ui, "Segoe UI", Roboto, sans-serif; fill: var(--soft, #5c656e); }
+.known text, .chosen text { paint-order: stroke; stroke: var(--card, #fff); stroke-width: 3px; }
 .ground { fill: var(--card, #fff); } .grid { stroke: var(--line, #dfe3e6); }
 .stairs { fill: none; stroke: var(--saved, #2364aa); stroke-width: 1.5; stroke-opacity: .45; }
 .policy circle { fill: var(--saved, #2364aa); stroke: var(--card, #fff); }
@@ -31,7 +32,8 @@ text { font: 12px system-ui, "Segoe UI", Roboto, sans-serif; fill: var(--soft, #
 .known text { fill: var(--recomputed, #a64b08); }
 .chosen circle { fill: var(--card, #fff); stroke: var(--saved, #2364aa); stroke-width: 3; }
 .chosen text { fill: var(--ink, #1d2125); font-weight: 600; }
-.bound { stroke: var(--ink, #1d2125); stroke-dasharray: 2 3; } .budget { stroke: var(--soft, #5c656e); stroke-dasharray: 6 4; }
+.bound { stroke: var(--ink, #1d2125); stroke-dasharray: 2 3; }
+.budget { stroke: var(--soft, #5c656e); stroke-dasharray: 6 4; }
 g:hover circle, a:focus-visible circle { stroke: var(--ink, #1d2125); stroke-width: 3; }
 """
 
@@ -120,7 +122,7 @@ def _limits(scale: _Scale, tuned: Tuned) -> list[Markup]:
         found.append(_line("budget", _LEFT, _WIDTH - _RIGHT, y, y, "the budget"))
     if tuned.bound is not None and tuned.bound <= scale.most_seconds:
         x, y = scale.x(tuned.bound), scale.y(memory_of(tuned.chosen, tuned))
-        said = f"no choice of values that saves as much recomputes for less: {time_text(tuned.bound)}"
+        said = f"no choice of values that saves as much recomputes for less: {figure(tuned.bound, 'seconds')}"
         found.append(_line("bound", x, x, min(y - 24, bottom), min(y + 24, bottom), said))
     return found
 
@@ -148,7 +150,7 @@ def _point(
 ) -> Markup:
     x, y = scale.x(each.recompute), scale.y(memory_of(each, tuned))
     size = figure(memory_of(each, tuned), "bytes")
-    figures = f"{size}, {time_text(each.recompute)} ({share_text(each.recompute, tuned)})"
+    figures = f"{size}, {figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"
     said = "\n".join([f"{name}: {figures}" if name else figures, *statements(each)])
     dot = element("circle", cx=_number(x), cy=_number(y), r=6 if kind == "chosen" else 4.5)
     label = _label(name, x, y, taken) if name else joined()

@@ -92,7 +92,7 @@ def neighbour_words(tuned: Tuned) -> str:
         if other is not None:
             size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
             seconds = abs(other.recompute - tuned.chosen.recompute)
-            said.append(f"with {figure(size, 'bytes')} {memory}, {time_text(seconds)} {time}")
+            said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
     return "; ".join(said)
 
 
@@ -100,7 +100,7 @@ def recomputed_words(tuned: Tuned) -> str:
     """``14.2 ms, 3.1% of the forward``."""
     again = tuned.chosen.recompute
     share = f", {figure(again / tuned.forward, 'fraction')} of the forward" if tuned.forward else ""
-    return f"{time_text(again)}{share}" if again else "nothing that takes time"
+    return f"{figure(again, 'seconds')}{share}" if again else "nothing that takes time"
 
 
 def besides_words(besides: Besides, subject: TuningSubject) -> str:
@@ -125,8 +125,11 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
         ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
         ("recomputed", recomputed_words(tuned)),
         ("bound", bound_words(tuned)),
-        ("step", time_text(chosen.step)),
-        ("waiting", f"{time_text(chosen.exposed)} of the step for copies and collectives" if chosen.exposed else ""),
+        ("step", figure(chosen.step, "seconds")),
+        (
+            "waiting",
+            f"{figure(chosen.exposed, 'seconds')} of the step for copies and collectives" if chosen.exposed else "",
+        ),
     ]
     beside = neighbour_words(tuned)
     said = [
@@ -143,7 +146,7 @@ def bound_words(tuned: Tuned) -> str:
     """What no choice of values can beat; empty where it is not known."""
     if tuned.bound is None:
         return ""
-    return f"no choice of values that saves as much recomputes for less than {time_text(tuned.bound)}"
+    return f"no choice of values that saves as much recomputes for less than {figure(tuned.bound, 'seconds')}"
 
 
 def _promises(tuned: Tuned, subject: TuningSubject) -> list[str]:
@@ -188,10 +191,3 @@ def _rounded(size: int, way: str) -> list[tuple[str, Decimal]]:
         text = text.rstrip("0").rstrip(".") if "." in text else text
         found.append((f"{text} {unit}", number * scale))
     return found
-
-
-def time_text(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds / 1e-9:.0f} ns" if seconds else "0 s"

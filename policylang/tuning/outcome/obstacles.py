@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from policylang.graph.facts import Facts, InputKind
+from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import beside, counted, figure
@@ -106,8 +106,8 @@ def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, 
     """The one thing that a user can change, where there is one: parameters, the logits, a single value."""
     others = [value for value in at_peak.values if value.what not in _RESIDENT]
     rest = at_peak.bytes - resident
-    vocabularies = _vocabularies(facts)
-    wide = [value for value in others if _width(facts, value) in vocabularies]
+    vocabulary = _vocabulary(facts)
+    wide = [value for value in others if vocabulary and _width(facts, value) == vocabulary]
     size = sum(value.bytes for value in wide)
     if size and size >= _LARGE * rest:
         named = f"`{wide[0].name}`{_where(wide[0])}"
@@ -127,14 +127,10 @@ def _where(value: AliveValue) -> str:
     return f" of `{value.module}`" if value.module else ""
 
 
-def _vocabularies(facts: Facts) -> set[int]:
-    """The lengths of the tables that embeddings look into, as far as they are parameters."""
-    found: set[int] = set()
-    for row, target in enumerate(facts.targets):
-        if target.startswith("aten.embedding."):
-            tables = [each for each in facts.inputs[row] if facts.input_kinds[each] == InputKind.PARAMETER]
-            found.update(shape[0] for each in tables if (shape := facts.shapes[each]))
-    return found
+def _vocabulary(facts: Facts) -> int:
+    """The length of the longest table that an embedding looks into; 0 where there is none."""
+    tables = (facts.inputs[row][0] for row, op in enumerate(facts.targets) if op.startswith("aten.embedding."))
+    return max((shape[0] for table in tables if (shape := facts.shapes[table])), default=0)
 
 
 def _width(facts: Facts, value: AliveValue) -> int:

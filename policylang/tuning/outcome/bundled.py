@@ -32,8 +32,8 @@ def bundled_candidates(
             progress(f"planning {name}")
         loaded = load_policy(name, operators=operators)
         made = None if loaded.policy is None else plan(loaded.policy, facts, capabilities, device=device)
-        if made is None or any(map(is_error, made.diagnostics)) or made.edits.done:
-            continue
+        if made is None or not made.rules or any(map(is_error, made.diagnostics)) or made.edits.done:
+            continue  # of an edited graph the times are not those of this one
         kept = saved_and_recomputed(made)
         peak = peak_of(simulate(made.facts, made.schedule), made.facts)
         took = step_time(made.facts, made.schedule, times)
