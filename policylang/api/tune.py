@@ -107,12 +107,13 @@ def tuned_policy(
 ) -> TunedPolicy | Diagnostic:
     """The same with everything read: the error where it cannot be done.
 
-    ``graph`` is what the text calls the graph, ``named`` how the device was given, ``folder`` where the policy will
-    lie, ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off that is asked for:
-    there is no text then, and what is chosen is the fastest.
+    ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
+    where the policy will lie, ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off
+    that is asked for: there is no text then, and what is chosen is the fastest.
     """
     capabilities = capabilities_for(facts.kind, path)
-    problem = unsuitable(facts, graph) or (no_copies(device, capabilities) if offload else None)
+    called = f"`{graph}`" if graph else "the graph"
+    problem = unsuitable(facts, called) or (no_copies(device, capabilities) if offload else None)
     if problem is not None:
         return problem
     times = node_times(facts, device)
@@ -122,7 +123,7 @@ def tuned_policy(
         return infeasible(found, facts, times, capabilities)
     name = optimizer.strip().lower()
     subject = subject_of(facts, graph, device.name, _in_a_policy(device, named, folder), name if name in STATES else "")
-    notes = [without_blocks(facts, graph)]
+    notes = [without_blocks(facts, called)]
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":
@@ -158,7 +159,7 @@ def _in_a_policy(device: DeviceProfile, named: str | None, folder: Path) -> str:
 
 def _facts_of(graph: Any) -> tuple[Facts, str]:
     if isinstance(graph, Facts):
-        return graph, f"a {graph.kind.value} graph"
+        return graph, ""
     if isinstance(graph, str | os.PathLike):
         return read_any(graph), Path(os.fsdecode(graph)).name
     from policylang.api.snapshot import facts_of
@@ -168,7 +169,7 @@ def _facts_of(graph: Any) -> tuple[Facts, str]:
         message = f"the model has {len(found)} graphs, and a policy is tuned for one"
         help = "write them with `policylang.snapshot`, tune for the one that decides, and check on all"
         raise PolicyGraphError([diagnose(UNSUITABLE, message, help=help)])
-    return found[0], f"a {found[0].kind.value} graph"
+    return found[0], ""
 
 
 def _value(read: Read | Diagnostic) -> Read:

@@ -14,7 +14,7 @@ from policylang.tuning.trade_off import Candidate, Tuned
 def account_text(found: TunedPolicy) -> str:
     """No line end at the end."""
     tuned, subject = found.tuned, found.subject
-    heading = f"tuned for {subject.graph} on {subject.device}: {budget_words(tuned.budget)}"
+    heading = f"tuned for {subject.called} on {subject.device}: {budget_words(tuned.budget)}"
     said = [_room(tuned), _beside(found), bound_words(tuned)]
     below = "\n".join(line for line in said if line)
     return "\n\n".join(filter(None, (heading, _figures(tuned), below)))

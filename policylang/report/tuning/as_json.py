@@ -21,7 +21,7 @@ def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
     document = {
         "version": VERSION,
         "graph": {
-            "name": subject.graph,
+            "name": subject.graph or None,
             "kind": subject.kind,
             "nodes": subject.nodes,
             "fingerprint": subject.fingerprint,

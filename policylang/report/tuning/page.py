@@ -20,7 +20,7 @@ from policylang.tuning.trade_off import Candidate
 def trade_off_page(found: TunedPolicy, known: Sequence[tuple[str, Candidate]]) -> str:
     """The whole page. ``known`` are policies to compare with, by name. Without a text there was no budget."""
     tuned, subject, chosen = found.tuned, found.subject, bool(found.text)
-    words = f"{budget_words(tuned.budget)} for {subject.graph}" if chosen else f"memory and time of {subject.graph}"
+    words = f"{budget_words(tuned.budget)} for {subject.called}" if chosen else f"memory and time of {subject.called}"
     about = [f"{subject.kind} graph of {counted(subject.nodes, 'node')}", subject.device]
     values = {
         "title": escape(words),

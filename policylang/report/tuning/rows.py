@@ -29,7 +29,7 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
         rows.append([*row, shortened(phrase, _LONGEST)])
     subject = found.subject
     heading = (
-        f"{len(tuned.table)} policies for {subject.graph} on {subject.device}, none better in both memory and time"
+        f"{len(tuned.table)} policies for {subject.called} on {subject.device}, none better in both memory and time"
     )
     return f"{heading}\n\n{table(rows, right=range(1, len(head) - 1))}"
 

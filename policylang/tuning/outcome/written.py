@@ -24,7 +24,7 @@ class TuningSubject:
     """What a policy is tuned for, in words that are the same wherever it is done."""
 
     graph: str
-    """What the graph is called: the name of its file, without the folder."""
+    """The name of the graph's file, without the folder; empty where it came from none."""
     kind: str
     nodes: int
     fingerprint: str
@@ -35,6 +35,11 @@ class TuningSubject:
     """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
+
+    @property
+    def called(self) -> str:
+        """What a heading calls the graph."""
+        return self.graph or f"a {self.kind} graph"
 
 
 def subject_of(facts: Facts, graph: str, device: str, device_named: str, optimizer: str = "") -> TuningSubject:
@@ -116,7 +121,10 @@ def besides_words(besides: Besides, subject: TuningSubject) -> str:
 
 def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     chosen, besides = tuned.chosen, besides_words(tuned.besides, subject)
-    what = f"{subject.kind} graph of {counted(subject.nodes, 'node')}, facts {subject.fingerprint[:_SHOWN]}"
+    nodes, facts = counted(subject.nodes, "node"), f"facts {subject.fingerprint[:_SHOWN]}"
+    graph = f"{subject.called} of {nodes} ({facts})"
+    if subject.graph:
+        graph = f"{subject.graph} ({subject.kind} graph of {nodes}, {facts})"
     peak = f"{figure(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
     figures = [
         ("peak", peak),
@@ -133,7 +141,7 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     ]
     beside = neighbour_words(tuned)
     said = [
-        f"Tuned with `policylang tune` for {subject.graph} ({what}), on {subject.device}.",
+        f"Tuned with `policylang tune` for {graph}, on {subject.device}.",
         f"The budget: {budget_words(tuned.budget)}.",
         "",
         *(f"  {name:<10}  {words}" for name, words in figures if words),
