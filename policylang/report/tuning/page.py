@@ -89,3 +89,8 @@ def _details(each: Candidate, phrase: str, found: TunedPolicy, name: str, *, is_
     )
     rules = element("div", element("pre", each.rules.strip()), class_="scroll")
     return element("details", summary, rules, class_="group", id=name or None, open=is_open or None)
+
+
+def trade_off_cell(found: TunedPolicy) -> str:
+    """The picture and the text, for the cell of a notebook."""
+    return joined(trade_off_svg(found.tuned), element("pre", found.text))
