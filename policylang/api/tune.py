@@ -21,11 +21,11 @@ from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
 from policylang.planning.capabilities import capabilities_for
 from policylang.simulation.node_times import node_times
-from policylang.tuning.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
+from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
 from policylang.tuning.outcome.obstacles import infeasible
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
 from policylang.tuning.outcome.written import memory_of, subject_of, tuned_text
-from policylang.tuning.suitable import UNSUITABLE, no_copies, unsuitable, without_blocks
+from policylang.tuning.request.suitable import UNSUITABLE, no_copies, unsuitable, without_blocks
 from policylang.tuning.trade_off import Besides, Budget, Infeasible
 from policylang.tuning.tuner import tune as choose
 
@@ -57,7 +57,7 @@ def tune(
         recompute_time: instead, how much of the forward's time second runs may take: ``"5%"``, or ``0.05``.
         device: the name of a bundled device profile, the path of a file, or a profile.
         optimizer: whose state takes memory beside the graph: ``"adamw"``, another name of
-            :data:`policylang.tuning.asked.STATES`, or a size. State has the dtype of its parameter, as in
+            :data:`policylang.tuning.request.asked.STATES`, or a size. State has the dtype of its parameter, as in
             ``torch.optim``, and a parameter without a gradient has none.
         reserve: the share of the memory that is set aside for what the allocator wastes: ``"5%"``.
         offload: whether values may also be copied to the host.

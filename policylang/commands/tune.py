@@ -133,7 +133,7 @@ def _asked(
 ) -> tuple[Budget | None, Besides] | Diagnostic:
     from policylang.api.tune import no_budget
     from policylang.language.diagnostics import Diagnostic
-    from policylang.tuning.asked import read_budget, read_optimizer, read_reserve
+    from policylang.tuning.request.asked import read_budget, read_optimizer, read_reserve
     from policylang.tuning.trade_off import Besides
 
     budget = read_budget(options.peak, options.saved, options.recompute_time)

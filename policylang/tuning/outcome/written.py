@@ -81,7 +81,10 @@ def budget_words(budget: Budget) -> str:
     """``a peak of at most 70 GiB``."""
     if budget.figure == "recompute time":
         return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
-    size = write(int(budget.limit), "bytes")
+    limit = int(budget.limit)
+    size = write(limit, "bytes")
+    if size.endswith(" B") and limit >= 1024:
+        size = f"{figure(limit, 'bytes')} ({limit:,} bytes)"
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
 
 
