@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from policylang.graph.facts import Facts, Phase, forward_users
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action
-from policylang.planning.liveness import Needs, backward_needs
+from policylang.planning.liveness import Needs, backward_needs, with_whole_blocks
 from policylang.planning.plan import schedule_of
 from policylang.planning.value_decision import Decision, Why
 from policylang.simulation.lifetimes import lifetimes
@@ -49,6 +49,8 @@ class Pieces:
     """By block, last what lies outside: seconds of second runs."""
     asked: tuple[int, ...]
     """By class: what becomes of its values; ``Fate.EITHER`` of those that the backward does not ask for."""
+    hands_on: bool
+    """Whether blocks keep what they hand on: only then does memory in use follow from that of each block."""
 
 
 @frozen(eq=False)
@@ -63,8 +65,11 @@ class Mixtures:
 class Composition:
     """Cuts patterns into pieces and puts them together."""
 
-    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses) -> None:
+    def __init__(
+        self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False
+    ) -> None:
         self.facts = facts
+        self.block_by_block = block_by_block
         self.times = times
         self.classes = classes
         self.roots = storage_roots(facts)
@@ -91,11 +96,19 @@ class Composition:
             decisions[row] = by_class[classes.of[row]]
         return decisions
 
-    def pieces(self, fates: Sequence[int]) -> Pieces:
-        """Simulate a pattern in all blocks."""
+    def pieces(self, fates: Sequence[int], *, with_peak: bool) -> Pieces:
+        """Simulate a pattern in all blocks; without the peak only what is kept and runs again is worked out."""
         decisions = self.decisions(fates)
         needs = backward_needs(self.facts, decisions)
+        if self.block_by_block:
+            needs = with_whole_blocks(needs, self.facts, decisions, self.classes.blocks.block_of)
         saved, again = self._by_block(needs)
+        asked = self._asked(needs)
+        hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
+        rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
+        net = np.zeros_like(rise)
+        if not with_peak:
+            return Pieces(rise, net, saved, again, asked, hands_on)
         schedule = schedule_of(self.facts, decisions)
         found = lifetimes(self.facts, schedule)
         steps = len(schedule)
@@ -111,13 +124,11 @@ class Composition:
         late = (np.frombuffer(schedule.regions, dtype=np.int32) > 0) | self._is_backward[rows]
         keys = np.maximum.accumulate(np.where(late, self._backward_key[rows], self._forward_key[rows]))
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
-        net = np.zeros_like(rise)
         if steps:
             at_start = before[starts]
             rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
             net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
-        return Pieces(rise, net, saved, again, self._asked(needs))
+        return Pieces(rise, net, saved, again, asked, hands_on)
 
     def mixtures(self, patterns: Sequence[Pieces], blocks: NDArray[np.int32], around: NDArray[np.int32]) -> Mixtures:
         """The figures of mixtures: ``blocks`` says, mixture by block, the number of the pattern, ``around`` that of

@@ -37,8 +37,9 @@ class Prospects:
         return len(self.zone)
 
 
-def prospects(composition: Composition, patterns: Sequence[Pieces]) -> Prospects:
-    """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth."""
+def prospects(composition: Composition, patterns: Sequence[Pieces], *, mixed: bool) -> Prospects:
+    """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth: of those
+    whose blocks keep what they hand on, or with ``mixed`` of all."""
     count, blocks = len(patterns), composition.count
     shapes = [(FIRST, blocks)]
     shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
@@ -48,6 +49,8 @@ def prospects(composition: Composition, patterns: Sequence[Pieces]) -> Prospects
         for other in range(count):
             for kind, number in shapes:
                 if (one == other) != (number == blocks):
+                    continue
+                if one != other and not mixed and not (patterns[one].hands_on and patterns[other].hands_on):
                     continue
                 if kind != EVERY and one > other:
                     continue
