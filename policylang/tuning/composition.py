@@ -65,9 +65,7 @@ class Mixtures:
 class Composition:
     """Cuts patterns into pieces and puts them together."""
 
-    def __init__(
-        self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False
-    ) -> None:
+    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False) -> None:
         self.facts = facts
         self.block_by_block = block_by_block
         self.times = times

@@ -103,8 +103,7 @@ class Tuner:
         return lower_hull(self.facts, self.times, self.capabilities, override=self.override)
 
     def _set(self, budget: Budget) -> _Set:
-        """What is chosen among: in a peak, blocks keep what they hand on; in bytes kept for the backward, they may not.
-        """
+        """What is chosen among: in a peak, blocks keep what they hand on; in bytes kept for the backward, they may not."""
         by_peak = budget.figure != "saved"
         if by_peak not in self._sets:
             self._sets[by_peak] = self._made_set(by_peak=by_peak)
@@ -116,9 +115,7 @@ class Tuner:
         points = list(self.hull)
         if by_peak and crossing:
             self._say("solving for the candidates")
-            points = list(
-                lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override)
-            )
+            points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
         points = thinned(points, _STRAIGHT * self.forward)
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
         found += by_hand(classes, self.inside, self.outside)
