@@ -42,6 +42,8 @@ _PUBLIC = {
     "snapshot": "policylang.api.snapshot",
     "TracedStep": "policylang.api.traced_step",
     "trace_step": "policylang.api.traced_step",
+    "tune": "policylang.api.tune",
+    "TunedPolicy": "policylang.tuning.outcome.tuned_policy",
 }
 """Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
 
