@@ -82,7 +82,7 @@ def test_random_bytes(content: bytes) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(KEYS + MORE), TREES, max_size=5), PROFILES, st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_trees(tree: dict[str, Any], profile: dict[str, Any], near: bool) -> None:
     text = "\n".join(f"{quoted(key)} = {toml(value)}" for key, value in (profile if near else tree).items())
     accept(parse_device(Source("d.toml", text), Path("/nowhere")))

@@ -326,7 +326,7 @@ def tensors(draw: st.DrawFn) -> Facts:
 
 
 @given(tensors(), devices())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_node_is_priced_as_the_slow_account_prices_it(facts: Facts, device: DeviceProfile) -> None:
     times = node_times(facts, device)
     for row in range(len(facts)):

@@ -197,14 +197,14 @@ DEVICE = DeviceProfile(
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_orders_take_as_long_as_the_slow_account_says(data: st.DataObject) -> None:
     facts = data.draw(flat())
     compare(facts, Schedule.of(data.draw(schedules(facts))), DEVICE)
 
 
 @given(graphs(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_planned_orders_take_as_long_as_the_slow_account_says(facts: Facts, data: st.DataObject) -> None:
     again = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
     moved = data.draw(st.lists(st.sampled_from(facts.forward), unique=True, max_size=2)) if facts.forward else []
