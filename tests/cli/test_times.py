@@ -122,7 +122,7 @@ def test_without_a_device_nothing_speaks_of_time(policylang, folder):
         said = policylang(*command).out
         assert not re.search(r"\btimes?\b|\bms\b", said), said
     found = json.loads(policylang("plan", "mine.apl", "--graph", "small.graph", "--output-format", "json").out)
-    assert found["device"] is found["forward_seconds"] is found["seconds_per_gib"] is found["unknown_dtypes"] is None
+    assert found["device"] is found["forward_seconds"] is found["seconds_per_gib"] is None
     for side in (found["with"], found["without"]):
         assert side["recomputed_seconds"] is side["step_seconds"] is side["exposed_seconds"] is None
     assert found["groups"][0]["values"][0]["seconds"] is found["groups"][0]["recomputed_seconds"] is None
@@ -277,3 +277,22 @@ def test_what_the_graph_was_traced_for_is_told_wherever_it_is_planned(policylang
     assert outcome.err.startswith("note[APL320]: 1 attention is written out in bmm and softmax, as the CPU runs it\n")
     assert "APL320" not in outcome.out
     assert policylang(*command, "small.graph").err == ""
+
+
+def test_a_profile_that_lacks_a_figure_makes_no_time_up(policylang, folder):
+    (folder / "slow.toml").write_text(PROFILE.replace("bfloat16 = 1e12\n", ""))
+    said = "error[APL159]: the profile of `slow` has no figure for matrix work in bfloat16 (4 calls)"
+    shown = policylang("show", "small.graph", *ON[2:])
+    assert (shown.code, shown.out) == (1, "")
+    assert said in shown.err
+    plan = policylang("plan", "mine.apl", *ON)
+    assert plan.code == 1
+    assert plan.out.startswith(said)
+    assert "no times: the profile of `slow` has no figure" in plan.out
+    assert " ms" not in plan.out
+    found = json.loads(policylang("plan", "mine.apl", *ON, "--output-format", "json").out)
+    assert found["device"] is found["with"]["recomputed_seconds"] is None
+    for command in (("diff", "other.apl", "mine.apl"), ("explain", "mine.apl", "--node", "a1")):
+        outcome = policylang(*command, *ON)
+        assert said in outcome.err
+        assert " ms" not in outcome.out
