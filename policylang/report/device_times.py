@@ -10,9 +10,9 @@ from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.step_time import StepTime
 
 
-def device_text(device: str, uncounted: Mapping[str, int]) -> str:
+def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") -> str:
     """``times: h100-sxm; mylib.scan.default ×8 (no FLOP formula, so priced by bytes)``."""
-    return f"times: {device}" + (f"; {priced_by_bytes_text(uncounted)}" if uncounted else "")
+    return f"{what}: {device}" + (f"; {priced_by_bytes_text(uncounted)}" if uncounted else "")
 
 
 def times_text(times: NodeTimes | None) -> str:

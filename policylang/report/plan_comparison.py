@@ -134,8 +134,10 @@ def device_of(found: PlanComparison) -> str:
     """What the times are of, in a line or one for each side; empty without a device."""
     if not _times(found.old, found.new):
         return ""
-    before, after = (device_text(each.device or "", each.priced_by_bytes) for each in (found.old, found.new))
-    return after if before == after else f"before, {before}\nafter, {after}"
+    before, after = ((each.device or "", each.priced_by_bytes) for each in (found.old, found.new))
+    if before == after:
+        return device_text(*after)
+    return f"{device_text(*before, 'times before')}\n{device_text(*after, 'times after')}"
 
 
 def _uncounted(found: PlanComparison) -> str:

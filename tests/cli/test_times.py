@@ -296,3 +296,33 @@ def test_a_profile_that_lacks_a_figure_makes_no_time_up(policylang, folder):
         outcome = policylang(*command, *ON)
         assert said in outcome.err
         assert " ms" not in outcome.out
+
+
+def test_the_device_of_a_policy_and_the_flag_that_wins(policylang, folder):
+    (folder / "named.apl").write_text(f'device "slow.toml"\n{POLICY}')
+    (folder / "fast.toml").write_text(PROFILE.replace("slow", "fast").replace("1e9", "1e12"))
+    graph = ("--graph", "small.graph")
+    assert "\ntimes: slow\n" in policylang("plan", "named.apl", *graph).out
+    assert re.search(r"step time +184 ms", policylang("plan", "named.apl", *graph).out)
+    assert "\ntimes: fast\n" in policylang("plan", "named.apl", *graph, "--device", "./fast.toml").out
+    assert policylang("explain", "named.apl", *graph, "--node", "a1").out.count("20 ms on slow") == 1
+    assert "with times of slow: clean" in policylang("check", "named.apl", *graph).out
+    found = json.loads(policylang("check", "named.apl", "mine.apl", *graph, "--output-format", "json").out)
+    assert found["devices"] == ["slow"]
+    loaded = library.load("named.apl")
+    assert library.load("mine.apl", device="./slow.toml").canonical.replace("mine", "named") == loaded.canonical
+    assert library.load("named.apl", device="./fast.toml").device.name == "fast"
+
+
+def test_two_policies_of_which_one_names_a_device(policylang, folder):
+    """They are compared by the same times; two devices are both named."""
+    (folder / "named.apl").write_text(f'device "slow.toml"\n{POLICY}')
+    for sides in (("other.apl", "named.apl"), ("named.apl", "other.apl")):
+        out = policylang("diff", *sides, "--graph", "small.graph").out
+        assert re.search(r"recomputed time +\d+ ms +\d+ ms +[+-]72 ms\n", out)
+        assert "\ntimes: slow\n" in out
+    (folder / "fast.toml").write_text(PROFILE.replace("slow", "fast").replace("1e9", "1e12"))
+    (folder / "fast.apl").write_text(f'device "fast.toml"\n{POLICY}')
+    out = policylang("diff", "named.apl", "fast.apl", "--graph", "small.graph").out
+    assert "no decision changes" in out
+    assert "\ntimes before: slow\ntimes after: fast\n" in out
