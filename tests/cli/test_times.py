@@ -162,7 +162,7 @@ def test_a_page_says_times_in_its_head_and_tables(policylang, folder):
     text = (folder / "plan.html").read_text()
     static = re.sub(r"<script.*?</script>|<style>.*?</style>", "", text, flags=re.DOTALL)
     assert '<dt>recomputed time</dt><dd class="big">80 ms</dd>' in static
-    assert re.search(r"90\.9% of the forward&#x27;s 88 ms; the step takes \S+ s a GiB of peak longer", static)
+    assert re.search(r"90\.9% of the forward&#x27;s 88 ms, at a price of \S+ s a GiB of peak", static)
     assert (
         '<dt>step time</dt><dd class="big">184 ms</dd><dd class="small">104 ms without recomputation; times: slow'
         in static

@@ -66,7 +66,7 @@ def _time_tiles(found: Breakdown) -> list[Markup]:
     forward = figure(time.forward, "seconds")
     share = f"{figure(time.recomputed / time.forward, 'fraction')} of the forward's {forward}" if time.forward else ""
     price = price_text(found.seconds_per_gib)
-    priced = f"; the step takes {price} of peak longer" if price else ""
+    priced = f", at a price of {price} of peak" if price else ""
     rest = [f"{figure(without.step, 'seconds')} without recomputation"]
     rest += [f"exposed {exposed_text(time)}"] if time.exposed else []
     rest.append(plan_times_text(found.plan))
