@@ -22,6 +22,7 @@ _PUBLIC = {
     "partition": "policylang.api.apply",
     "partitioner": "policylang.api.compile",
     "pass_": "policylang.api.compile",
+    "profile_device": "policylang.api.profile_device",
     "recompilable": "policylang.backends.joint.recompilable_forward",
     "CheckResult": "policylang.api.check",
     "DeviceProfile": "policylang.language.devices.profile",
@@ -41,6 +42,8 @@ _PUBLIC = {
     "snapshot": "policylang.api.snapshot",
     "TracedStep": "policylang.api.traced_step",
     "trace_step": "policylang.api.traced_step",
+    "tune": "policylang.api.tune",
+    "TunedPolicy": "policylang.tuning.outcome.tuned_policy",
 }
 """Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
 

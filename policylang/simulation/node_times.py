@@ -118,6 +118,8 @@ class _Pricing:
         flops = facts.flops[row]
         share = device.pointwise if not flops and is_fused(facts.targets[row]) else 1.0
         moving = share * (device.overhead + moved / device.bandwidth.at(moved))
+        if rate := device.operators.get(packet(facts.targets[row])):
+            moving = max(moving, moved / rate)
         return max(moving, device.overhead + self._computing(row, flops)) if flops else moving
 
     def _computing(self, row: int, flops: int) -> float:
@@ -127,7 +129,11 @@ class _Pricing:
         if rate is None:
             self.unknown[dtype or "an unknown dtype"] += 1
             return 0.0
-        share = self.device.attention if _ATTENTION.search(self.facts.targets[row]) else 1.0
+        target, share = self.facts.targets[row], 1.0
+        if _ATTENTION.search(target):
+            share = self.device.attention
+        elif "convolution" in target:
+            share = self.device.convolution
         return flops / (rate.at(flops) * share)
 
     def _crosses_to_host(self, row: int) -> bool:

@@ -24,7 +24,7 @@ class TuningSubject:
     """What a policy is tuned for, in words that are the same wherever it is done."""
 
     graph: str
-    """What the graph is called: the name of its file, without the folder."""
+    """The name of the graph's file, without the folder; empty where it came from none."""
     kind: str
     nodes: int
     fingerprint: str
@@ -32,9 +32,14 @@ class TuningSubject:
     device: str
     """The name that its profile gives itself."""
     device_named: str
-    """As a policy names it: a bundled profile, or the path of a file in quotes."""
+    """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
+
+    @property
+    def called(self) -> str:
+        """What a heading calls the graph."""
+        return self.graph or f"a {self.kind} graph"
 
 
 def subject_of(facts: Facts, graph: str, device: str, device_named: str, optimizer: str = "") -> TuningSubject:
@@ -76,7 +81,10 @@ def budget_words(budget: Budget) -> str:
     """``a peak of at most 70 GiB``."""
     if budget.figure == "recompute time":
         return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
-    size = write(int(budget.limit), "bytes")
+    limit = int(budget.limit)
+    size = write(limit, "bytes")
+    if size.endswith(" B") and limit >= 1024:
+        size = f"{figure(limit, 'bytes')} ({limit:,} bytes)"
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
 
 
@@ -92,7 +100,7 @@ def neighbour_words(tuned: Tuned) -> str:
         if other is not None:
             size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
             seconds = abs(other.recompute - tuned.chosen.recompute)
-            said.append(f"with {figure(size, 'bytes')} {memory}, {time_text(seconds)} {time}")
+            said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
     return "; ".join(said)
 
 
@@ -100,7 +108,7 @@ def recomputed_words(tuned: Tuned) -> str:
     """``14.2 ms, 3.1% of the forward``."""
     again = tuned.chosen.recompute
     share = f", {figure(again / tuned.forward, 'fraction')} of the forward" if tuned.forward else ""
-    return f"{time_text(again)}{share}" if again else "nothing that takes time"
+    return f"{figure(again, 'seconds')}{share}" if again else "nothing that takes time"
 
 
 def besides_words(besides: Besides, subject: TuningSubject) -> str:
@@ -116,22 +124,27 @@ def besides_words(besides: Besides, subject: TuningSubject) -> str:
 
 def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     chosen, besides = tuned.chosen, besides_words(tuned.besides, subject)
-    what = f"{subject.kind} graph of {counted(subject.nodes, 'node')}, facts {subject.fingerprint[:_SHOWN]}"
+    nodes, facts = counted(subject.nodes, "node"), f"facts {subject.fingerprint[:_SHOWN]}"
+    graph = f"{subject.called} of {nodes} ({facts})"
+    if subject.graph:
+        graph = f"{subject.graph} ({subject.kind} graph of {nodes}, {facts})"
     peak = f"{figure(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
-    if besides:
-        peak = f"{peak}: {figure(chosen.peak, 'bytes')} of the graph, {besides}"
     figures = [
         ("peak", peak),
+        ("of it", f"{figure(chosen.peak, 'bytes')} of the graph, {besides}" if besides else ""),
         ("saved", f"{figure(chosen.saved, 'bytes')} for the backward"),
         ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
         ("recomputed", recomputed_words(tuned)),
         ("bound", bound_words(tuned)),
-        ("step", time_text(chosen.step)),
-        ("waiting", f"{time_text(chosen.exposed)} of the step for copies and collectives" if chosen.exposed else ""),
+        ("step", figure(chosen.step, "seconds")),
+        (
+            "waiting",
+            f"{figure(chosen.exposed, 'seconds')} of the step for copies and collectives" if chosen.exposed else "",
+        ),
     ]
     beside = neighbour_words(tuned)
     said = [
-        f"Tuned with `policylang tune` for {subject.graph} ({what}), on {subject.device}.",
+        f"Tuned with `policylang tune` for {graph}, on {subject.device}.",
         f"The budget: {budget_words(tuned.budget)}.",
         "",
         *(f"  {name:<10}  {words}" for name, words in figures if words),
@@ -144,7 +157,7 @@ def bound_words(tuned: Tuned) -> str:
     """What no choice of values can beat; empty where it is not known."""
     if tuned.bound is None:
         return ""
-    return f"no choice of values that saves as much recomputes for less than {time_text(tuned.bound)}"
+    return f"no choice of values that saves as much recomputes for less than {figure(tuned.bound, 'seconds')}"
 
 
 def _promises(tuned: Tuned, subject: TuningSubject) -> list[str]:
@@ -153,11 +166,8 @@ def _promises(tuned: Tuned, subject: TuningSubject) -> list[str]:
         return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
     if budget.figure == "recompute time":
         share = write(budget.limit, "fraction")
-        return [
-            f"device {subject.device_named}",
-            f"expect recomputed time <= {share}",
-            f"expect peak <= {rounded_up(chosen.peak)}",
-        ]
+        timed = [f"device {subject.device_named}", f"expect recomputed time <= {share}"]
+        return [*(timed if subject.device_named else []), f"expect peak <= {rounded_up(chosen.peak)}"]
     alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
     less = besides_words(besides, subject)
     why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
@@ -192,10 +202,3 @@ def _rounded(size: int, way: str) -> list[tuple[str, Decimal]]:
         text = text.rstrip("0").rstrip(".") if "." in text else text
         found.append((f"{text} {unit}", number * scale))
     return found
-
-
-def time_text(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds / 1e-9:.0f} ns" if seconds else "0 s"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from math import ceil
 
-from policylang.graph.facts import Facts, InputKind
+from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import beside, counted, figure
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak
-from policylang.tuning.planned_rules import plan_rules
+from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.evaluation import Evaluation
 from policylang.tuning.trade_off import Besides, Infeasible
 
 INFEASIBLE = "APL625"
@@ -41,9 +42,11 @@ _WORDS = {
 }
 
 
-def infeasible(found: Infeasible, facts: Facts, capabilities: Capabilities) -> Diagnostic:
+def infeasible(found: Infeasible, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> Diagnostic:
     """The error for a budget that no policy meets."""
-    under = breakdown(plan_rules(found.smallest.rules, facts, capabilities))
+    plan = Evaluation(facts, times, capabilities).planned(found.smallest.rules)
+    assert plan is not None, "a candidate is a policy against which nothing is to be said"
+    under = breakdown(plan)
     if found.budget.figure == "saved":
         return _too_much_saved(found, under)
     if found.budget.figure == "recompute time":
@@ -80,12 +83,12 @@ def _alive(at_peak: PeakValues) -> tuple[str, ...]:
     for share in at_peak.shares:
         by_what[share.what] = by_what.get(share.what, 0) + share.bytes
     largest = sorted(by_what.items(), key=lambda each: (-each[1], each[0]))
-    lines = [f"{figure(size, 'bytes')} {_WORDS.get(what, what)}" for what, size in largest[:_MOST_SHARES]]
+    lines = [f"  {figure(size, 'bytes')} {_WORDS.get(what, what)}" for what, size in largest[:_MOST_SHARES]]
     rest = sum(size for _, size in largest[_MOST_SHARES:])
     return (
         f"alive there, {figure(at_peak.bytes, 'bytes')}:",
         *lines,
-        *([f"{figure(rest, 'bytes')} more"] if rest else []),
+        *([f"  {figure(rest, 'bytes')} more"] if rest else []),
     )
 
 
@@ -103,16 +106,17 @@ def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, 
     """The one thing that a user can change, where there is one: parameters, the logits, a single value."""
     others = [value for value in at_peak.values if value.what not in _RESIDENT]
     rest = at_peak.bytes - resident
-    vocabularies = _vocabularies(facts)
-    wide = [value for value in others if _width(facts, value) in vocabularies]
+    vocabulary = _vocabulary(facts)
+    wide = [value for value in others if vocabulary and _width(facts, value) == vocabulary]
     size = sum(value.bytes for value in wide)
     if size and size >= _LARGE * rest:
         named = f"`{wide[0].name}`{_where(wide[0])}"
         what = f"{counted(len(wide), 'value')} as wide as the vocabulary, such as {named}"
         line = f"in the way: the logits and what is made of them, {figure(size, 'bytes')} in {what}"
         return (line, "a loss that is computed over a part of the tokens at a time does not hold all of them")
-    if resident >= at_peak.bytes / 2:
-        return (f"in the way: parameters and buffers, {figure(resident, 'bytes')} of it on this rank",)
+    returned = resident + sum(value.bytes for value in others if value.what == "returned")
+    if returned >= at_peak.bytes / 2:
+        return (f"in the way: parameters and their gradients, {figure(returned, 'bytes')} on this rank",)
     if others and others[0].bytes >= _LARGE * rest:
         one = others[0]
         return (f"in the way: one value, `{one.name}`{_where(one)}, {figure(one.bytes, 'bytes')} ({one.what})",)
@@ -123,14 +127,10 @@ def _where(value: AliveValue) -> str:
     return f" of `{value.module}`" if value.module else ""
 
 
-def _vocabularies(facts: Facts) -> set[int]:
-    """The lengths of the tables that embeddings look into, as far as they are parameters."""
-    found: set[int] = set()
-    for row, target in enumerate(facts.targets):
-        if target.startswith("aten.embedding."):
-            tables = [each for each in facts.inputs[row] if facts.input_kinds[each] == InputKind.PARAMETER]
-            found.update(shape[0] for each in tables if (shape := facts.shapes[each]))
-    return found
+def _vocabulary(facts: Facts) -> int:
+    """The length of the longest table that an embedding looks into; 0 where there is none."""
+    tables = (facts.inputs[row][0] for row, op in enumerate(facts.targets) if op.startswith("aten.embedding."))
+    return max((shape[0] for table in tables if (shape := facts.shapes[table])), default=0)
 
 
 def _width(facts: Facts, value: AliveValue) -> int:
@@ -152,11 +152,11 @@ def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
     ]
     kept.sort(key=lambda each: -each[0])
     lines = [
-        f"{figure(size, 'bytes')} {entry.operator}{f' of `{entry.module}`' if entry.module else ''} in {group.label}"
+        f"  {figure(size, 'bytes')} {entry.operator}{f' of `{entry.module}`' if entry.module else ''} in {group.label}"
         for size, entry, group in kept[:_MOST_SAVED]
     ]
     rest = sum(size for size, _, _ in kept[_MOST_SAVED:])
-    details = ("what stays:", *lines, *([f"{figure(rest, 'bytes')} more"] if rest else []))
+    details = ("what stays:", *lines, *([f"  {figure(rest, 'bytes')} more"] if rest else []))
     return diagnose(INFEASIBLE, message, help=f"the least that can be met is {_rounded_up(least)}", details=details)
 
 

@@ -10,8 +10,8 @@ from attrs import field, frozen
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import write_whole
 from policylang.language.shown import as_html
+from policylang.tuning.outcome.written import TuningSubject
 from policylang.tuning.trade_off import Candidate, Tuned
-from policylang.tuning.written import TuningSubject
 
 
 @frozen(eq=False)
@@ -92,7 +92,7 @@ class TunedPolicy:
         return self.tuned.table
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the policy to a file, in one step; returns where it is. Raises ``OSError`` where it cannot be written."""
+        """Write the policy to a file, in one step; returns where it is. Raises ``OSError`` where it cannot."""
         target = Path(path)
         write_whole(target, self.text.encode())
         return target
