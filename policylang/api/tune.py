@@ -20,6 +20,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
 from policylang.planning.capabilities import capabilities_for
+from policylang.simulation.missing_figures import lacking
 from policylang.simulation.node_times import node_times
 from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
 from policylang.tuning.outcome.obstacles import infeasible
@@ -117,6 +118,8 @@ def tuned_policy(
     if problem is not None:
         return problem
     times = node_times(facts, device)
+    if missing := lacking(times):
+        return missing
     within = Budget("peak", inf) if budget is None else budget
     found = choose(facts, times, within, capabilities, besides=besides, offload=offload, progress=progress)
     if isinstance(found, Infeasible):

@@ -12,6 +12,7 @@ from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.source import Span
 from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Policy, Rule
 from policylang.language.walk import tests_of
+from policylang.simulation.missing_figures import lacking
 from policylang.simulation.node_times import NodeTimes
 
 NO_DEVICE = "APL370"
@@ -38,12 +39,14 @@ def speaks_of_time(statement: Rule | Expectation, policy: Policy) -> bool:
 
 
 def time_errors(policy: Policy, times: NodeTimes | None) -> Iterator[Diagnostic]:
-    """Why times that are asked for are not known: nobody named a device."""
-    if times is not None:
-        return
+    """Why times that are asked for are not known: nobody named a device, or its profile lacks a figure."""
     asked = list(dict.fromkeys(times_asked(policy)))
-    if asked:
+    if not asked:
+        return
+    if times is None:
         yield _no_device(asked)
+    elif problem := lacking(times, asked[0][1]):
+        yield problem
 
 
 def _timed_tests(statement: Rule | Expectation, policy: Policy) -> Iterator[Compare]:
