@@ -114,7 +114,8 @@ class _Hull:
         """The least of the first costs, of those the least of the next; of equals the one with few and early parts."""
         relaxation = self.relaxation
         columns: tuple[int, ...] = ()
-        for each in (*costs, [(1, self.few)]):
+        few: list[Weighted] = [(1, self.few)]
+        for each in (*costs, few):
             columns = relaxation.cheapest(each)
             if not relaxation.is_cut:
                 break
