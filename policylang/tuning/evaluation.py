@@ -1,0 +1,70 @@
+"""The exact figures of a policy's text on the graph that is tuned for: parsed, planned and simulated as it is written."""
+
+from __future__ import annotations
+
+from policylang.graph.facts import Facts
+from policylang.language.formatting.canonical import format_source
+from policylang.language.resolution.loader import parse_policy
+from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.source import Source
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+from policylang.simulation.memory import simulate
+from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.peak import peak_of
+from policylang.simulation.step_time import step_time
+from policylang.tuning.trade_off import Candidate
+
+
+class Evaluation:
+    """Plans and simulates texts, each once."""
+
+    def __init__(self, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> None:
+        self.facts = facts
+        self.times = times
+        self.capabilities = capabilities
+        self.operators = OperatorTable.bundled(met=tuple(name for name in dict.fromkeys(facts.targets) if "." in name))
+        self._known: dict[str, Candidate | None] = {}
+
+    def planned(self, text: str) -> Plan | None:
+        """The plan of a text; None where anything at all is to be said against it."""
+        loaded = parse_policy(text, operators=self.operators)
+        if loaded.policy is None or loaded.diagnostics:
+            return None
+        made = plan(loaded.policy, self.facts, self.capabilities)
+        return None if made.diagnostics else made
+
+    def of(self, text: str) -> Candidate | None:
+        """The candidate that a text makes, in canonical form; None where there is anything to be said against it, or
+        where something is left to PyTorch's partitioner."""
+        if text not in self._known:
+            self._known[text] = self._evaluate(text)
+        return self._known[text]
+
+    @property
+    def evaluated(self) -> tuple[Candidate, ...]:
+        """All candidates so far, in the order in which they were evaluated."""
+        return tuple(each for each in self._known.values() if each is not None)
+
+    def _evaluate(self, text: str) -> Candidate | None:
+        formatted = format_source(Source("<tuned>", text)).text
+        made = None if formatted is None else self.planned(formatted)
+        if made is None or formatted is None:
+            return None
+        needs = saved_and_recomputed(made)
+        if not needs.final:
+            return None
+        peak = peak_of(simulate(made.facts, made.schedule), made.facts)
+        times = step_time(made.facts, made.schedule, self.times)
+        return Candidate(
+            rules=formatted,
+            peak=peak.bytes,
+            peak_at=peak.at,
+            saved=needs.saved_bytes,
+            offloaded=needs.offloaded_bytes,
+            recompute=times.recomputed,
+            exposed=times.exposed,
+            step=times.step,
+        )
