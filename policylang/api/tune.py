@@ -21,10 +21,10 @@ from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
 from policylang.planning.capabilities import capabilities_for
 from policylang.simulation.node_times import node_times
-from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
 from policylang.tuning.outcome.obstacles import infeasible
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
 from policylang.tuning.outcome.written import memory_of, subject_of, tuned_text
+from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
 from policylang.tuning.request.suitable import UNSUITABLE, no_copies, unsuitable, without_blocks
 from policylang.tuning.trade_off import Besides, Budget, Infeasible
 from policylang.tuning.tuner import tune as choose

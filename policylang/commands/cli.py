@@ -22,6 +22,7 @@ from policylang.commands import (
     fmt,
     list_,
     plan,
+    profile,
     show,
     snapshot,
     test,
@@ -34,7 +35,10 @@ from policylang.commands.shared.output import HelpText, tell, text_width
 from policylang.commands.shared.users_modules import refused_imports
 from policylang.errors import PolicyError
 
-COMMANDS = (check, plan, explain, diff, show, list_, fmt, test, tune, snapshot, recorded, torchtitan, demo, agree)
+COMMANDS = (
+    *(check, plan, explain, diff, show, list_, fmt, test, tune),
+    *(snapshot, recorded, torchtitan, profile, demo, agree),
+)
 """In the order in which ``--help`` lists them."""
 
 

@@ -112,8 +112,16 @@ UNCOUNTED_UNKNOWN = "which operators have no FLOP formula is not in this snapsho
 
 def uncounted_text(calls: Mapping[str, int]) -> str:
     """``mylib.fused_mlp.default ×8, triton.scan_kernel``: operators that no FLOP formula counts."""
-    names = [f"{name} ×{count}" if count > 1 else name for name, count in calls.items()]
-    return f"{listed(names, _MOST_UNCOUNTED)} (no FLOP formula, so counted as 0)"
+    return f"{_calls(calls)} (no FLOP formula, so counted as 0)"
+
+
+def priced_by_bytes_text(calls: Mapping[str, int]) -> str:
+    """The same operators where their time is printed."""
+    return f"{_calls(calls)} (no FLOP formula, so priced by bytes)"
+
+
+def _calls(calls: Mapping[str, int]) -> str:
+    return listed([f"{name} ×{count}" if count > 1 else name for name, count in calls.items()], _MOST_UNCOUNTED)
 
 
 def file_name(path: str) -> str:

@@ -253,6 +253,10 @@ class Quantity:
     span: Span = _span()
 
 
+TIMES = ("time", "time_per_gib")
+"""What takes a device to answer."""
+
+
 @frozen
 class Compare:
     """``bytes >= 64 MiB``; ``index`` is set for ``shape[i]`` alone."""

@@ -94,6 +94,12 @@ class DeviceProfile:
     """The share of their bytes that pointwise operators move: less than 1 where a compiler fuses them."""
     attention: float = 1.0
     """The share of :attr:`compute` that attention kernels reach."""
+    convolution: float = 1.0
+    """The share of :attr:`compute` that convolutions reach: above 1 where an algorithm does fewer operations than are
+    counted."""
+    operators: Mapping[str, float] = field(factory=dict)
+    """Bytes/s of operators that compute more than they move (``aten.tanh`` on a CPU), by name without overload: what
+    they move takes no less time than this allows."""
     overhead: float = 0.0
     """Seconds that each kernel takes whatever it does: its launch, or the operator's way through eager mode."""
     capacity: int | None = None
@@ -112,6 +118,8 @@ class DeviceProfile:
             "bandwidth": _numbers(self.bandwidth.points),
             "pointwise": float(self.pointwise),
             "attention": float(self.attention),
+            "convolution": float(self.convolution),
+            "operators": {name: float(rate) for name, rate in self.operators.items()},
             "overhead": float(self.overhead),
             "capacity": self.capacity,
             "host": None if self.host_bandwidth is None else float(self.host_bandwidth),

@@ -18,13 +18,17 @@ from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, 
 from policylang.language.devices.text_file import read_text
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.dtypes import ALIASES, DTYPES
+from policylang.language.figures import shortened
 from policylang.language.nearest import did_you_mean, nearest
+from policylang.language.resolution.operator_names import manifest
 from policylang.language.source import Source, Span
 from policylang.language.units import UNITS
 
-_TABLES = ("name", "compute", "memory", "host", "network")
+_TABLES = ("name", "compute", "memory", "operators", "host", "network")
 _NETWORK = ("ranks", "bandwidth", "latency", "times", "group")
-_SHARES_OF_COMPUTE = ("overhead", "attention")
+_SHARES_OF_COMPUTE = ("overhead", "attention", "convolution")
+_MOST_OF_CONVOLUTIONS = 10.0
+_OPERATOR = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?", re.ASCII)
 _LONGEST_TIME = 3600.0
 _MOST_RANKS = 1 << 24
 _MOST_BYTES = 1 << 60
@@ -115,6 +119,8 @@ class _Reader:
             bandwidth=bandwidth or Rate.constant(1.0),
             pointwise=self._share(memory or {}, ("memory", "pointwise")),
             attention=self._share(compute or {}, ("compute", "attention")),
+            convolution=self._share(compute or {}, ("compute", "convolution"), _MOST_OF_CONVOLUTIONS),
+            operators=self._operators(),
             overhead=self._seconds(compute or {}, ("compute", "overhead")),
             capacity=self._capacity(memory or {}),
             host_bandwidth=self._host(host),
@@ -158,10 +164,29 @@ class _Reader:
             return None
         return self.tables.rate(memory["bandwidth"], ("memory", "bandwidth"), "bytes")
 
-    def _share(self, table: dict[str, Any], path: tuple[str, str]) -> float:
+    def _share(self, table: dict[str, Any], path: tuple[str, str], most: float = 1.0) -> float:
         given = table.get(path[-1], 1.0)
-        share = self.tables.number(given, path, 0.0, 1.0, "a share, above 0 and at most 1", above=True)
+        share = self.tables.number(given, path, 0.0, most, f"a share, above 0 and at most {most:g}", above=True)
         return 1.0 if share is None else share
+
+    def _operators(self) -> dict[str, float]:
+        """By their names with namespace; a bare one is of ``aten``."""
+        tables, given = self.tables, self.found.get("operators")
+        if given is None or tables.table(self.found, ("operators",), given if isinstance(given, dict) else ()) is None:
+            return {}
+        rates: dict[str, float] = {}
+        aten = manifest().namespaces["aten"]
+        for key, value in given.items():
+            path = ("operators", key)
+            name = key.removeprefix("aten.")
+            if not _OPERATOR.fullmatch(key) or ("." not in name and name not in aten):
+                help = did_you_mean(nearest(name, aten)) or "`tanh`, or of another library `my_kernels.fused_norm`"
+                tables.wrong("APL155", f"`{shortened(key, 60)}` is no operator", tables.key(path), help)
+                continue
+            rate = self._rate(value, path)
+            if rate is not None:
+                rates[name if "." in name else f"aten.{name}"] = rate
+        return rates
 
     def _seconds(self, table: dict[str, Any], path: tuple[str | int, ...]) -> float:
         given = table.get(str(path[-1]), 0.0)
@@ -269,7 +294,7 @@ class _Reader:
 
 
 def _takes_all_of(first: Network, second: Network) -> bool:
-    """Whether the first prices every group that the second fits. What lies inside 4 neighbouring ranks lies inside 8."""
+    """Whether the first prices all groups that the second fits. What lies inside 4 neighbouring ranks lies inside 8."""
     if first.bandwidth is None:
         return False
     return first.ranks is None or (second.ranks is not None and first.ranks % second.ranks == 0)

@@ -8,7 +8,6 @@ import os
 import shlex
 import tempfile
 from functools import cache
-from pathlib import Path
 
 import policylang
 from policylang.commands.cli import main
