@@ -36,8 +36,8 @@ from policylang.commands.shared.users_modules import refused_imports
 from policylang.errors import PolicyError
 
 COMMANDS = (
-    *(check, plan, explain, diff, show, list_, fmt, test, tune),
-    *(snapshot, recorded, torchtitan, profile, demo, agree),
+    *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
+    *(recorded, torchtitan, demo, agree),
 )
 """In the order in which ``--help`` lists them."""
 

@@ -1,16 +1,38 @@
-"""From a budget to a policy: the set of candidates is fixed for a graph and a device, and the budget only picks."""
+"""From a budget to a policy. The set of candidates is fixed for a graph and a device, and the budget only picks.
+
+So more memory never costs time: what fits a budget fits every larger one. A candidate counts with what its text comes
+to when it is planned and simulated, and with what was composed for it where that is more; it is planned when it is its
+turn, the fastest first, so that few are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from math import inf
+
+import numpy as np
+from attrs import frozen
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.composition import Composition, Pieces
 from policylang.tuning.evaluation import Evaluation
-from policylang.tuning.hand_written import hand_written
+from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
+from policylang.tuning.patterns import Fates, by_hand, of_choice, thinned
+from policylang.tuning.phrases import Vocabulary
+from policylang.tuning.prospects import Prospects, Writer, prospects
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
+from policylang.tuning.value_classes import Fate, value_classes
+
+Progress = Callable[[str], None]
+_ROWS = 48
+_STRAIGHT = 5e-4
+"""The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
+_SAME = 1e-9
+"""The share of the forward's time by which two sums of the same times may differ."""
 
 
 def tune(
@@ -21,31 +43,190 @@ def tune(
     *,
     besides: Besides = Besides(),
     offload: bool = False,
-    progress: Callable[[str], None] | None = None,
+    table: bool = False,
+    progress: Progress | None = None,
 ) -> Tuned | Infeasible:
-    """The fastest candidate within the budget; of a budget of time the one that takes the least memory."""
-    evaluation = Evaluation(facts, times, capabilities)
-    forward = sum(times.seconds[row] for row in facts.forward)
-    blocks = len(blocks_of(facts).names)
-    texts = hand_written(blocks)
-    if any(facts.user_tags):
-        texts = (_override(text) for text in texts)
-    found = [each for text in texts if (each := evaluation.of(text)) is not None]
+    """The fastest candidate within the budget; of a budget of time the one that takes the least memory.
 
-    def memory(each: Candidate) -> int:
-        return each.saved if budget.figure == "saved" else besides.on(each.peak)
+    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on the
+    way.
+    """
+    tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
+    return tuner.tuned(budget, table=table)
 
-    table = undominated(found, memory)
-    if budget.figure == "recompute time":
-        fits = [each for each in table if each.recompute <= budget.limit * forward]
-        at = table.index(fits[0]) if fits else None
-    else:
-        fits = [each for each in table if memory(each) <= budget.limit]
-        at = table.index(fits[-1]) if fits else None
-    if at is None:
-        return Infeasible(budget, besides, table[0])
-    less, more = (table[at - 1] if at else None), (table[at + 1] if at + 1 < len(table) else None)
-    return Tuned(budget, besides, table[at], less, more, tuple(table), None, forward)
+
+@frozen(eq=False)
+class _Set:
+    """What is chosen among for one kind of memory."""
+
+    prospects: Prospects
+    writer: Writer
+    order: Sequence[int]
+    """By time, of those that take as long by memory."""
+
+
+class Tuner:
+    """The candidates of one graph on one device, for any number of budgets."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        times: NodeTimes,
+        capabilities: Capabilities,
+        *,
+        besides: Besides = Besides(),
+        offload: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.facts = facts
+        self.times = times
+        self.capabilities = capabilities
+        self.besides = besides
+        self.override = any(facts.user_tags) and not capabilities.block_by_block
+        self.forward = sum(times.seconds[row] for row in facts.forward)
+        self._say = progress or (lambda _: None)
+        self.evaluation = Evaluation(facts, times, capabilities)
+        self.classes = value_classes(facts, blocks_of(facts), capabilities)
+        operators = self.evaluation.operators
+        self.inside = Vocabulary(facts, self.classes, operators, inside=True)
+        self.outside = Vocabulary(facts, self.classes, operators, inside=False)
+        apart = capabilities.block_by_block
+        self.composition = Composition(facts, times, self.classes, block_by_block=apart)
+        self.blocks = self.composition.count
+        self.save_all = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
+        self._sets: dict[bool, _Set] = {}
+
+    @cached_property
+    def hull(self) -> tuple[HullPoint, ...]:
+        """What nothing goes below: seconds against bytes kept."""
+        self._say("solving for the bound")
+        return lower_hull(self.facts, self.times, self.capabilities, override=self.override)
+
+    def _set(self, budget: Budget) -> _Set:
+        """What is chosen among: in a peak, blocks keep what they hand on; in bytes kept for the backward, they may not."""
+        by_peak = budget.figure != "saved"
+        if by_peak not in self._sets:
+            self._sets[by_peak] = self._made_set(by_peak=by_peak)
+        return self._sets[by_peak]
+
+    def _made_set(self, *, by_peak: bool) -> _Set:
+        classes, composition = self.classes, self.composition
+        crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
+        points = list(self.hull)
+        if by_peak and crossing:
+            self._say("solving for the candidates")
+            points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
+        points = thinned(points, _STRAIGHT * self.forward)
+        found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
+        found += by_hand(classes, self.inside, self.outside)
+        if self.capabilities.block_by_block:
+            saved = int(Fate.SAVE)
+            found = [
+                tuple(fate if each.inside else saved for fate, each in zip(fates, classes.all, strict=True))
+                for fates in found
+            ]
+        self._say("simulating patterns")
+        simulated: dict[Fates, Pieces] = {}
+        for fates in dict.fromkeys(found):
+            pieces = composition.pieces(fates, with_peak=by_peak)
+            simulated.setdefault(pieces.asked, pieces)
+        made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
+        writer = Writer(tuple(simulated), self.inside, self.outside, override=self.override)
+        memory = made.figures.peak if by_peak else made.figures.saved
+        return _Set(made, writer, np.lexsort((memory, made.figures.recompute)).tolist())
+
+    def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
+        """The choice for one budget."""
+        chosen = self._picked(budget)
+        if chosen is None:
+            return Infeasible(budget, self.besides, self.smallest(budget))
+        memory = self.memory(chosen, budget)
+        less = self._at(budget, 0.92 * memory)
+        more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None
+        if more is not None and more.recompute >= chosen.recompute:
+            more = None
+        if table or budget.limit == inf:
+            self._fill(budget)
+        rows = undominated(self.evaluation.evaluated, lambda each: self.memory(each, budget))
+        return Tuned(
+            budget=budget,
+            besides=self.besides,
+            chosen=chosen,
+            less=less,
+            more=more,
+            table=tuple(rows),
+            bound=bound_at(self.hull, chosen.saved),
+            forward=self.forward,
+        )
+
+    def memory(self, each: Candidate, budget: Budget) -> int:
+        """The memory that a budget is about."""
+        return each.saved if budget.figure == "saved" else self.besides.on(each.peak)
+
+    def smallest(self, budget: Budget) -> Candidate:
+        """The candidate that takes the least memory."""
+        found = self._cheapest(budget, inf)
+        assert found is not None
+        return found
+
+    def _picked(self, budget: Budget) -> Candidate | None:
+        if budget.figure == "recompute time":
+            return self._cheapest(budget, budget.limit * self.forward)
+        return self._at(budget, budget.limit)
+
+    def _composed(self, budget: Budget) -> Sequence[int]:
+        """The memory of each prospect."""
+        figures = self._set(budget).prospects.figures
+        if budget.figure == "saved":
+            return figures.saved.tolist()
+        return [self.besides.on(each) for each in figures.peak.tolist()]
+
+    def _at(self, budget: Budget, limit: float) -> Candidate | None:
+        """The fastest candidate in so much memory."""
+        if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
+            return self.save_all
+        chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
+        seconds = chosen.prospects.figures.recompute.tolist()
+        best: Candidate | None = None
+        for at in chosen.order:
+            if best is not None and seconds[at] >= best.recompute - same:
+                break
+            if memory[at] > limit:
+                continue
+            made = self._candidate(chosen, at)
+            if made is None or made.recompute < seconds[at] - same or self.memory(made, budget) > limit:
+                continue
+            if best is None or made.recompute < best.recompute:
+                best = made
+        return best
+
+    def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
+        """The candidate that takes the least memory in so much time."""
+        chosen, memory = self._set(budget), self._composed(budget)
+        seconds = chosen.prospects.figures.recompute.tolist()
+        best: Candidate | None = None
+        for at in np.lexsort((seconds, memory)).tolist():
+            if best is not None and memory[at] >= self.memory(best, budget):
+                break
+            if seconds[at] > limit:
+                continue
+            made = self._candidate(chosen, at)
+            if made is None or made.recompute > limit:
+                continue
+            if best is None or self.memory(made, budget) < self.memory(best, budget):
+                best = made
+        return best
+
+    def _candidate(self, chosen: _Set, at: int) -> Candidate | None:
+        text = chosen.writer.text(chosen.prospects, at, self.blocks)
+        return None if text is None else self.evaluation.of(text)
+
+    def _fill(self, budget: Budget) -> None:
+        """Plan candidates over the whole range of memory."""
+        memory = self._composed(budget)
+        low, high = min(memory), max(memory)
+        for step in range(_ROWS):
+            self._at(budget, low + (high - low) * step / (_ROWS - 1))
 
 
 def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:
@@ -55,7 +236,3 @@ def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) 
         if not kept or each.recompute < kept[-1].recompute:
             kept.append(each)
     return kept
-
-
-def _override(text: str) -> str:
-    return "".join(line if "->" in line else f"override {line}" for line in text.splitlines(keepends=True))

@@ -16,6 +16,7 @@ from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import Selections
 from tests.planning.reference import Reference
 from tests.planning.strategies import PROPERTIES, cut_sizes, graphs, policies, predicates, selectors
+from tests.support.drawn import examples
 from tests.support.trees import policy_of, span
 
 
@@ -27,7 +28,7 @@ def one_selector(facts: Facts, selector) -> list[int]:
     return Selections(facts, {}, blocks_of(facts), Chains(facts)).rows(selector)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(graphs(), selectors(()))
 def test_a_selector_denotes_what_its_sentence_says(facts, selector):
     assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
@@ -49,7 +50,7 @@ def test_every_property_of_a_node_is_what_its_name_says(facts):
         assert (name, one_selector(facts, selector)) == (name, sorted(reference.nodes(selector)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(graphs(), cut_sizes)
 def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     reference = Reference(policy_of(), facts)
@@ -59,7 +60,7 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     assert one_selector(facts, selector) == sorted(reference.nodes(selector))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(graphs(), policies(), st.booleans())
 def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
     made = plan(policy, facts, the_planner(replays_random))
@@ -74,7 +75,7 @@ def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays
     assert bool(reference.refused(expected, replays_random)) == any(d.code == "APL304" for d in made.diagnostics)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 150), deadline=None)
 @given(graphs(), policies())
 def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     made = plan(policy, facts, the_planner(True))
@@ -98,7 +99,7 @@ def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     assert list(outcome.forward.operators_by_block) == in_blocks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(graphs(), policies())
 def test_every_match_is_accounted_for(facts: Facts, policy: Policy):
     """Decided, taken over by another rule, kept by the user, or a size that no rule decides."""

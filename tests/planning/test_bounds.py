@@ -15,6 +15,7 @@ from policylang.planning.batch.bounds import Bound, Bounds, size_tests
 from policylang.planning.batch.sizes import BatchSizes
 from policylang.planning.selection.selectors import Selections
 from tests.planning.strategies import graphs, selectors
+from tests.support.drawn import examples
 from tests.support.textgraph import facts_of
 
 GRAPH = facts_of("""
@@ -33,7 +34,7 @@ def bounds_of(facts: Facts, selector: Selector, lets: dict) -> tuple[Bound, list
     return Bounds(selections, BatchSizes(facts)).of(selector), selections.rows(selector)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(graphs(), selectors(()))
 def test_what_is_denoted_lies_between_them(facts: Facts, selector: Selector) -> None:
     bound, rows = bounds_of(facts, selector, {})

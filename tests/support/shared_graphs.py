@@ -17,6 +17,9 @@ from torch._functorch._aot_autograd import descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from policylang.graph.facts import Facts, Group
+from policylang.graph.reading.collect import collect
+
 FOLDER = Path(__file__).parent.parent / "data"
 ONE_DEVICE = "llama3_8b_one_device_joint"
 JOINT = "llama3_8b_dp16_tp8_joint"
@@ -61,6 +64,13 @@ def shared_graph(name: str) -> fx.GraphModule:
             _annotate(node, record["meta"], modules)
     _describe_outputs(graph, has_forward=str(record["meta"].get("desc")).startswith("[PlainAOTOutput"))
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@cache
+def shared_facts(name: str, with_groups: bool = False) -> Facts:
+    """The facts of a recording as it is rebuilt; ``with_groups`` those of its process groups too. Tests share them."""
+    groups = {group: Group(group, ranks, len(ranks)) for group, ranks in process_groups(name).items()}
+    return collect(shared_graph(name), groups=groups) if with_groups else collect(shared_graph(name))
 
 
 def _annotate(node: fx.Node, meta: dict[str, Any], modules: dict[str, dict[str, tuple[str, type]]]) -> None:

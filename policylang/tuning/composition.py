@@ -1,0 +1,194 @@
+"""The figures of mixtures of patterns, composed of what each pattern does in each block.
+
+Where blocks keep what they hand on, what one block keeps and runs again depends on its own pattern alone. So each
+pattern is simulated once, in all blocks, and its step is cut where forward and backward pass from one block to the
+next. Of each piece two figures are kept: by how much the memory in use rises in it at most, and by how much it is
+higher after it. The peak of a mixture is the highest point of the pieces of its blocks put together; what it keeps and
+runs again is the sum over its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from policylang.graph.facts import Facts, Phase, forward_users
+from policylang.graph.storage import storage_roots
+from policylang.language.syntax import Action
+from policylang.planning.liveness import Needs, backward_needs, with_whole_blocks
+from policylang.planning.plan import schedule_of
+from policylang.planning.value_decision import Decision, Why
+from policylang.simulation.lifetimes import lifetimes
+from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.value_classes import Fate, ValueClasses
+
+_DECISIONS = {
+    int(Fate.SAVE): Decision(Action.SAVE, None, Why.RULE),
+    int(Fate.RECOMPUTE): Decision(Action.RECOMPUTE, None, Why.RULE),
+}
+_ALWAYS = Decision(Action.SAVE, None, Why.ALWAYS)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@frozen(eq=False)
+class Pieces:
+    """A pattern that all blocks follow, cut into pieces."""
+
+    rise: Ints
+    """By piece: bytes by which what is alive at its highest exceeds what was alive before it."""
+    net: Ints
+    """By piece: bytes by which it is higher after it."""
+    saved: Ints
+    """By block, last what lies outside: bytes kept for the backward."""
+    again: Floats
+    """By block, last what lies outside: seconds of second runs."""
+    asked: tuple[int, ...]
+    """By class: what becomes of its values; ``Fate.EITHER`` of those that the backward does not ask for."""
+    hands_on: bool
+    """Whether blocks keep what they hand on: only then does memory in use follow from that of each block."""
+
+
+@frozen(eq=False)
+class Mixtures:
+    """Figures of many mixtures, one entry each."""
+
+    peak: Ints
+    saved: Ints
+    recompute: Floats
+
+
+class Composition:
+    """Cuts patterns into pieces and puts them together."""
+
+    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False) -> None:
+        self.facts = facts
+        self.block_by_block = block_by_block
+        self.times = times
+        self.classes = classes
+        self.roots = storage_roots(facts)
+        self.count = len(classes.blocks.names)
+        self.base = 0
+        self._forward_key, self._backward_key = self._keys()
+        keys = 2 * self.count + 4
+        block = np.full(keys, self.count, dtype=np.int64)
+        for number in range(self.count):
+            block[1 + number] = block[self._backward_of(number)] = number
+        self.block_of_piece = block
+
+    def decisions(self, fates: Sequence[int]) -> list[Decision | None]:
+        """A decision a row; what the fates leave open is recomputed in blocks and saved outside of them."""
+        classes = self.classes
+        by_class = []
+        for number, fate in enumerate(fates):
+            if fate == Fate.EITHER:
+                fate = Fate.RECOMPUTE if classes.all[number].inside else Fate.SAVE
+            by_class.append(_DECISIONS[int(fate)])
+        by_class.append(_ALWAYS)
+        decisions: list[Decision | None] = [None] * len(self.facts)
+        for row in self.facts.forward:
+            decisions[row] = by_class[classes.of[row]]
+        return decisions
+
+    def pieces(self, fates: Sequence[int], *, with_peak: bool) -> Pieces:
+        """Simulate a pattern in all blocks; without the peak only what is kept and runs again is worked out."""
+        decisions = self.decisions(fates)
+        needs = backward_needs(self.facts, decisions)
+        if self.block_by_block:
+            needs = with_whole_blocks(needs, self.facts, decisions, self.classes.blocks.block_of)
+        saved, again = self._by_block(needs)
+        asked = self._asked(needs)
+        hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
+        rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
+        net = np.zeros_like(rise)
+        if not with_peak:
+            return Pieces(rise, net, saved, again, asked, hands_on)
+        schedule = schedule_of(self.facts, decisions)
+        found = lifetimes(self.facts, schedule)
+        steps = len(schedule)
+        made = np.frombuffer(found.made, dtype=np.int32).astype(np.int64)
+        last = np.frombuffer(found.last, dtype=np.int32).astype(np.int64)
+        size = np.frombuffer(found.bytes, dtype=np.int64)
+        allocated = np.bincount(made + 1, weights=size, minlength=steps + 2)
+        freed = np.bincount(np.minimum(last + 2, steps + 2), weights=size, minlength=steps + 3)[: steps + 2]
+        alive = np.cumsum(allocated - freed)[1 : steps + 1]
+        before = alive - allocated[1 : steps + 1]
+        self.base = int(allocated[0])
+        rows = np.frombuffer(schedule.rows, dtype=np.int32)
+        late = (np.frombuffer(schedule.regions, dtype=np.int32) > 0) | self._is_backward[rows]
+        keys = np.maximum.accumulate(np.where(late, self._backward_key[rows], self._forward_key[rows]))
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        if steps:
+            at_start = before[starts]
+            rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
+            net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
+        return Pieces(rise, net, saved, again, asked, hands_on)
+
+    def mixtures(self, patterns: Sequence[Pieces], blocks: NDArray[np.int32], around: NDArray[np.int32]) -> Mixtures:
+        """The figures of mixtures: ``blocks`` says, mixture by block, the number of the pattern, ``around`` that of
+        what is done outside."""
+        chosen = np.column_stack([blocks, around]).astype(np.int64)
+        by_piece = chosen[:, self.block_of_piece]
+        pieces = np.arange(len(self.block_of_piece))
+        rises = np.stack([each.rise for each in patterns])[by_piece, pieces]
+        nets = np.stack([each.net for each in patterns])[by_piece, pieces]
+        before = np.cumsum(nets, axis=1) - nets
+        numbers = np.arange(self.count + 1)
+        return Mixtures(
+            peak=self.base + np.max(before + rises, axis=1),
+            saved=np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1),
+            recompute=np.stack([each.again for each in patterns])[chosen, numbers].sum(axis=1),
+        )
+
+    def _by_block(self, needs: Needs) -> tuple[Ints, Floats]:
+        facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots
+        saved, again = np.zeros(self.count + 1, dtype=np.int64), np.zeros(self.count + 1)
+        for root in dict.fromkeys(roots[row] for row in needs.saved):
+            if facts.ops[root] == "call_function":
+                saved[block_of[root]] += facts.bytes[root]
+        for row in needs.recomputed:
+            again[block_of[row]] += self.times.seconds[row]
+        return saved, again
+
+    def _asked(self, needs: Needs) -> tuple[int, ...]:
+        """What is kept is laid to the value that allocated it: a look at that costs nothing either way."""
+        of, facts, roots = self.classes.of, self.facts, self.roots
+        asked = [int(Fate.EITHER)] * (len(self.classes) + 1)
+        kept = {roots[row] for row in needs.saved}
+        for row in needs.recomputed:
+            if roots[row] not in kept and (roots[row] == row or facts.ops[roots[row]] == "call_function"):
+                asked[of[row]] = int(Fate.RECOMPUTE)
+        for row in sorted(kept):
+            asked[of[row]] = int(Fate.SAVE)
+        return tuple(asked[:-1])
+
+    def _backward_of(self, block: int) -> int:
+        return 2 * self.count + 2 - block
+
+    def _keys(self) -> tuple[Ints, Ints]:
+        """By row the number of the piece that it begins or goes on with, in forward and in backward; 0 where it goes
+        on with whatever there is."""
+        facts, block_of, count = self.facts, self.classes.blocks.block_of, self.count
+        forward, backward = np.zeros(len(facts), dtype=np.int64), np.zeros(len(facts), dtype=np.int64)
+        is_backward = np.zeros(len(facts), dtype=bool)
+        interior = bytearray(len(facts))
+        final = max((row for row in facts.forward if block_of[row] >= 0), default=-1)
+        for row in facts.forward:
+            block = block_of[row]
+            if block >= 0:
+                forward[row] = 1 + block
+                backward[row] = self._backward_of(block)
+                interior[row] = all(block_of[user] == block for user in forward_users(facts, row))
+            elif row > final:
+                forward[row] = count + 1
+        for row, phase in enumerate(facts.phases):
+            if phase != Phase.FORWARD and facts.ops[row] == "call_function":
+                is_backward[row] = True
+                read = [block_of[each] for each in facts.inputs[row] if interior[each]]
+                backward[row] = self._backward_of(max(read)) if read else count + 2
+        self._is_backward = is_backward
+        return forward, backward

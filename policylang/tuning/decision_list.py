@@ -1,0 +1,228 @@
+"""Writes what is to become of classes of values as a few rules, last match first, as a person would.
+
+A ground rule, then its exceptions: the fewest phrases, by a greedy cover, that take all classes that are to be otherwise
+and none of which that would be wrong. What the backward does not ask for may fall either way. Blocks that follow
+another pattern get exceptions of their own, or a ground of their own where that is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from attrs import evolve, frozen
+
+from policylang.tuning.phrases import EVERYTHING, Phrase, Vocabulary
+from policylang.tuning.value_classes import Fate
+
+MOST_STATEMENTS = 10
+_MOST_LISTED = 5
+_LONGEST = 110
+_ACTIONS = {Fate.RECOMPUTE: "recompute", Fate.SAVE: "save", Fate.OFFLOAD: "offload"}
+
+
+@frozen
+class Zone:
+    """Blocks that follow another pattern than the rest."""
+
+    place: str
+    """``in first 3 blocks``."""
+    fates: tuple[int, ...]
+    """By class."""
+
+
+@frozen
+class Stage:
+    """Phrases with one action in one place, which may stand in any order."""
+
+    action: Fate
+    place: str
+    inside: bool
+    phrases: tuple[Phrase, ...]
+
+
+@frozen
+class Script:
+    """Statements, and what they do to each class: in the blocks where no zone says otherwise, and in the zones."""
+
+    ground: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    rest: str = ""
+    """``undecided -> save``."""
+
+    @property
+    def cost(self) -> float:
+        count = len(self.ground) + bool(self.rest) + sum(len(stage.phrases) for stage in self.stages)
+        return count + 0.3 * sum(phrase.cost for stage in self.stages for phrase in stage.phrases)
+
+    def text(self, override: bool) -> str | None:
+        """The policy's text; None where it takes more than ten statements."""
+        room = MOST_STATEMENTS - len(self.ground) - bool(self.rest)
+        lists = [[[phrase] for phrase in stage.phrases] for stage in self.stages]
+        while sum(map(len, lists)) > room:
+            if not _join_two(self.stages, lists):
+                return None
+        said = [
+            f"{_ACTIONS[stage.action]} {_listed(phrases, stage)}"
+            for stage, each in zip(self.stages, lists, strict=True)
+            for phrases in each
+        ]
+        before = "override " if override else ""
+        lines = [before + line for line in (*self.ground, *said)]
+        return "\n".join([*lines, *([self.rest] if self.rest else [])]) + "\n"
+
+
+def scripts(
+    inside: Vocabulary, outside: Vocabulary, base: Sequence[int], zones: Sequence[Zone], around: Sequence[int]
+) -> list[Script]:
+    """The ways to say it, the shortest first. ``base`` is what all blocks do where no zone says otherwise, ``around``
+    what is done outside of blocks."""
+    found = []
+    for ground in _grounds(bool(inside.numbers)):
+        made = _script(inside, outside, base, zones, around, ground)
+        if made is not None:
+            found.append(made)
+    return sorted(found, key=lambda script: (script.cost, str(script.ground)))
+
+
+@frozen
+class _Ground:
+    lines: tuple[str, ...]
+    rest: str
+    inside: Fate
+    outside: Fate
+
+
+def _grounds(blocks: bool) -> Iterator[_Ground]:
+    if blocks:
+        yield _Ground(("recompute everything in block",), "undecided -> save", Fate.RECOMPUTE, Fate.SAVE)
+    yield _Ground(("recompute everything",), "", Fate.RECOMPUTE, Fate.RECOMPUTE)
+    yield _Ground(("save everything",), "", Fate.SAVE, Fate.SAVE)
+
+
+def _script(
+    inside: Vocabulary,
+    outside: Vocabulary,
+    base: Sequence[int],
+    zones: Sequence[Zone],
+    around: Sequence[int],
+    ground: _Ground,
+) -> Script | None:
+    stages: list[Stage] = []
+    effect = {number: int(ground.inside) for number in inside.numbers}
+    beyond = {number: int(ground.outside) for number in outside.numbers}
+    place = "in block" if inside.numbers else ""
+    if not _settle(inside, base, effect, place, stages):
+        return None
+    if not _settle(outside, around, beyond, "outside block" if inside.numbers else "", stages):
+        return None
+    for zone in zones:
+        best: list[Stage] | None = None
+        for start in (None, Fate.RECOMPUTE, Fate.SAVE):
+            own = dict(effect) if start is None else {number: int(start) for number in inside.numbers}
+            added: list[Stage] = []
+            if start is not None:
+                everything = next(phrase for phrase in inside.phrases if phrase.subject == EVERYTHING)
+                added.append(Stage(start, zone.place, True, (everything,)))
+            done = _settle(inside, zone.fates, own, zone.place, added)
+            if done and (best is None or _length(added) < _length(best)):
+                best = added
+        if best is None:
+            return None
+        stages += best
+    return Script(ground.lines, tuple(stages), ground.rest)
+
+
+def _settle(
+    vocabulary: Vocabulary, fates: Sequence[int], effect: dict[int, int], place: str, stages: list[Stage]
+) -> bool:
+    """Add the stages that turn what is said already into what is wanted; False where no phrase can tell it apart."""
+    for action in (Fate.RECOMPUTE, Fate.SAVE, Fate.OFFLOAD):
+        must = sum(1 << n for n in vocabulary.numbers if fates[n] == action != effect[n])
+        if not must:
+            continue
+        never = sum(1 << n for n in vocabulary.numbers if fates[n] not in (action, Fate.EITHER))
+        phrases = _cover(vocabulary.phrases, must, never)
+        if phrases is None:
+            return False
+        stages.append(Stage(action, place, vocabulary.inside, phrases))
+        for phrase in phrases:
+            for number in vocabulary.numbers:
+                if phrase.mask >> number & 1:
+                    effect[number] = int(action)
+    return True
+
+
+def _cover(phrases: Sequence[Phrase], must: int, never: int) -> tuple[Phrase, ...] | None:
+    """Few and short phrases that take all of ``must`` and nothing of ``never``: the one that takes the most for its
+    length first (Chvátal, "A greedy heuristic for the set-covering problem", 1979), then none that others make up for.
+    """
+    pure = [phrase for phrase in phrases if not phrase.mask & never and phrase.mask & must]
+    chosen: list[Phrase] = []
+    left = must
+    while left:
+        best = max(pure, key=lambda phrase: (phrase.mask & left).bit_count() / phrase.cost, default=None)
+        if best is None or not best.mask & left:
+            return None
+        chosen.append(best)
+        left &= ~best.mask
+    for phrase in sorted(chosen, key=lambda phrase: -phrase.cost):
+        others = 0
+        for other in chosen:
+            others |= 0 if other is phrase else other.mask
+        if not must & ~others:
+            chosen.remove(phrase)
+    return _with_braces(chosen)
+
+
+def _with_braces(phrases: Sequence[Phrase]) -> tuple[Phrase, ...]:
+    """One operator in several modules with one parent becomes one phrase: ``mm in attention.{wq,wk}``."""
+    made: list[Phrase] = []
+    key = _family
+    ordered = sorted(phrases, key=lambda phrase: (key(phrase), phrases.index(phrase)))
+    for (_, _, _, parent), each in groupby(ordered, key=key):
+        group = list(each)
+        if len(group) > 1 and group[0].module and not group[0].predicate:
+            children = ",".join(phrase.module.rpartition(".")[2] for phrase in group)
+            mask = 0
+            for phrase in group:
+                mask |= phrase.mask
+            module = f"{parent}.{{{children}}}" if parent else f"{{{children}}}"
+            made.append(evolve(group[0], mask=mask, module=module, cost=group[0].cost + 0.2))
+        else:
+            made += group
+    return tuple(sorted(made, key=lambda phrase: (phrase.cost, phrase.subject, phrase.module, phrase.position)))
+
+
+def _family(phrase: Phrase) -> tuple[str, str, str, str]:
+    return phrase.subject, phrase.position, phrase.predicate, phrase.module.rpartition(".")[0] if phrase.module else "-"
+
+
+def _length(stages: Sequence[Stage]) -> float:
+    return sum(1 + 0.3 * phrase.cost for stage in stages for phrase in stage.phrases)
+
+
+def _join_two(stages: Sequence[Stage], lists: list[list[list[Phrase]]]) -> bool:
+    """Put two statements with one action and one place into one: those that make the shortest line."""
+    best: tuple[int, int, int, int] | None = None
+    for at, (stage, each) in enumerate(zip(stages, lists, strict=True)):
+        for left in range(len(each)):
+            for right in range(left + 1, len(each)):
+                joined = each[left] + each[right]
+                if len(joined) > _MOST_LISTED or not all(phrase.is_plain for phrase in joined):
+                    continue
+                length = len(_listed(joined, stage))
+                if length <= _LONGEST and (best is None or (length, at, left, right) < best):
+                    best = length, at, left, right
+    if best is None:
+        return False
+    _, at, left, right = best
+    lists[at][left] += lists[at].pop(right)
+    return True
+
+
+def _listed(phrases: Sequence[Phrase], stage: Stage) -> str:
+    if len(phrases) == 1:
+        return phrases[0].text(stage.place, inside=stage.inside)
+    parts = ", ".join(phrase.text("", inside=stage.inside) for phrase in phrases)
+    return f"({parts}) {stage.place}".rstrip()

@@ -1,0 +1,231 @@
+"""The phrases that a rule may be made of, with the classes of values that each denotes.
+
+Sets of classes are bit masks: a graph has tens of classes, and phrases are compared by the thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from attrs import evolve, field, frozen
+
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts
+from policylang.language.formatting.unparse import nth
+from policylang.language.resolution.loader import parse_policy
+from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.resolution.prelude import group
+from policylang.planning.selection.selectors import Selections
+from policylang.tuning.value_classes import ValueClass, ValueClasses
+
+_GROUPS = (
+    "matmul",
+    "attention",
+    "activation",
+    "norm",
+    "collective",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "cast",
+    "view",
+    "pointwise",
+    "reduction",
+)
+_SWEEPING = frozenset({"norm", "collective", "view", "pointwise", "reduction"})
+"""Groups of operators that have little in common: nobody counts them."""
+EVERYTHING = "everything"
+
+
+@frozen
+class Phrase:
+    """An operator, a group or everything, narrowed by position and module. What it is of, in which blocks or outside
+    of all, is said when it is written."""
+
+    subject: str
+    """``mm``, ``attention``, ``everything``."""
+    mask: int = field(repr=False)
+    """A bit for each class that it denotes."""
+    cost: float
+    """How much there is to read."""
+    position: str = ""
+    """``first``, ``every 2nd``."""
+    module: str = ""
+    """A glob: in it or deeper."""
+    predicate: str = ""
+    """``crosses block``."""
+
+    def text(self, place: str, *, inside: bool) -> str:
+        """The selector; ``place``: ``in first 3 blocks``, ``outside block`` or nothing."""
+        parts = [
+            self.position,
+            self.subject,
+            f"in {self.module}" if self.module else "",
+            place,
+            f"where {self.predicate}" if self.predicate else "",
+            ("per block" if inside else "per module") if self.position else "",
+        ]
+        return " ".join(filter(None, parts))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can stand in a list with others."""
+        return not self.position and not self.predicate
+
+
+class Vocabulary:
+    """The phrases about the classes inside of blocks, or about those outside."""
+
+    def __init__(self, facts: Facts, classes: ValueClasses, operators: OperatorTable, *, inside: bool) -> None:
+        self._facts = facts
+        self._classes = classes
+        self._operators = operators
+        self.inside = inside
+        self.numbers = [number for number, each in enumerate(classes.all) if each.inside is inside]
+        self.mask = _mask(self.numbers)
+        self._order = self._in_one_block()
+        found: dict[tuple[str, int], Phrase] = {}
+        for phrase in self._all():
+            if phrase.mask & self.mask:
+                kept = evolve(phrase, mask=phrase.mask & self.mask)
+                found.setdefault((kept.text("", inside=inside), kept.mask), kept)
+        self.phrases: tuple[Phrase, ...] = tuple(found.values())
+
+    def _all(self) -> Iterator[Phrase]:
+        classes = self._classes
+        by_name: dict[str, list[int]] = {}
+        by_overload: dict[str, list[int]] = {}
+        for number in self.numbers:
+            namespace, name, overload = (*classes.all[number].target.split(".", 2), "", "")[:3]
+            by_name.setdefault(name, []).append(number)
+            by_overload.setdefault(f"{namespace}.{name}.{overload}".rstrip("."), []).append(number)
+        paths = self._paths(self.numbers)
+        yield Phrase(EVERYTHING, self.mask, 1.0)
+        for path in paths:
+            yield Phrase(EVERYTHING, self._in(self.numbers, path), 1.2, module=path)
+        if self.inside and classes.crossing:
+            yield Phrase(EVERYTHING, _mask(classes.crossing), 1.1, predicate="crosses block")
+        for each in _GROUPS:
+            yield from self._narrowed(each, self.of_group(each), 1.0)
+        names = {self._bare(name, [classes.all[number] for number in them]): them for name, them in by_name.items()}
+        for subject, numbers in names.items():
+            yield from self._narrowed(subject, numbers, 1.0)
+            yield from self._by_own_module(subject, numbers)
+        for full, numbers in by_overload.items():
+            subject = full.split(".", 1)[1] if full.split(".", 1)[0] == "aten" else full
+            if subject.count(".") == 0 or not self._is_clean(subject):
+                subject = full
+            if subject not in names:
+                yield from self._narrowed(subject, numbers, 1.15)
+                yield from self._by_own_module(subject, numbers)
+
+    def _narrowed(self, subject: str, numbers: Sequence[int], cost: float) -> Iterator[Phrase]:
+        """By module and by position."""
+        if not numbers:
+            return
+        yield Phrase(subject, _mask(numbers), cost)
+        counted = subject not in _SWEEPING
+        paths = self._paths(numbers)
+        for path in paths:
+            within = [number for number in numbers if self._is_in(number, path)]
+            yield Phrase(subject, _mask(within), cost + 0.3, module=path)
+            if counted:
+                yield from self._positions(subject, within, cost + 0.3, path)
+        if counted:
+            yield from self._positions(subject, numbers, cost, "")
+
+    def _positions(self, subject: str, numbers: Sequence[int], cost: float, path: str) -> Iterator[Phrase]:
+        if not self.inside:
+            return
+        ordered = [number for number in self._order if number in set(numbers)]
+        if len(ordered) < 2 or len(ordered) != len(set(numbers)):
+            return
+        for at, number in enumerate(ordered):
+            position = _position(at, len(ordered))
+            more = 0.4 if position in ("first", "last") else 0.3 + 0.2 * at
+            yield Phrase(subject, 1 << number, cost + more, position, path)
+        if len(ordered) > 2:
+            yield Phrase(subject, _mask(ordered[1::2]), cost + 0.5, "every 2nd", path)
+
+    def _by_own_module(self, subject: str, numbers: Sequence[int]) -> Iterator[Phrase]:
+        """What lies in a module itself, and nowhere deeper."""
+        classes = self._classes
+        modules: dict[str, list[int]] = {}
+        for number in numbers:
+            modules.setdefault(classes.all[number].module, []).append(number)
+        if len(modules) < 2 and len(numbers) < 2:
+            return
+        for module, within in modules.items():
+            glob = module or (classes.block_glob if self.inside else "")
+            if not glob:
+                continue
+            yield Phrase(subject, _mask(within), 1.8, predicate=f"module == {glob}")
+            ordered = sorted(within, key=lambda number: classes.all[number].position)
+            for at, number in enumerate(ordered if len(ordered) > 1 else ()):
+                yield Phrase(subject, 1 << number, 2.4, _position(at, len(ordered)), predicate=f"module == {glob}")
+
+    def _in_one_block(self) -> list[int]:
+        """The classes in the order in which the block with the most of them comes to them."""
+        if not self.inside or not self.numbers:
+            return []
+        block_of, rows = self._classes.blocks.block_of, self._classes.rows
+        counts = [0] * len(self._classes.blocks.names)
+        for number in self.numbers:
+            for row in rows[number]:
+                counts[block_of[row]] += 1
+        most = max(counts)
+        having = [block for block, count in enumerate(counts) if count == most]
+        chosen = having[len(having) // 2]
+        firsts = [(row, number) for number in self.numbers for row in rows[number] if block_of[row] == chosen]
+        return [number for _, number in sorted(firsts)]
+
+    def _paths(self, numbers: Iterable[int]) -> list[str]:
+        """The modules that some of the classes lie in, at any depth, in the order of the graph."""
+        found: dict[str, None] = {}
+        for number in numbers:
+            parts = self._classes.all[number].module.split(".")
+            for end in range(1, len(parts) + 1):
+                if parts[0]:
+                    found[".".join(parts[:end])] = None
+        return [path for path in found if path.split(".")[-1] != "*"]
+
+    def _is_in(self, number: int, path: str) -> bool:
+        module = self._classes.all[number].module
+        return f".{path}." in f".{module}."
+
+    def _in(self, numbers: Iterable[int], path: str) -> int:
+        return _mask(number for number in numbers if self._is_in(number, path))
+
+    def of_group(self, name: str) -> list[int]:
+        """The classes of a group that takes all of a class or none."""
+        let, classes = group(name), self._classes
+        if let is None:
+            return []
+        selections = Selections(self._facts, {}, classes.blocks, Chains(self._facts))
+        found = [0] * len(classes)
+        for row in {self._facts.owners[row] for row in selections.rows(let.selector)}:
+            found[classes.of[row]] += classes.of[row] >= 0
+        return [number for number in self.numbers if found[number] == len(classes.rows[number])]
+
+    def _bare(self, name: str, of: Sequence[ValueClass]) -> str:
+        if self._is_clean(name):
+            return name
+        return f"{of[0].target.split('.', 1)[0]}.{name}"
+
+    def _is_clean(self, subject: str) -> bool:
+        """Whether the language takes a name for an operator's, and has nothing to say about it."""
+        if group(subject) is not None:
+            return False
+        loaded = parse_policy(f"save {subject}\n", operators=self._operators)
+        return loaded.policy is not None and not loaded.diagnostics
+
+
+def _position(at: int, length: int) -> str:
+    return "first" if not at else "last" if at == length - 1 else nth(at + 1)
+
+
+def _mask(numbers: Iterable[int]) -> int:
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask
