@@ -8,6 +8,7 @@ from policylang.language.figures import figure, shortened
 from policylang.report.tuning.account import share_text
 from policylang.report.width import table
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
+from policylang.tuning.outcome.written import step_words
 from policylang.tuning.trade_off import Candidate
 
 _LONGEST = 96
@@ -25,7 +26,7 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
         row = ["->" if chosen and each == tuned.chosen else "", figure(tuned.besides.on(each.peak), "bytes")]
         row += [figure(each.saved, "bytes"), *([figure(each.offloaded, "bytes")] if moved else [])]
         row += [figure(each.recompute, "seconds"), share_text(each.recompute, tuned)]
-        row += [*([figure(each.exposed, "seconds")] if waits else []), figure(each.step, "seconds")]
+        row += [*([figure(each.exposed, "seconds")] if waits else []), step_words(each)]
         rows.append([*row, shortened(phrase, _LONGEST)])
     subject = found.subject
     heading = (

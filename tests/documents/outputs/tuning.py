@@ -19,6 +19,7 @@ from policylang.tuning.outcome.bundled import bundled_candidates
 from tests.documents.outputs.pages import ROOT, Shown
 
 GRAPH = "llama3_8b.graph"
+_FIRST, _LAST = 16, 6
 PICTURE = ROOT / "docs" / "tuning.svg"
 
 
@@ -40,16 +41,23 @@ def tune(shown: Shown) -> str:
     return f"$ policylang tune --graph {GRAPH} {given}\n{_run(tuple(shlex.split(given)))}"
 
 
+def rows(shown: Shown) -> str:
+    """The same with the middle of a long table left out."""
+    lines = tune(shown).splitlines()
+    left = lines[_FIRST:-_LAST]
+    return "\n".join([*lines[:_FIRST], f"… {len(left)} more …", *lines[-_LAST:]])
+
+
 def picture() -> str:
     """The trade-off of the page's first command, as a file."""
     graph, name = ROOT / "docs" / "graphs" / GRAPH, "h100-sxm"
     device = read_device(name)
     assert not isinstance(device, Diagnostic)
-    found = policylang.tune(graph, peak="75 GiB", device=device, optimizer="adamw", reserve="5%")
+    found = policylang.tune(graph, peak="75 GiB", device=device, optimizer="adamw", reserve="5%", table=True)
     facts = policylang.load_snapshot(graph)
     known = bundled_candidates(facts, device, capabilities_for(facts.kind))
     return trade_off_svg(found.tuned, known) + "\n"
 
 
-PRODUCERS = {"tune": tune}
-SLOW = ("tune",)
+PRODUCERS = {"tune": tune, "tune-rows": rows}
+SLOW = ("tune", "tune-rows")
