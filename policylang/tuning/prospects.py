@@ -3,14 +3,14 @@ from. It is fixed for a graph and a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
 
 from policylang.language.formatting.unparse import nth
 from policylang.tuning.composition import Composition, Ints, Mixtures, Pieces
-from policylang.tuning.decision_list import Script, Zone, scripts
+from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.patterns import Fates
 from policylang.tuning.phrases import Vocabulary
 

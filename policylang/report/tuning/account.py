@@ -7,7 +7,7 @@ from collections.abc import Callable
 from policylang.language.figures import figure
 from policylang.report.width import table
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of
+from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of, step_words
 from policylang.tuning.trade_off import Candidate, Tuned
 
 
@@ -43,7 +43,7 @@ def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
         ("offloaded", lambda each: figure(each.offloaded, "bytes")),
         ("recomputed", lambda each: f"{figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"),
         ("exposed", lambda each: figure(each.exposed, "seconds")),
-        ("step", lambda each: figure(each.step, "seconds")),
+        ("step", lambda each: step_words(each)),
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.language.codes import diagnose
-from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.capabilities import Capabilities
 
@@ -37,19 +36,12 @@ def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
     return None
 
 
-def no_copies(device: DeviceProfile, capabilities: Capabilities) -> Diagnostic | None:
-    """Why values cannot be offloaded there; None where they can."""
-    if not capabilities.offloads:
-        message = f"values cannot be offloaded: {capabilities.name} does not copy to the host"
-        return diagnose(NO_COPIES, message, help="leave `offload` out, or tune for another path")
-    if not device.host_bandwidth:
-        message = (
-            f"values cannot be offloaded: the profile `{device.name}` does not say how fast copies to the host are"
-        )
-        return diagnose(
-            NO_COPIES, message, help="add `[host]` with `bandwidth = …` in bytes/s to it, or leave `offload` out"
-        )
-    return None
+def no_copies(capabilities: Capabilities) -> Diagnostic | None:
+    """Why values cannot be offloaded on a path; None where they can."""
+    if capabilities.offloads:
+        return None
+    message = f"values cannot be offloaded: {capabilities.name} does not copy to the host"
+    return diagnose(NO_COPIES, message, help="leave `offload` out, or tune for another path")
 
 
 def without_blocks(facts: Facts, called: str) -> Diagnostic | None:
