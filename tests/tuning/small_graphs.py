@@ -19,6 +19,7 @@ from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import Verdict, first_decisions
+from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.decisions.routing import keep_routing
 from policylang.planning.decisions.safety import Safety
 from policylang.planning.decisions.user_tags import user_decisions
@@ -28,12 +29,12 @@ from policylang.simulation.node_times import NodeTimes
 from tests.support.textgraph import GraphBuilder
 
 DEVICE = DeviceProfile("by hand", {}, Rate.constant(1.0))
-SAVE, RECOMPUTE = 0, 1
+SAVE, RECOMPUTE, OFFLOAD = 0, 1, 2
 
 
 @cache
 def either() -> Policy:
-    return parse("optional save everything\noptional recompute everything")
+    return parse("optional save everything\noptional recompute everything\noffload everything")
 
 
 def joint_graph(random: Random, *, dead_ends: bool = False) -> Facts:
@@ -87,7 +88,8 @@ class _SmallJoint:
         tags = {"tag": tag, "region": region} if tagged else {}
         dtype = more.pop("dtype", "float32")
         name = f"n_{len(self.builder.rows)}"
-        return self.builder.add(name, target, inputs, flags=flags, bytes=size, dtype=dtype, **tags, **more)
+        shape = "" if flags & Flag.MULTI_OUTPUT else "4"
+        return self.builder.add(name, target, inputs, flags=flags, bytes=size, dtype=dtype, shape=shape, **tags, **more)
 
     def _plain(self) -> None:
         self._add("aten.mul.Tensor", self._reads(2))
@@ -130,18 +132,22 @@ def random_times(facts: Facts, random: Random) -> NodeTimes:
 
 
 def planned(
-    facts: Facts, times: NodeTimes, capabilities: Capabilities, again: Collection[int]
+    facts: Facts, times: NodeTimes, capabilities: Capabilities, again: Collection[int], moved: Collection[int] = ()
 ) -> tuple[int, float, Needs]:
-    """Bytes kept and seconds run again where these owners are to be recomputed and all others saved, as far as the
-    planner lets them."""
+    """Bytes kept and seconds run again where these owners are to be recomputed or offloaded and all others saved, as
+    far as the planner lets them."""
     tagged = user_decisions(facts)
     winner = array("i", [-1]) * len(facts)
     for owner in _owners(facts):
         if owner not in tagged and not facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
-            winner[owner] = RECOMPUTE if owner in again else SAVE
+            winner[owner] = RECOMPUTE if owner in again else OFFLOAD if owner in moved else SAVE
     decisions = first_decisions(either(), facts, Verdict((), winner), tagged, "save", capabilities)
     keep_routing(either(), facts, decisions)
-    needs = Safety(either(), facts, capabilities, decisions).enforce()
+    safety = Safety(either(), facts, capabilities, decisions)
+    needs = safety.enforce()
+    if moved:
+        resolve_offloads(either(), facts, decisions, needs)
+        needs = safety.enforce()
     steps = schedule_of(facts, decisions)
     twice = (row for kind, row, _ in steps if kind == StepKind.SECOND_RUN and facts.phases[row] == Phase.FORWARD)
     return with_cost(needs, facts, (), 0).saved_bytes, sum(times.seconds[row] for row in twice), needs

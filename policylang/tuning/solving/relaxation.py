@@ -15,7 +15,8 @@ from typing import Any
 
 from policylang.errors import PolicyError
 from policylang.language.codes import diagnose
-from policylang.tuning.choices import NONE, Choices
+from policylang.tuning.solving.choices import Choices
+from policylang.tuning.solving.second_runs import NONE
 
 SCALE = 2.0**50
 
