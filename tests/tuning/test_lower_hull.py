@@ -22,18 +22,19 @@ from policylang.api.load import load, parse
 from policylang.errors import PolicyError
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.files import snapshot
 from policylang.graph.reading.collect import collect
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.planning.capabilities import FLAT, JOINT
+from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.liveness import handed_on, saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.simulation.step_time import step_time
 from policylang.tuning.lower_hull import bound_at, bytes_at, hull_of, lower_hull
 from policylang.tuning.solving.choices import choices_of
 from policylang.tuning.solving.movable import hidden_bytes
 from policylang.tuning.solving.second_runs import NONE
-from tests.support.joint import capture_joint
-from tests.support.models import llama
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import CHAIN, GraphBuilder, facts_of
 from tests.tuning.small_graphs import (
@@ -46,6 +47,7 @@ from tests.tuning.small_graphs import (
 )
 
 ROOT = Path(__file__).parent.parent.parent
+SNAPSHOTS = ROOT / "tests" / "data" / "older_snapshots"
 NO_REPLAY = evolve(JOINT, replays_random=False)
 randoms = st.randoms(use_true_random=False)
 
@@ -171,15 +173,17 @@ def by_branch_and_bound(facts: Facts, times: NodeTimes, limit: int) -> float:
 
 
 @cache
-def small_llama() -> tuple[Facts, NodeTimes]:
-    facts = collect(capture_joint(*llama()).gm)
+def traced(name: str) -> tuple[Facts, NodeTimes]:
+    """A Llama of two layers as a joint graph, a GPT-2 of two, with dropout, as a flat one."""
+    facts = snapshot.load(SNAPSHOTS / f"{name}.graph")
     device = read_device("h100-sxm")
+    assert isinstance(device, DeviceProfile)
     return facts, node_times(facts, device)
 
 
 @pytest.mark.slow
 def test_an_exact_solver_is_never_below_the_bound_and_meets_it_at_its_points() -> None:
-    facts, times = small_llama()
+    facts, times = traced("joint")
     hull = lower_hull(facts, times, JOINT)
     budgets = [hull[0].saved * part // 8 for part in (1, 3, 6)]
     found = [by_branch_and_bound(facts, times, budget) for budget in budgets]
@@ -189,33 +193,35 @@ def test_an_exact_solver_is_never_below_the_bound_and_meets_it_at_its_points() -
     assert by_branch_and_bound(facts, times, middle.saved) == pytest.approx(middle.seconds, rel=1e-4)
 
 
-def test_it_falls_and_bends_one_way_and_the_planner_agrees_with_each_point() -> None:
-    facts, times = small_llama()
-    hull = lower_hull(facts, times, JOINT)
+@pytest.mark.parametrize(("name", "path"), [("joint", JOINT), ("flat", FLAT)])
+def test_it_falls_and_bends_one_way_and_the_planner_agrees_with_each_point(name: str, path: Capabilities) -> None:
+    facts, times = traced(name)
+    hull = lower_hull(facts, times, path)
     assert len(hull) > 4
     slopes = [(there.seconds - here.seconds) / (here.saved - there.saved) for here, there in pairwise(hull)]
     assert all(0 < here < there for here, there in pairwise(slopes))
     for point in hull:
-        saved, seconds, _ = planned(facts, times, JOINT, point.again)
+        saved, seconds, _ = planned(facts, times, path, point.again)
         assert saved == point.saved
         assert seconds == pytest.approx(point.seconds, rel=1e-12)
 
 
-def test_no_policy_beats_it() -> None:
-    facts, times = small_llama()
-    hull = lower_hull(facts, times, JOINT)
+@pytest.mark.parametrize(("name", "path"), [("joint", JOINT), ("flat", FLAT)])
+def test_no_policy_beats_it(name: str, path: Capabilities) -> None:
+    facts, times = traced(name)
+    hull = lower_hull(facts, times, path)
     texts = [f"recompute everything\nsave every {n} {operator}" for n in ("2nd", "3rd") for operator in ("mm", "mul")]
     texts += ["save everything", "recompute everything", "recompute everything in block\nsave matmul"]
     written = [parse(f"{text}\nundecided -> save") for text in texts]
     written += [evolve(load(each.name), undecided=written[0].undecided) for each in bundled_policies()]
     for policy in written:
-        found = saved_and_recomputed(plan(policy, facts, JOINT))
-        seconds = sum(times.seconds[row] for row in found.recomputed)
-        assert bound_at(hull, found.saved_bytes) <= seconds * (1 + 1e-9)
+        made = plan(policy, facts, path)
+        seconds = step_time(facts, made.schedule, times).recomputed
+        assert bound_at(hull, saved_and_recomputed(made).saved_bytes) <= seconds * (1 + 1e-9)
 
 
 def test_what_blocks_hand_on_stays_kept_on_a_model() -> None:
-    facts, times = small_llama()
+    facts, times = traced("joint")
     blocks = blocks_of(facts)
     crossing = [row for row in facts.forward if blocks.block_of[row] >= 0 and handed_on(facts, row, blocks.block_of)]
     hull, free = (lower_hull(facts, times, JOINT, keep=keep) for keep in (crossing, ()))
@@ -268,7 +274,7 @@ def test_planning_moves_what_is_to_be_moved_and_no_point_is_worse_for_it(random:
 
 
 def test_the_order_of_the_columns_changes_nothing() -> None:
-    facts, times = small_llama()
+    facts, times = traced("joint")
     choices = choices_of(facts, times, JOINT)
     order = list(range(len(choices.rows)))
     Random(3).shuffle(order)
@@ -293,11 +299,8 @@ def test_the_order_of_the_columns_changes_nothing() -> None:
         )
 
 
-def test_hash_seeds_change_nothing(tmp_path: Path) -> None:
-    from policylang.graph.files import snapshot
-
-    facts, times = small_llama()
-    snapshot.write(facts, tmp_path / "llama.graph")
+def test_hash_seeds_change_nothing() -> None:
+    facts, times = traced("joint")
     script = (
         "import sys, json; from policylang.graph.files import snapshot\n"
         "from policylang.language.devices.reading import read_device\n"
@@ -310,7 +313,7 @@ def test_hash_seeds_change_nothing(tmp_path: Path) -> None:
         "print(json.dumps([[p.saved, p.seconds.hex(), sorted(p.kept), sorted(p.again)] for p in hull]))\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script, str(tmp_path / "llama.graph")]
+    command = [sys.executable, "-c", script, str(SNAPSHOTS / "joint.graph")]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     here = lower_hull(facts, times, JOINT)
     assert json.loads(out) == [

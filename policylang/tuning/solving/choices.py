@@ -166,6 +166,7 @@ class _Problem:
             for row in rows:
                 sure[row] = 0
         apart = bytearray(len(facts))  # by owner: decided so by something that does not run
+        runs_if_so = bytearray(len(facts))  # by owner: the backward itself has it run where it is decided so
         second_runs = SecondRuns(facts, self.roots)
         asked = second_runs.reads()
         self.read = tuple(dict.fromkeys(source for _, source in asked))
@@ -177,9 +178,11 @@ class _Problem:
                 counted[row] = sure[row] = 1
                 real[row] |= really
                 apart[owners[row]] |= not really
+                runs_if_so[owners[row]] |= really
                 reads.append((source, really))
                 if really:
                     second_runs.reached(row, second_runs.end_of(reader))
+        apart = bytearray(each and not runs for each, runs in zip(apart, runs_if_so, strict=True))
         edges: list[tuple[int, int, bool]] = []
         for row in range(len(facts) - 1, -1, -1):
             owner = owners[row]
@@ -196,7 +199,7 @@ class _Problem:
                 sure[read] |= inside and sure[row]
                 if really:
                     second_runs.reached(read, second_runs.first_end[row])
-                apart[owners[read]] |= apart[owner] or not really
+                apart[owners[read]] |= not runs_if_so[owners[read]] and (apart[owner] or not really)
                 if not inside:
                     edges.append((source, owner, really))
         for source, really in reads:
