@@ -1,8 +1,8 @@
 """Writes what is to become of classes of values as a few rules, last match first, as a person would.
 
-A ground rule, then its exceptions: the fewest phrases, by a greedy cover, that take all classes that are to be otherwise
-and none of which that would be wrong. What the backward does not ask for may fall either way. Blocks that follow
-another pattern get exceptions of their own, or a ground of their own where that is shorter.
+A ground rule, then its exceptions: the fewest phrases, by a greedy cover, that take all classes that are to be
+otherwise and none of which that would be wrong. What the backward does not ask for may fall either way. Blocks that
+follow another pattern get exceptions of their own, or a ground of their own where that is shorter.
 """
 
 from __future__ import annotations

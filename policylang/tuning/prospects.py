@@ -3,14 +3,14 @@ from. It is fixed for a graph and a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
 
 from policylang.language.formatting.unparse import nth
 from policylang.tuning.composition import Composition, Ints, Mixtures, Pieces
-from policylang.tuning.decision_list import Script, Zone, scripts
+from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.patterns import Fates
 from policylang.tuning.phrases import Vocabulary
 
@@ -79,7 +79,7 @@ def place_of(kind: int, number: int, blocks: int) -> str:
 
 
 class Writer:
-    """Writes prospects as policies. How two patterns are told apart is worked out once, and for any number of blocks."""
+    """Writes prospects as policies. How to tell two patterns apart is worked out once for any number of blocks."""
 
     _MARK = "in first 0 blocks"
 

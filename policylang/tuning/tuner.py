@@ -28,6 +28,7 @@ from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, 
 from policylang.tuning.value_classes import Fate, value_classes
 
 Progress = Callable[[str], None]
+NOTHING_BESIDES = Besides()
 _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
@@ -41,15 +42,15 @@ def tune(
     budget: Budget,
     capabilities: Capabilities,
     *,
-    besides: Besides = Besides(),
+    besides: Besides = NOTHING_BESIDES,
     offload: bool = False,
     table: bool = False,
     progress: Progress | None = None,
 ) -> Tuned | Infeasible:
     """The fastest candidate within the budget; of a budget of time the one that takes the least memory.
 
-    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on the
-    way.
+    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on
+    the way.
     """
     tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
     return tuner.tuned(budget, table=table)
@@ -74,7 +75,7 @@ class Tuner:
         times: NodeTimes,
         capabilities: Capabilities,
         *,
-        besides: Besides = Besides(),
+        besides: Besides = NOTHING_BESIDES,
         offload: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -103,7 +104,7 @@ class Tuner:
         return lower_hull(self.facts, self.times, self.capabilities, override=self.override)
 
     def _set(self, budget: Budget) -> _Set:
-        """What is chosen among: in a peak, blocks keep what they hand on; in bytes kept for the backward, they may not."""
+        """What is chosen among. For a peak, blocks keep what they hand on; for what is saved they may not."""
         by_peak = budget.figure != "saved"
         if by_peak not in self._sets:
             self._sets[by_peak] = self._made_set(by_peak=by_peak)
@@ -178,7 +179,7 @@ class Tuner:
         """The memory of each prospect."""
         figures = self._set(budget).prospects.figures
         if budget.figure == "saved":
-            return figures.saved.tolist()
+            return list(map(int, figures.saved))
         return [self.besides.on(each) for each in figures.peak.tolist()]
 
     def _at(self, budget: Budget, limit: float) -> Candidate | None:
