@@ -119,6 +119,7 @@ class Tuner:
             points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
         points = thinned(points, _STRAIGHT * self.forward)
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
+        found += [composition.mended(fates) for fates in found]
         found += by_hand(classes, self.inside, self.outside)
         if self.capabilities.block_by_block:
             saved = int(Fate.SAVE)
