@@ -129,8 +129,8 @@ class Composition:
         return Pieces(rise, net, saved, again, asked, hands_on)
 
     def mended(self, fates: Sequence[int]) -> tuple[int, ...]:
-        """With what takes time and hardly any memory saved: the linear program takes some of a flat graph's values to be
-        there for nothing that the schedule makes again."""
+        """With what takes time and hardly any memory saved: of a flat graph the linear program takes values to be there
+        for nothing that the schedule makes again."""
         decisions = self.decisions(fates)
         needs, of, facts = backward_needs(self.facts, decisions), self.classes.of, self.facts
         forward = sum(self.times.seconds[row] for row in facts.forward)

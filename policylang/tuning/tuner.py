@@ -14,7 +14,6 @@ from math import inf
 import numpy as np
 from attrs import frozen
 
-from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
@@ -24,6 +23,7 @@ from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
 from policylang.tuning.patterns import Fates, by_hand, of_choice, thinned
 from policylang.tuning.phrases import Vocabulary
 from policylang.tuning.prospects import Prospects, Writer, prospects
+from policylang.tuning.stacks import stacks
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.value_classes import Fate, value_classes
 
@@ -87,7 +87,9 @@ class Tuner:
         self.forward = sum(times.seconds[row] for row in facts.forward)
         self._say = progress or (lambda _: None)
         self.evaluation = Evaluation(facts, times, capabilities)
-        self.classes = value_classes(facts, blocks_of(facts), capabilities)
+        glob, blocks = stacks(facts)
+        self.head = f"blocks {glob}\n" if glob else ""
+        self.classes = value_classes(facts, blocks, capabilities, glob)
         operators = self.evaluation.operators
         self.inside = Vocabulary(facts, self.classes, operators, inside=True)
         self.outside = Vocabulary(facts, self.classes, operators, inside=False)
@@ -119,7 +121,7 @@ class Tuner:
             points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
         points = thinned(points, _STRAIGHT * self.forward)
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
-        found += [composition.mended(fates) for fates in found]
+        found = [composition.mended(fates) for fates in found]
         found += by_hand(classes, self.inside, self.outside)
         if self.capabilities.block_by_block:
             saved = int(Fate.SAVE)
@@ -133,7 +135,7 @@ class Tuner:
             pieces = composition.pieces(fates, with_peak=by_peak)
             simulated.setdefault(pieces.asked, pieces)
         made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
-        writer = Writer(tuple(simulated), self.inside, self.outside, override=self.override)
+        writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
         return _Set(made, writer, np.lexsort((memory, made.figures.recompute)).tolist())
 
