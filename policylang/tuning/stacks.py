@@ -15,8 +15,8 @@ Prefix = tuple[str, ...]
 
 
 def stacks(facts: Facts) -> tuple[str, BlockTable]:
-    """The glob of a ``blocks`` statement, and the blocks that there are then. The glob is empty where the language's own
-    choice takes all that there is."""
+    """The glob of a ``blocks`` statement, and the blocks that there are then. The glob is empty where the language's
+    own choice takes all that there is."""
     alone = blocks_of(facts)
     if not alone.names or any(region is not None for region in facts.ac_regions):
         return "", alone

@@ -170,8 +170,8 @@ class Tuner:
     def smallest(self, budget: Budget) -> Candidate:
         """The candidate that takes the least memory."""
         found = self._cheapest(budget, inf)
-        assert found is not None
-        return found
+        known = [found] if found is not None else [*self.evaluation.evaluated]
+        return min(known, key=lambda each: self.memory(each, budget))
 
     def _picked(self, budget: Budget) -> Candidate | None:
         if budget.figure == "recompute time":
@@ -198,7 +198,7 @@ class Tuner:
             if memory[at] > limit:
                 continue
             made = self._candidate(chosen, at)
-            if made is None or made.recompute < seconds[at] - same or self.memory(made, budget) > limit:
+            if made is None or self.memory(made, budget) > limit:
                 continue
             if best is None or made.recompute < best.recompute:
                 best = made
@@ -209,6 +209,8 @@ class Tuner:
         chosen, memory = self._set(budget), self._composed(budget)
         seconds = chosen.prospects.figures.recompute.tolist()
         best: Candidate | None = None
+        if self.save_all is not None:
+            best = self.save_all
         for at in np.lexsort((seconds, memory)).tolist():
             if best is not None and memory[at] >= self.memory(best, budget):
                 break
@@ -222,8 +224,12 @@ class Tuner:
         return best
 
     def _candidate(self, chosen: _Set, at: int) -> Candidate | None:
+        """What a prospect comes to as it is written; None where it cannot be written, or would take less time than was
+        composed for it: the search goes by what nothing falls below."""
         text = chosen.writer.text(chosen.prospects, at, self.blocks)
-        return None if text is None else self.evaluation.of(text)
+        made = None if text is None else self.evaluation.of(text)
+        least = float(chosen.prospects.figures.recompute[at]) - _SAME * self.forward
+        return None if made is None or made.recompute < least else made
 
     def _fill(self, budget: Budget) -> None:
         """Plan candidates over the whole range of memory."""

@@ -72,7 +72,7 @@ class ValueClasses:
 
 
 def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, glob: str = "") -> ValueClasses:
-    """The classes in the order in which the graph comes to them; one pass. ``glob``: of the blocks, where one is said."""
+    """The classes in the order in which the graph comes to them; one pass. ``glob`` is of the blocks."""
     owners, flags, block_of = facts.owners, facts.flags, blocks.block_of
     prefixes = _prefixes(facts, blocks)
     of = array("i", [-1]) * len(facts)
