@@ -32,6 +32,7 @@ NOTHING_BESIDES = Besides()
 _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
+_LOW = 1.1
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -192,6 +193,9 @@ class Tuner:
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
         seconds = chosen.prospects.figures.recompute.tolist()
         best: Candidate | None = None
+        if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
+            smallest = self.smallest(budget)
+            best = smallest if self.memory(smallest, budget) <= limit else None
         for at in chosen.order:
             if best is not None and seconds[at] >= best.recompute - same:
                 break
