@@ -134,7 +134,9 @@ def device_of(found: PlanComparison) -> str:
     """What the times are of, in a line or one for each side; empty without a device."""
     if not _times(found.old, found.new):
         return ""
-    before, after = (times_note(each.priced_by_bytes, each.unknown_dtypes) for each in (found.old, found.new))
+    before, after = (
+        times_note(each.priced_by_bytes, each.unknown_dtypes, each.unpriced) for each in (found.old, found.new)
+    )
     if (found.old.device, before) == (found.new.device, after):
         return f"times: {found.new.device}{after}"
     return f"times before: {found.old.device}{before}\ntimes after: {found.new.device}{after}"

@@ -39,6 +39,8 @@ class Figures:
     """The operators whose time is that of their bytes for want of a FLOP formula, and how many calls."""
     unknown_dtypes: Mapping[str, int] = field(factory=dict)
     """The dtypes of matrix products that the device says nothing of, and how many calls."""
+    unpriced: Mapping[str, int] = field(factory=dict)
+    """The collectives and copies that it says nothing of, and how many calls."""
 
 
 @frozen
@@ -127,6 +129,7 @@ def figures(plan: Plan) -> Figures:
         exposed_seconds=time.exposed,
         priced_by_bytes=plan.times.uncounted,
         unknown_dtypes=plan.times.unknown_dtypes,
+        unpriced=plan.times.unpriced,
     )
 
 
