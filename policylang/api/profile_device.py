@@ -71,9 +71,10 @@ def _first_problem(
     try:
         _device(device)
         if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-            raise _problem(NO_FIGURES, f"`{seconds:g}` seconds are no time to measure in", "a second to a day")
-        if not title.strip() or not title.isprintable() or len(title) > 100:
-            raise _problem(NO_FILE, "the name of a profile is a text of one line, of at most 100 characters")
+            raise _problem(NO_DEVICE, f"`{seconds:g}` seconds are no time to measure in", "a second to a day")
+        if not title.strip() or not (title + table.name).isprintable() or len(title) > 100:
+            message = "the name of a profile is a text of one line, of at most 100 characters"
+            raise _problem(NO_FILE, message, "give it a name, or its file another one")
         if _is_first():
             check_writable(target, FIRST_LINE)
             if _ranks() > 1:

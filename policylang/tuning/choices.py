@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
+from math import fsum
 
 from attrs import field, frozen
 
@@ -56,7 +57,7 @@ class Choices:
     keeps: Sequence[int] = field(repr=False)
     """By row: the column that keeps its memory, of a row that allocated some; ``NONE``."""
     runs: Sequence[int] = field(repr=False)
-    """By row: the column that decides to run it again; ``NONE``."""
+    """By owner: the column that decides to run it again; ``NONE``."""
     same_as: Sequence[int] = field(repr=False)
     """By row: the row that it is there with, for nothing; of a view what it looks into. Itself for the others."""
     read: Sequence[int] = field(repr=False)
@@ -93,7 +94,10 @@ class _Problem:
         self.facts = facts
         self.times = times.seconds
         self.roots = storage_roots(facts)
-        self.in_units = facts.kind is GraphKind.FLAT  # of what is written in place, which runs again as a whole
+        self.units: dict[int, list[int]] = {}  # by owner what is written in place, which runs again as a whole
+        for row, flags in enumerate(facts.flags if facts.kind is GraphKind.FLAT else ()):
+            if flags & Flag.REPEATABLE:
+                self.units.setdefault(facts.owners[row], []).append(row)
         self.fixed, self.moved = _fixed(facts, capabilities, keep, override)
         self.same_as = array("i", range(len(facts)))
         self.free = bytearray(len(facts))
@@ -123,12 +127,6 @@ class _Problem:
             moved=self.moved,
             fixed=bytes(self.fixed),
         )
-
-    def _key(self, row: int) -> int:
-        """The row whose column decides this one."""
-        if self.in_units and self.facts.flags[row] & Flag.REPEATABLE:
-            return row
-        return self.facts.owners[row]
 
     def _find_free(self) -> None:
         """What is there whatever is decided, and what is there together with what it looks into: a view that runs
@@ -163,59 +161,64 @@ class _Problem:
 
     def _ask(self) -> None:
         """From the last row to the first: all that asks for a row is known when it is reached."""
-        facts, same_as, free = self.facts, self.same_as, self.free
+        facts, same_as, free, owners = self.facts, self.same_as, self.free, self.facts.owners
         counted, real = bytearray(len(facts)), bytearray(len(facts))
-        apart = bytearray(len(facts))  # decided so by something that does not run
-        regions = _SecondRuns(facts, self.roots)
-        reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
-        asked = regions.reads()
+        sure = bytearray(b"\1") * len(facts)  # is needed whenever its owner runs again
+        for rows in self.units.values():
+            for row in rows:
+                sure[row] = 0
+        apart = bytearray(len(facts))  # by owner: decided so by something that does not run
+        second_runs = _SecondRuns(facts, self.roots)
+        asked = second_runs.reads()
         self.read = tuple(dict.fromkeys(source for _, source in asked))
+        reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
         for reader, source in asked:
             row = same_as[source]
             if not free[source]:
-                really = regions.makes_again(reader, row)
-                counted[row] = 1
+                really = second_runs.makes_again(reader, row)
+                counted[row] = sure[row] = 1
                 real[row] |= really
-                apart[self._key(row)] |= not really
+                apart[owners[row]] |= not really
                 reads.append((source, really))
                 if really:
-                    regions.reached(row, regions.end_of(reader))
+                    second_runs.reached(row, second_runs.end_of(reader))
         edges: list[tuple[int, int, bool]] = []
         for row in range(len(facts) - 1, -1, -1):
-            if not counted[row] or self.fixed[facts.owners[row]] == STAYS:
+            owner = owners[row]
+            if not counted[row] or self.fixed[owner] == STAYS:
                 continue
-            key = self._key(row)
             for source in facts.inputs[row]:
                 read = same_as[source]
-                inside = self._key(read) == key  # a piece is no reason to keep the whole
-                if free[source] and not inside:
+                inside = owners[read] == owner  # a piece is no reason to keep the whole
+                if not inside and (free[source] or not sure[row]):
                     continue
-                really = bool(real[row]) and (inside or regions.makes_again_for(row, read))
+                really = bool(real[row]) and (inside or second_runs.makes_again_for(row, read))
                 counted[read] = 1
                 real[read] |= really
+                sure[read] |= inside and sure[row]
                 if really:
-                    regions.reached(read, regions.first_end[row])
-                apart[self._key(read)] |= apart[key] or not really
+                    second_runs.reached(read, second_runs.first_end[row])
+                apart[owners[read]] |= apart[owner] or not really
                 if not inside:
-                    edges.append((source, row, really))
-        for row, really in reads:
-            self._clause(row, NONE, really, apart)
-        for read, row, really in edges:
-            self._clause(read, self._key(row), really, apart)
+                    edges.append((source, owner, really))
+        for source, really in reads:
+            self._clause(source, NONE, really, apart)
+        for source, asked_by, really in edges:
+            self._clause(source, asked_by, really, apart)
 
     def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
         row = self.same_as[source]
-        key = self._key(row)
+        owner = self.facts.owners[row]
         keep = self._keep(self.roots[row]) if self.may_keep[source] else NONE
-        may_run = self.fixed[self.facts.owners[row]] != STAYS
+        may_run = self.fixed[owner] != STAYS
         if may_run:
-            self._run(key, bool(apart[key]))
+            self._run(owner, bool(apart[owner]))
         if asked_by != NONE:
             self._run(asked_by, bool(apart[asked_by]))
-        runs, asks = (self.runs[key] if may_run else NONE), (NONE if asked_by == NONE else self.runs[asked_by])
+        runs, asks = (self.runs[owner] if may_run else NONE), (NONE if asked_by == NONE else self.runs[asked_by])
         self.clauses[keep, runs, asks] = None
-        if really and (apart[key] or (asked_by != NONE and apart[asked_by])):
-            runs = self.really[key] if may_run else NONE
+        if really and (apart[owner] or (asked_by != NONE and apart[asked_by])):
+            runs = self.really[owner] if may_run else NONE
             self.clauses[keep, runs, NONE if asked_by == NONE else self.really[asked_by]] = None
 
     def _keep(self, root: int) -> int:
@@ -223,16 +226,14 @@ class _Problem:
             self.keeps[root] = self._column(root, 0.0, self.facts.bytes[root])
         return self.keeps[root]
 
-    def _run(self, key: int, apart: bool) -> None:
-        if self.runs[key] != NONE:
+    def _run(self, owner: int, apart: bool) -> None:
+        if self.runs[owner] != NONE:
             return
-        self.really[key] = self.runs[key] = self._column(key, self._price(key), 0)
+        seconds = fsum(self.times[row] for row in {owner, *self.units.get(owner, ())})
+        self.really[owner] = self.runs[owner] = self._column(owner, seconds, 0)
         if apart:
-            self.runs[key] = self._column(key, 0.0, 0)
-            self.clauses[NONE, self.runs[key], self.really[key]] = None
-
-    def _price(self, key: int) -> float:
-        return self.times[key]
+            self.runs[owner] = self._column(owner, 0.0, 0)
+            self.clauses[NONE, self.runs[owner], self.really[owner]] = None
 
     def _column(self, row: int, seconds: float, size: int) -> int:
         self.seconds.append(seconds)

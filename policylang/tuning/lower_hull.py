@@ -87,17 +87,25 @@ class _Hull:
         while ahead:
             here, there = found[-1], ahead[-1]
             freed, paid = here.bytes - there.bytes, there.ticks - here.ticks
-            if freed <= 0 or paid <= 0:
+            if freed <= 0:
                 ahead.pop()
+                continue
+            if paid <= 0:
+                found[-1] = ahead.pop()
                 continue
             price = [(freed, self.ticks), (paid, self.sizes)]
             between = self._vertex(self.relaxation.cheapest(price))
-            below = freed * (here.ticks - between.ticks) + paid * (here.bytes - between.bytes)
-            if below * STRAIGHT > freed * paid:
-                ahead.append(self._best(price, [(1, self.sizes)]))
-            else:
+            if not self._is_below(here, between, there):
                 found.append(ahead.pop())
+                continue
+            best = self._best(price, [(1, self.sizes)])
+            ahead.append(best if self._is_below(here, best, there) else between)
         return found
+
+    def _is_below(self, here: _Vertex, between: _Vertex, there: _Vertex) -> bool:
+        freed, paid = here.bytes - there.bytes, there.ticks - here.ticks
+        below = freed * (here.ticks - between.ticks) + paid * (here.bytes - between.bytes)
+        return there.bytes <= between.bytes <= here.bytes and below * STRAIGHT > freed * paid
 
     def _vertex(self, columns: tuple[int, ...]) -> _Vertex:
         return _Vertex(sum(self.sizes[each] for each in columns), sum(self.ticks[each] for each in columns), columns)
@@ -105,10 +113,13 @@ class _Hull:
     def _best(self, *costs: list[Weighted]) -> _Vertex:
         """The least of the first costs, of those the least of the next; of equals the one with few and early parts."""
         relaxation = self.relaxation
-        for each in costs:
-            relaxation.cheapest(each)
+        columns: tuple[int, ...] = ()
+        few: list[Weighted] = [(1, self.few)]
+        for each in (*costs, few):
+            columns = relaxation.cheapest(each)
+            if not relaxation.is_cut:
+                break
             relaxation.narrow()
-        columns = relaxation.cheapest([(1, self.few)])
         relaxation.widen()
         return self._vertex(columns)
 
@@ -182,6 +193,6 @@ def again_of(choices: Choices, columns: Sequence[int]) -> bytearray:
         elif choices.same_as[row] != row:
             keep = keeps[roots[row]]
             decided[owner] |= keep == NONE or not chosen[keep]
-        elif runs[row] != NONE:
-            decided[owner] |= chosen[runs[row]]
+        elif runs[owner] != NONE:
+            decided[owner] |= chosen[runs[owner]]
     return decided
