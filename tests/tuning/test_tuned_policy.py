@@ -179,6 +179,30 @@ def test_fewer_saved_bytes_than_can_be():
     assert said.details[-1].endswith(" more")
 
 
+PLAIN = """
+    %x = input bytes=1048576 dtype=float32
+    %w = parameter bytes=65536 dtype=float32
+    %a = aten.mm.default(%x, %w) a bytes=4194304 dtype=float32 flops=1000000000
+    %b = aten.relu.default(%a) bytes=4194304 dtype=float32
+    %c = aten.mm.default(%b, %w) b bytes=4194304 dtype=float32 flops=1000000000
+    %d = aten.tanh.default(%c) bytes=4194304 dtype=float32
+    %loss = aten.sum.default(%d) bytes=4 dtype=float32
+    ---
+    %ones = aten.ones_like.default(%loss) bytes=4 dtype=float32
+    %dd = aten.tanh_backward.default(%ones, %d) bytes=4194304 dtype=float32
+    %dc = aten.mm.default(%dd, %b) bytes=65536 dtype=float32 flops=1000000000
+    %dw = aten.mm.default(%dc, %x) bytes=65536 dtype=float32 flops=1000000000
+    output(%loss, %dw)
+"""
+"""Without layers, and with a loss that the backward reads and that is returned anyway."""
+
+
+@pytest.mark.parametrize("saved", ["6 MiB", "1 MiB"])
+def test_a_model_without_layers_has_budgets_too(saved):
+    found = policylang.tune(facts_of(PLAIN, GraphKind.FLAT), saved=saved, device="cpu")
+    assert found.saved <= (6 * MIB if saved == "6 MiB" else MIB)
+
+
 LOGITS = """
     %tokens = input bytes=8192 shape=8x128 dtype=int64
     %table = parameter bytes=1048576 shape=4096x64 dtype=float32
