@@ -283,6 +283,16 @@ def test_offloading_needs_a_bandwidth_and_a_path(folder, tmp_path):
     assert found.message == "values cannot be offloaded: an eager checkpoint does not copy to the host"
 
 
+def test_a_path_is_named_and_one_that_decides_nothing_refused(folder):
+    found = policylang.tune(folder / "small.graph", peak="500 MiB", device=DEVICE, path="eager")
+    assert "# It is for `--path eager`.\n" in found.text
+    checked = policylang.check(policylang.parse(found.text), graph=folder / "small.graph", path="eager")
+    assert checked.errors == 0
+    refusal = refused(policylang.PolicyGraphError, folder / "small.graph", peak="500 MiB", path="half")
+    assert refusal.code == "APL630"
+    assert refusal.message.startswith("a half of a partition is given a policy's rewrites alone")
+
+
 def test_no_budget_says_what_the_device_has(folder):
     found = refused(policylang.PolicyMeaningError, folder / "small.graph")
     assert (found.code, found.message) == ("APL624", "there is no budget to tune for")
