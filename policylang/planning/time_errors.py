@@ -38,15 +38,18 @@ def speaks_of_time(statement: Rule | Expectation, policy: Policy) -> bool:
     return timed or any(True for _ in _timed_tests(statement, policy))
 
 
-def time_errors(policy: Policy, times: NodeTimes | None) -> Iterator[Diagnostic]:
-    """Why times that are asked for are not known: nobody named a device, or its profile lacks a figure."""
+def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, copies: bool) -> Iterator[Diagnostic]:
+    """Why times that are asked for are not known: nobody named a device, or its profile lacks a figure.
+
+    ``asked_for``: whether somebody named the device for this plan, who then wants to see times. ``copies``: whether
+    the plan moves values to the host.
+    """
     asked = list(dict.fromkeys(times_asked(policy)))
-    if not asked:
-        return
     if times is None:
-        yield _no_device(asked)
-    elif problem := lacking(times, asked[0][1]):
-        yield problem
+        if asked:
+            yield _no_device(asked)
+    elif (asked or asked_for) and (found := lacking(times, asked[0][1] if asked else None, copies=copies)):
+        yield found
 
 
 def _timed_tests(statement: Rule | Expectation, policy: Policy) -> Iterator[Compare]:

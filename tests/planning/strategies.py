@@ -215,6 +215,7 @@ def _quantity(value: float) -> s.Quantity:
 
 _numbers = st.sampled_from([0, 1, 2, 4, 8, 64, 100]).map(_quantity)
 cut_sizes = st.sampled_from([1, 8, 16, 64, 100, 128, 200, 1000]).map(_quantity)
+_times = st.sampled_from([0, 1e-9, 4e-9, 8e-9, 64e-9, 1e-7, 1, 5]).map(lambda value: s.Quantity(value, "seconds", SPAN))
 _comparisons = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
 _plain_quantities = st.sampled_from(["bytes", "numel", "ndim", "flops", "users", "inputs", "group_size"])
 _leaf_predicates = st.one_of(
@@ -236,6 +237,7 @@ _leaf_predicates = st.one_of(
         st.sampled_from(PROPERTIES),
         st.just(SPAN),
     ),
+    st.builds(s.Compare, st.sampled_from(s.TIMES), _comparisons, _times, span=st.just(SPAN)),
     st.builds(s.CrossesCut, cut_sizes, st.just(SPAN)),
     st.builds(s.Annotated, st.sampled_from(NOTES), st.just(SPAN)),
 )

@@ -8,24 +8,34 @@ from hypothesis import strategies as st
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag
+from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.syntax import CrossesCut, Everything, Is, Policy, Where
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import Selections
+from policylang.simulation.node_times import NodeTimes, node_times
 from tests.planning.reference import Reference
 from tests.planning.strategies import PROPERTIES, cut_sizes, graphs, policies, predicates, selectors
 from tests.support.drawn import examples
 from tests.support.trees import policy_of, span
+
+QUICK = DeviceProfile(
+    name="quick",
+    compute=dict.fromkeys(("bfloat16", "float32"), Rate.constant(1e11)),
+    bandwidth=Rate.constant(1e9),
+    networks=(Network(bandwidth=1e9, latency=4e-9),),
+)
+"""On which the operators of small graphs take nanoseconds."""
 
 
 def the_planner(replays_random: bool) -> Capabilities:
     return Capabilities("the test", replays_random=replays_random, undecided_auto=True)
 
 
-def one_selector(facts: Facts, selector) -> list[int]:
-    return Selections(facts, {}, blocks_of(facts), Chains(facts)).rows(selector)
+def one_selector(facts: Facts, selector, times: NodeTimes | None = None) -> list[int]:
+    return Selections(facts, {}, blocks_of(facts), Chains(facts), times).rows(selector)
 
 
 @settings(max_examples=examples(80, 200), deadline=None)
@@ -39,6 +49,15 @@ def test_a_selector_denotes_what_its_sentence_says(facts, selector):
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
     selector = Where(Everything(span("everything")), predicate, span("everything where …"))
     assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs(), predicates)
+def test_times_filter_as_their_sentences_say(facts, predicate):
+    times = node_times(facts, QUICK)
+    selector = Where(Everything(span("everything")), predicate, span("everything where …"))
+    reference = Reference(policy_of(), facts, list(times.seconds))
+    assert one_selector(facts, selector, times) == sorted(reference.nodes(selector))
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,8 +82,9 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
 @settings(max_examples=examples(40, 100), deadline=None)
 @given(graphs(), policies(), st.booleans())
 def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
-    made = plan(policy, facts, the_planner(replays_random))
-    reference = Reference(policy, facts)
+    times = list(node_times(facts, QUICK).seconds)
+    made = plan(policy, facts, the_planner(replays_random), device=QUICK)
+    reference = Reference(policy, facts, times)
     expected = reference.decisions(replays_random)
     assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(made.decisions) if d is not None} == expected
     for rule, outcome in zip(policy.rules, made.rules, strict=True):
