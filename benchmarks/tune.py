@@ -234,18 +234,20 @@ def row(budget: float, found: Candidate | None) -> dict[str, Any]:
 
 
 def near_the_bound(kept: Found, tuner: Tuner) -> dict[str, Any]:
-    """Of budgets for the bytes that are kept: how far above the bound, at the budget, and not at what is used of it."""
-    excess, ratio = 0.0, 1.0
+    """Of budgets for the bytes that are kept: how far above the bound at the budget, and above that at what is used of it."""
+    excess, ratio, used = 0.0, 1.0, 1.0
     for budget, found in kept:
         if found is None:
             continue
         bound = bound_at(tuner.hull, budget)
         excess = max(excess, (found.recompute - bound) / tuner.forward)
-        if bound > 0.05 * tuner.forward:
+        if found.recompute > 0.05 * tuner.forward:
             ratio = max(ratio, found.recompute / bound)
+            used = max(used, found.recompute / bound_at(tuner.hull, found.saved))
     return {
         "worst excess over the bound, of the forward": excess,
         "worst ratio to the bound above 5%": ratio,
+        "worst ratio to the bound of the bytes used": used,
         "budgets in bytes kept that none meets": sum(found is None for _, found in kept),
     }
 
@@ -326,7 +328,8 @@ def verdicts(result: dict[str, Any]) -> str:
         f"\n{result['graph']}: {result['nodes']:,} nodes, {result['blocks']} blocks, on {result['device']}; "
         f"forward {forward * 1e3:.1f} ms, tuned in {result['seconds to tune']:.1f} s",
         f"worst excess over the bound: {result['worst excess over the bound, of the forward']:.2%} of the forward",
-        f"worst ratio to the bound, above 5% of the forward: {result['worst ratio to the bound above 5%']:.3f}",
+        f"worst ratio to the bound, above 5% of the forward: {result['worst ratio to the bound above 5%']:.3f} "
+        f"at the budget, {result['worst ratio to the bound of the bytes used']:.3f} at what is used of it",
         f"fits: {'yes' if result['fits'] else 'NO'}; monotone: {'yes' if result['monotone'] else 'NO'}",
         f"faster at the same peak: {len(result['beaten'])} of {len(result['others'])} others",
     ]
