@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict
 from torch import fx
-from torch._subclasses import FakeTensorMode
 
 from benchmarks.common import growth_exponent, table, write_results
-from benchmarks.graphs import JointGraph, joint_of, llama_joint, synthetic_joint
+from benchmarks.graphs import llama_joint, synthetic_joint
+from benchmarks.tuning_graphs import MODELS, Subject, recorded
 from benchmarks.tuning_peers import SOLVERS, Point, bundled, by_hand, by_torch, untagged
 from benchmarks.tuning_picture import picture
 from policylang.api.devices import load_device
-from policylang.graph.facts import Facts, Group
+from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import JOINT
@@ -51,102 +51,6 @@ LAYERS = (8, 18, 36, 90)
 SYNTHETIC = 40_000
 
 
-@frozen(eq=False)
-class Subject:
-    """A joint graph with what PyTorch's partitioner wants to know of it."""
-
-    name: str
-    gm: fx.GraphModule
-    inputs: Sequence[Any]
-    arguments: dict[str, Any]
-    groups: dict[str, Group]
-
-    @classmethod
-    def of(cls, name: str, joint: JointGraph) -> Subject:
-        known = ("num_fwd_outputs", "static_lifetime_input_indices")
-        arguments = {key: value for key, value in joint.arguments.items() if key in known}
-        return cls(name, untagged(joint.module), joint.inputs, arguments, {})
-
-    def facts(self) -> Facts:
-        return collect(self.gm, groups=self.groups) if self.groups else collect(self.gm)
-
-
-def recorded(path: Path) -> Subject:
-    """A recorded graph, rebuilt with fake tensors, without the tags of its model's own checkpoint."""
-    from tests.support.shared_graphs import process_groups, shared_graph
-
-    groups = {name: Group(name, ranks, len(ranks)) for name, ranks in process_groups(path).items()}
-    gm = untagged(shared_graph(path))
-    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    parameters = [at for at, node in enumerate(inputs) if "Param" in str(node.meta.get("desc"))]
-    arguments = {"num_fwd_outputs": 1, "static_lifetime_input_indices": parameters}
-    return Subject(path.name.split(".")[0], gm, [node.meta.get("val") for node in inputs], arguments, groups)
-
-
-# --- models ----------------------------------------------------------------------------------------------------------
-
-
-def llama(layers: int = 16, hidden: int = 2048, tokens: int = 8192, vocabulary: int = 128256) -> JointGraph:
-    """Llama 3.2 1B's sizes, bfloat16, one sequence."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, hidden // 64),
-        num_key_value_heads=max(1, hidden // 256),
-        use_cache=False,
-        attn_implementation="sdpa",
-        dtype=torch.bfloat16,
-    )
-    return _causal(lambda: LlamaForCausalLM._from_config(config), 1, tokens)
-
-
-def gpt2() -> JointGraph:
-    """GPT-2 medium with its dropout, float32, eight sequences."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_layer=24, n_embd=1024, n_head=16, use_cache=False, attn_implementation="sdpa")
-    return _causal(lambda: GPT2LMHeadModel(config), 8, 1024)
-
-
-def qwen3() -> JointGraph:
-    """Qwen3 0.6B's sizes, bfloat16, two sequences."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        use_cache=False,
-        attn_implementation="sdpa",
-        dtype=torch.bfloat16,
-    )
-    return _causal(lambda: Qwen3ForCausalLM._from_config(config), 2, 4096)
-
-
-def _causal(make: Callable[[], Any], batch: int, length: int) -> JointGraph:
-    """A language model and its loss on fake tensors: nothing of it needs memory."""
-    with FakeTensorMode():
-        model = make().train()
-        tokens = torch.zeros(batch, length, dtype=torch.int64)
-        return joint_of(lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss)
-
-
-MODELS: dict[str, Callable[[], JointGraph]] = {
-    "llama 1B": llama,
-    "gpt2 medium": gpt2,
-    "qwen3 0.6B": qwen3,
-    "tiny": lambda: llama_joint(2),
-}
-
-
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
@@ -156,9 +60,14 @@ def spread(low: float, high: float, count: int) -> list[float]:
 
 
 def measure(
-    subject: Subject, device: DeviceProfile, count: int, solvers: Sequence[str], say: Callable[[str], None]
+    subject: Subject,
+    device: DeviceProfile,
+    count: int,
+    solvers: Sequence[str],
+    say: Callable[[str], None],
+    of_torch: int | None = None,
 ) -> dict[str, Any]:
-    """One graph: the points of every contender, and the verdicts."""
+    """One graph: the points of every contender, and the verdicts. ``of_torch``: PyTorch's budgets, if not ``count``."""
     facts = subject.facts()
     times = node_times(facts, device)
     taken = seconds_to_tune(facts, times)
@@ -174,7 +83,7 @@ def measure(
     others = [*bundled(facts, times), *by_hand(facts, times, few_of(tuner.blocks))]
     say(f"{len(others)} policies of others")
     arguments = subject.arguments
-    shares = spread(0.0, 1.0, count)
+    shares = spread(0.0, 1.0, count if of_torch is None else of_torch)
     started = time.perf_counter()
     others += by_torch(subject.gm, subject.inputs, facts, times, shares, solvers, say, **arguments)
     say(f"PyTorch's budgets took {time.perf_counter() - started:.0f} s")
@@ -183,6 +92,9 @@ def measure(
         "nodes": len(facts),
         "blocks": tuner.blocks,
         "device": device.name,
+        "budgets": count,
+        "PyTorch's budgets": len(shares),
+        "PyTorch's solvers": list(solvers),
         "forward s": forward,
         "seconds to tune": taken,
         "parameters and inputs GiB": sum(
@@ -234,7 +146,7 @@ def row(budget: float, found: Candidate | None) -> dict[str, Any]:
 
 
 def near_the_bound(kept: Found, tuner: Tuner) -> dict[str, Any]:
-    """Of budgets for the bytes that are kept: how far above the bound at the budget, and above that at what is used of it."""
+    """Of budgets for the bytes that are kept: how far above the bound at the budget, and at what is used of it."""
     excess, ratio, used = 0.0, 1.0, 1.0
     for budget, found in kept:
         if found is None:
@@ -371,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=[])
     parser.add_argument("--device", default=DEVICE)
     parser.add_argument("--budgets", type=int, default=50)
+    parser.add_argument("--torch-budgets", type=int, help="fewer, on large graphs: each is a min-cut of seconds")
     parser.add_argument("--solvers", nargs="*", choices=SOLVERS, default=list(SOLVERS), help="of PyTorch's knapsack")
     parser.add_argument("--layers", type=int, nargs="*", default=[], help="of the Llamas whose growth is measured")
     parser.add_argument("--synthetic", type=int, default=0, help="nodes of a graph made by hand")
@@ -383,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subjects: list[Callable[[], Subject]] = [lambda path=path: recorded(path) for path in options.recorded]
     subjects += [lambda name=name: Subject.of(name, MODELS[name]()) for name in options.models]
     for make in subjects:
-        result = measure(make(), device, options.budgets, options.solvers, print)
+        result = measure(make(), device, options.budgets, options.solvers, print, options.torch_budgets)
         print(verdicts(result))
         print(table(rows_of(result)))
         results["graphs"] = [each for each in results["graphs"] if each["graph"] != result["graph"]] + [result]

@@ -25,6 +25,7 @@ import policylang
 from benchmarks.allocations import peak_allocated
 from benchmarks.common import table, write_results
 from benchmarks.graphs import joint_of
+from benchmarks.tuning_graphs import next_token
 from policylang.api.devices import load_device
 from policylang.graph.facts import Facts, InputKind
 from policylang.graph.reading.collect import collect
@@ -64,11 +65,6 @@ class Training(nn.Module):
         return self.loss(self.model, batch)
 
 
-def _next_token(model: nn.Module, tokens: Tensor) -> Tensor:
-    logits = model(input_ids=tokens, use_cache=False).logits
-    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
-
 def _of_images(model: nn.Module, images: Tensor) -> Tensor:
     loss: Tensor = model(pixel_values=images).logits.square().mean()
     return loss
@@ -87,7 +83,7 @@ def llama(size: Size) -> tuple[Training, Tensor]:
         use_cache=False,
         attn_implementation="sdpa",
     )
-    return Training(LlamaForCausalLM(config), _next_token), _tokens(size)
+    return Training(LlamaForCausalLM(config), next_token), _tokens(size)
 
 
 def gpt2(size: Size) -> tuple[Training, Tensor]:
@@ -103,7 +99,7 @@ def gpt2(size: Size) -> tuple[Training, Tensor]:
         use_cache=False,
         attn_implementation="sdpa",
     )
-    return Training(GPT2LMHeadModel(config), _next_token), _tokens(size)
+    return Training(GPT2LMHeadModel(config), next_token), _tokens(size)
 
 
 def vit(size: Size) -> tuple[Training, Tensor]:
