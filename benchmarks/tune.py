@@ -87,6 +87,7 @@ def measure(
     started = time.perf_counter()
     others += by_torch(subject.gm, subject.inputs, facts, times, shares, solvers, say, **arguments)
     say(f"PyTorch's budgets took {time.perf_counter() - started:.0f} s")
+    held = at_their_peaks(tuner, others)
     return {
         "graph": subject.name,
         "nodes": len(facts),
@@ -105,9 +106,10 @@ def measure(
         "smallest peak GiB": smallest.peak / GIB,
         **near_the_bound(kept, tuner),
         **fits_and_is_monotone(tuned, kept),
-        "beaten": beaten(tuner, others),
+        "beaten": beaten(held, forward),
         "hull": [{"saved": each.saved, "recompute": each.seconds} for each in hull],
         "tuned": [row(budget, found) for budget, found in tuned],
+        "tuned at the peaks of others": [row(each.peak, made) for each, made in held],
         "tuned saved": [
             {**row(budget, found), "bound": bound_at(hull, budget)} for budget, found in kept if found is not None
         ],
@@ -179,15 +181,21 @@ def fits_and_is_monotone(tuned: Found, kept: Found) -> dict[str, Any]:
     return {"fits": fits, "monotone": monotone}
 
 
-def beaten(tuner: Tuner, others: Sequence[Point]) -> list[dict[str, Any]]:
-    """The points of others that take less time than what is tuned for their own peak."""
+def at_their_peaks(tuner: Tuner, others: Sequence[Point]) -> list[tuple[Point, Candidate | None]]:
+    """The points of others that none of them beats, each with what is tuned for its own peak."""
+    points = undominated(others)
+    found = at_budgets(tuner, "peak", [each.peak for each in points])
+    return [(each, made) for each, (_, made) in zip(points, found, strict=True)]
+
+
+def beaten(held: Sequence[tuple[Point, Candidate | None]], forward: float) -> list[dict[str, Any]]:
+    """The points that take less time than what is tuned for their own peak."""
     found = []
-    for each in undominated(others):
-        made = tuner.tuned(Budget("peak", each.peak))
-        ours = inf if isinstance(made, Infeasible) else made.chosen.recompute
-        if each.recompute < ours - SAME * tuner.forward:
-            by = (ours - each.recompute) / tuner.forward
-            found.append({**asdict(each), "tuned": ours if ours < inf else None, "faster by": by if by < inf else None})
+    for each, made in held:
+        ours = inf if made is None else made.recompute
+        if each.recompute < ours - SAME * forward:
+            by = None if made is None else (ours - each.recompute) / forward
+            found.append({**asdict(each), "tuned": None if made is None else ours, "faster by": by})
     return found
 
 

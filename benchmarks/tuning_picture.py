@@ -19,7 +19,8 @@ TUNED = ("tuned", "#00798c")
 def picture(result: dict[str, Any]) -> str:
     """One graph's results: a dot for each policy of others, a staircase for the tuned ones."""
     forward = result["forward s"]
-    tuned = [(each["peak"] / GIB, each["recompute"] / forward) for each in result["tuned"] if each["rules"]]
+    made = [*result["tuned"], *result["tuned at the peaks of others"]]
+    tuned = [(each["peak"] / GIB, each["recompute"] / forward) for each in made if each["rules"]]
     dots = {
         family: [
             (each["peak"] / GIB, each["recompute"] / forward) for each in result["others"] if each["family"] == family
