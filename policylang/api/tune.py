@@ -29,7 +29,7 @@ from policylang.tuning.outcome.obstacles import infeasible
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
 from policylang.tuning.outcome.written import memory_of, subject_of, tuned_text
 from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
-from policylang.tuning.request.suitable import UNSUITABLE, no_copies, unsuitable, without_blocks
+from policylang.tuning.request.suitable import UNSUITABLE, decides_nothing, no_copies, unsuitable, without_blocks
 from policylang.tuning.trade_off import Besides, Budget, Infeasible, Tuned
 
 NO_SOLVER = "APL619"
@@ -123,7 +123,9 @@ def tuned_policy(
     capabilities = capabilities_for(facts.kind, path)
     called = f"`{graph}`" if graph else "the graph"
     times = node_times(facts, device)
-    problem = unsuitable(facts, called) or (no_copies(capabilities) if offload else None)
+    problem = (
+        unsuitable(facts, called) or decides_nothing(capabilities) or (no_copies(capabilities) if offload else None)
+    )
     problem = problem or lacking(times, copies=offload)
     if problem is not None:
         return problem
@@ -133,7 +135,7 @@ def tuned_policy(
         return infeasible(found, facts, times, capabilities)
     name = optimizer.strip().lower()
     named_there = _in_a_policy(device, named, folder)
-    subject = subject_of(facts, graph, times, named_there, name if name in STATES else "")
+    subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
     notes = [without_blocks(facts, called)]
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))

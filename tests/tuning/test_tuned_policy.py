@@ -179,6 +179,30 @@ def test_fewer_saved_bytes_than_can_be():
     assert said.details[-1].endswith(" more")
 
 
+PLAIN = """
+    %x = input bytes=1048576 dtype=float32
+    %w = parameter bytes=65536 dtype=float32
+    %a = aten.mm.default(%x, %w) a bytes=4194304 dtype=float32 flops=1000000000
+    %b = aten.relu.default(%a) bytes=4194304 dtype=float32
+    %c = aten.mm.default(%b, %w) b bytes=4194304 dtype=float32 flops=1000000000
+    %d = aten.tanh.default(%c) bytes=4194304 dtype=float32
+    %loss = aten.sum.default(%d) bytes=4 dtype=float32
+    ---
+    %ones = aten.ones_like.default(%loss) bytes=4 dtype=float32
+    %dd = aten.tanh_backward.default(%ones, %d) bytes=4194304 dtype=float32
+    %dc = aten.mm.default(%dd, %b) bytes=65536 dtype=float32 flops=1000000000
+    %dw = aten.mm.default(%dc, %x) bytes=65536 dtype=float32 flops=1000000000
+    output(%loss, %dw)
+"""
+"""Without layers, and with a loss that the backward reads and that is returned anyway."""
+
+
+@pytest.mark.parametrize("saved", ["6 MiB", "1 MiB"])
+def test_a_model_without_layers_has_budgets_too(saved):
+    found = policylang.tune(facts_of(PLAIN, GraphKind.FLAT), saved=saved, device="cpu")
+    assert found.saved <= (6 * MIB if saved == "6 MiB" else MIB)
+
+
 LOGITS = """
     %tokens = input bytes=8192 shape=8x128 dtype=int64
     %table = parameter bytes=1048576 shape=4096x64 dtype=float32
@@ -257,6 +281,16 @@ def test_offloading_needs_a_bandwidth_and_a_path(folder, tmp_path):
     found = refused(policylang.PolicyMatchError, graph, peak="1 GiB", offload=True, path="eager")
     assert found.code == "APL632"
     assert found.message == "values cannot be offloaded: an eager checkpoint does not copy to the host"
+
+
+def test_a_path_is_named_and_one_that_decides_nothing_refused(folder):
+    found = policylang.tune(folder / "small.graph", peak="500 MiB", device=DEVICE, path="eager")
+    assert "# It is for `--path eager`.\n" in found.text
+    checked = policylang.check(policylang.parse(found.text), graph=folder / "small.graph", path="eager")
+    assert checked.errors == 0
+    refusal = refused(policylang.PolicyGraphError, folder / "small.graph", peak="500 MiB", path="half")
+    assert refusal.code == "APL630"
+    assert refusal.message.startswith("a half of a partition is given a policy's rewrites alone")
 
 
 def test_no_budget_says_what_the_device_has(folder):

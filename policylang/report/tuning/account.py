@@ -14,8 +14,10 @@ from policylang.tuning.trade_off import Candidate, Tuned
 def account_text(found: TunedPolicy) -> str:
     """No line end at the end."""
     tuned, subject = found.tuned, found.subject
-    heading = f"tuned for {subject.called} on {subject.device}: {budget_words(tuned.budget)}"
-    said = [_room(tuned), _beside(found), bound_words(tuned)]
+    path = f", path {subject.path}" if subject.path else ""
+    heading = f"tuned for {subject.called} on {subject.device}{path}: {budget_words(tuned.budget)}"
+    bound = bound_words(tuned)
+    said = [_room(tuned), _beside(found), f"bound: {bound}" if bound else ""]
     below = "\n".join(line for line in said if line)
     return "\n\n".join(filter(None, (heading, _figures(tuned), below)))
 

@@ -37,6 +37,8 @@ class TuningSubject:
     """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
+    path: str = ""
+    """What is to carry the policy out, where that was said."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
 
@@ -46,7 +48,9 @@ class TuningSubject:
         return self.graph or f"a {self.kind} graph"
 
 
-def subject_of(facts: Facts, graph: str, times: NodeTimes, device_named: str, optimizer: str = "") -> TuningSubject:
+def subject_of(
+    facts: Facts, graph: str, times: NodeTimes, device_named: str, optimizer: str = "", path: str = ""
+) -> TuningSubject:
     """A subject with the fingerprint of its facts."""
     return TuningSubject(
         graph=" ".join(graph.split()),
@@ -56,6 +60,7 @@ def subject_of(facts: Facts, graph: str, times: NodeTimes, device_named: str, op
         device=times.device.name,
         device_named=device_named,
         optimizer=optimizer,
+        path=path,
         priced_by_bytes=times.uncounted,
     )
 
@@ -162,6 +167,7 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     beside = neighbour_words(tuned)
     said = [
         f"Tuned with `policylang tune` for {graph}, on {subject.device}.",
+        *([f"It is for `--path {subject.path}`."] if subject.path else []),
         f"The budget: {budget_words(tuned.budget)}.",
         "",
         *(f"  {name:<10}  {words}" for name, words in figures if words),

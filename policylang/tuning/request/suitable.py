@@ -6,7 +6,7 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.capabilities import Capabilities
+from policylang.planning.capabilities import HALF, Capabilities
 
 UNSUITABLE = "APL630"
 NO_BLOCKS = "APL631"
@@ -34,6 +34,14 @@ def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
         message = f"the backward of {called} reads nothing that its forward computes: there is nothing to decide"
         return diagnose(UNSUITABLE, message, help="it takes what it takes; no policy changes that")
     return None
+
+
+def decides_nothing(capabilities: Capabilities) -> Diagnostic | None:
+    """Why a path leaves a tuned policy nothing to decide; None where it does not."""
+    if capabilities is not HALF:
+        return None
+    message = "a half of a partition is given a policy's rewrites alone: what is saved was decided when it was cut"
+    return diagnose(UNSUITABLE, message, help="tune for the path that cuts it, `joint`, or for another one")
 
 
 def no_copies(capabilities: Capabilities) -> Diagnostic | None:
