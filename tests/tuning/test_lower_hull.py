@@ -35,8 +35,11 @@ from policylang.tuning.lower_hull import bound_at, bytes_at, hull_of, lower_hull
 from policylang.tuning.solving.choices import choices_of
 from policylang.tuning.solving.movable import hidden_bytes
 from policylang.tuning.solving.second_runs import NONE
+from tests.support.joint import capture_joints
+from tests.support.models import ZOO
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import CHAIN, GraphBuilder, facts_of
+from tests.tracing.steps import trace
 from tests.tuning.small_graphs import (
     DEVICE,
     every_choice,
@@ -329,3 +332,20 @@ def test_without_the_solver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "APL619"
     assert diagnostic.help == "install it with `pip install policylang[tune]`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("offload", [False, True])
+def test_on_every_architecture_the_planner_agrees_with_each_point(name: str, offload: bool) -> None:
+    device = read_device("h100-sxm")
+    assert isinstance(device, DeviceProfile)
+    graphs = [(joint.gm, JOINT) for joint in capture_joints(*ZOO[name]())]
+    graphs.append((trace(ZOO[name]()).gm, FLAT))
+    for gm, path in graphs:
+        facts = collect(gm)
+        times = node_times(facts, device)
+        for point in lower_hull(facts, times, path, offload=offload):
+            saved, seconds, _ = planned(facts, times, path, point.again, point.moved)
+            assert saved == point.saved
+            assert seconds == pytest.approx(point.seconds, rel=1e-9)
