@@ -7,20 +7,25 @@ turn, the fastest first, so that few are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from math import inf
 
 import numpy as np
 from attrs import frozen
 
 from policylang.graph.facts import Facts
+from policylang.language.codes import is_error
+from policylang.language.resolution.loader import load_policy
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import Composition, Pieces
 from policylang.tuning.evaluation import Evaluation
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
-from policylang.tuning.patterns import Fates, by_hand, of_choice, thinned
+from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
 from policylang.tuning.phrases import Vocabulary
 from policylang.tuning.prospects import Prospects, Writer, prospects
 from policylang.tuning.stacks import stacks
@@ -32,7 +37,11 @@ NOTHING_BESIDES = Besides()
 _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
+_BUNDLED = ("llama3_sac", "torchtitan_op_sac")
+_OTHERS = 40_000
+"""Nodes that are planned in any case, in whole graphs."""
 _LOW = 1.1
+"""Up to so many times the least that is composed, the smallest candidate counts with what it comes to."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -124,6 +133,7 @@ class Tuner:
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
         found = [composition.mended(fates) for fates in found]
         found += by_hand(classes, self.inside, self.outside)
+        found += self._bundled()
         if self.capabilities.block_by_block:
             saved = int(Fate.SAVE)
             found = [
@@ -139,6 +149,26 @@ class Tuner:
         writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
         return _Set(made, writer, np.lexsort((memory, made.figures.recompute)).tolist())
+
+    def _bundled(self) -> Iterator[Fates]:
+        """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
+        for name in _BUNDLED if not self.override and self.blocks else ():
+            policy = load_policy(name).policy
+            made = None if policy is None else plan(policy, self.facts, self.capabilities)
+            if made is None or any(map(is_error, made.diagnostics)):
+                continue
+            needs, owners = saved_and_recomputed(made), self.facts.owners
+            kept = {owners[row] for row in (*needs.saved, *needs.undecided)}
+            yield of_choice(self.facts, self.classes, kept, {owners[row] for row in needs.recomputed})
+
+    @cached_property
+    def _others(self) -> tuple[Candidate, ...]:
+        """Candidates that are planned in any case: as many as the size of the graph leaves time for."""
+        before = "override " if self.override else ""
+        texts = islice(texts_by_hand(self.blocks), _OTHERS // max(len(self.facts), 1))
+        lines = ([line if "->" in line else before + line for line in text.splitlines(True)] for text in texts)
+        found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
+        return tuple(each for each in found if each is not None)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
         """The choice for one budget."""
@@ -193,9 +223,13 @@ class Tuner:
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
         seconds = chosen.prospects.figures.recompute.tolist()
         best: Candidate | None = None
+        for other in self._others:
+            if self.memory(other, budget) <= limit and (best is None or other.recompute < best.recompute):
+                best = other
         if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
             smallest = self.smallest(budget)
-            best = smallest if self.memory(smallest, budget) <= limit else None
+            if self.memory(smallest, budget) <= limit and (best is None or smallest.recompute < best.recompute):
+                best = smallest
         for at in chosen.order:
             if best is not None and seconds[at] >= best.recompute - same:
                 break
@@ -213,8 +247,11 @@ class Tuner:
         chosen, memory = self._set(budget), self._composed(budget)
         seconds = chosen.prospects.figures.recompute.tolist()
         best: Candidate | None = None
-        if self.save_all is not None:
-            best = self.save_all
+        for other in (self.save_all, *self._others):
+            if other is None or other.recompute > limit:
+                continue
+            if best is None or self.memory(other, budget) < self.memory(best, budget):
+                best = other
         for at in np.lexsort((seconds, memory)).tolist():
             if best is not None and memory[at] >= self.memory(best, budget):
                 break
