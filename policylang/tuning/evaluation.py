@@ -11,7 +11,7 @@ from policylang.language.source import Source
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import Needs, saved_and_recomputed
-from policylang.planning.plan import Plan
+from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
 from policylang.planning.value_decision import Why
 from policylang.simulation.memory import simulate
@@ -50,6 +50,13 @@ class Evaluation:
     def evaluated(self) -> tuple[Candidate, ...]:
         """All candidates so far, in the order in which they were evaluated."""
         return tuple(each for each in self._known.values() if each is not None)
+
+    def without_rules(self) -> Candidate:
+        """Of a graph of which there is nothing to decide: the step as it is."""
+        schedule = schedule_of(self.facts, [None] * len(self.facts))
+        peak = peak_of(simulate(self.facts, schedule), self.facts)
+        times = step_time(self.facts, schedule, self.times)
+        return Candidate("", peak.bytes, peak.at, 0, 0, 0.0, times.exposed, times.step)
 
     def _evaluate(self, text: str) -> Candidate | None:
         formatted = format_source(Source("<tuned>", text)).text

@@ -74,6 +74,9 @@ class _Set:
     writer: Writer
     order: Sequence[int]
     """By time, of those that take as long by memory."""
+    by_memory: Sequence[int]
+    """By memory, of those that take as much by time."""
+    seconds: Sequence[float]
 
 
 class Tuner:
@@ -106,8 +109,10 @@ class Tuner:
         apart = capabilities.block_by_block
         self.composition = Composition(facts, times, self.classes, block_by_block=apart)
         self.blocks = self.composition.count
-        self.save_all = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
+        saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
+        self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
         self._sets: dict[bool, _Set] = {}
+        self._memory: dict[str, list[int]] = {}
 
     @cached_property
     def hull(self) -> tuple[HullPoint, ...]:
@@ -148,7 +153,9 @@ class Tuner:
         made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
         writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
-        return _Set(made, writer, np.lexsort((memory, made.figures.recompute)).tolist())
+        seconds = made.figures.recompute
+        order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
+        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist())
 
     def _bundled(self) -> Iterator[Fates]:
         """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
@@ -201,7 +208,9 @@ class Tuner:
     def smallest(self, budget: Budget) -> Candidate:
         """The candidate that takes the least memory."""
         found = self._cheapest(budget, inf)
-        known = [found] if found is not None else [*self.evaluation.evaluated]
+        if found is not None:
+            return found
+        known = [*self.evaluation.evaluated] or [self.evaluation.without_rules()]
         return min(known, key=lambda each: self.memory(each, budget))
 
     def _picked(self, budget: Budget) -> Candidate | None:
@@ -211,17 +220,20 @@ class Tuner:
 
     def _composed(self, budget: Budget) -> Sequence[int]:
         """The memory of each prospect."""
-        figures = self._set(budget).prospects.figures
-        if budget.figure == "saved":
-            return list(map(int, figures.saved))
-        return [self.besides.on(each) for each in figures.peak.tolist()]
+        if budget.figure not in self._memory:
+            figures = self._set(budget).prospects.figures
+            if budget.figure == "saved":
+                self._memory["saved"] = list(map(int, figures.saved))
+            else:
+                self._memory[budget.figure] = [self.besides.on(int(each)) for each in figures.peak]
+        return self._memory[budget.figure]
 
     def _at(self, budget: Budget, limit: float) -> Candidate | None:
         """The fastest candidate in so much memory."""
         if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
             return self.save_all
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
-        seconds = chosen.prospects.figures.recompute.tolist()
+        seconds = chosen.seconds
         best: Candidate | None = None
         for other in self._others:
             if self.memory(other, budget) <= limit and (best is None or other.recompute < best.recompute):
@@ -245,14 +257,14 @@ class Tuner:
     def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
         """The candidate that takes the least memory in so much time."""
         chosen, memory = self._set(budget), self._composed(budget)
-        seconds = chosen.prospects.figures.recompute.tolist()
+        seconds = chosen.seconds
         best: Candidate | None = None
         for other in (self.save_all, *self._others):
             if other is None or other.recompute > limit:
                 continue
             if best is None or self.memory(other, budget) < self.memory(best, budget):
                 best = other
-        for at in np.lexsort((seconds, memory)).tolist():
+        for at in chosen.by_memory:
             if best is not None and memory[at] >= self.memory(best, budget):
                 break
             if seconds[at] > limit:
@@ -269,7 +281,7 @@ class Tuner:
         composed for it: the search goes by what nothing falls below."""
         text = chosen.writer.text(chosen.prospects, at, self.blocks)
         made = None if text is None else self.evaluation.of(text)
-        least = float(chosen.prospects.figures.recompute[at]) - _SAME * self.forward
+        least = chosen.seconds[at] - _SAME * self.forward
         return None if made is None or made.recompute < least else made
 
     def _fill(self, budget: Budget) -> None:
