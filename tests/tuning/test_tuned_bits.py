@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import policylang
+from policylang.graph.facts import Facts
+from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile, Rate
-from policylang.planning.capabilities import FLAT, JOINT
+from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.simulation.node_times import node_times
 from policylang.tuning.trade_off import Budget, Tuned
 from policylang.tuning.tuner import Tuner
@@ -16,33 +18,30 @@ from tests.support.flat_graphs import flat_graph
 from tests.support.hand import same_bits
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
-from policylang.graph.reading.collect import collect
 
 DEVICE = DeviceProfile("small", {"float32": Rate.constant(1e9)}, Rate.constant(1e9))
 
 
-def _halfway(tuner: Tuner) -> str:
-    """What is chosen between the least and the most memory."""
-    least, most = tuner.smallest(Budget("peak", 0)), tuner.save_all
-    assert most is not None
-    found = tuner.tuned(Budget("peak", (least.peak + most.peak) / 2))
+def _halfway(facts: Facts, capabilities: Capabilities) -> str:
+    """What is chosen where half as much may be kept as there is to keep."""
+    tuner = Tuner(facts, node_times(facts, DEVICE), capabilities)
+    assert tuner.save_all is not None
+    found = tuner.tuned(Budget("saved", tuner.save_all.saved / 2))
     assert isinstance(found, Tuned)
     assert found.chosen.recompute > 0
     return found.chosen.rules
 
 
-def test_a_flat_graph_has_the_bits_that_it_had() -> None:
-    flat = flat_graph(ZOO["mlp"]())
-    facts = collect(flat.gm)
-    text = _halfway(Tuner(facts, node_times(facts, DEVICE), FLAT))
-    same_bits(flat, text)
+@pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_a_flat_graph_has_the_bits_that_it_had(name: str) -> None:
+    flat = flat_graph(ZOO[name]())
+    same_bits(flat, _halfway(collect(flat.gm), FLAT))
 
 
-def test_a_compiled_step_has_the_bits_that_it_had() -> None:
-    example = ZOO["mlp"]()
-    joint = capture_joints(example.module, example.inputs, example.loss_fn)
-    facts = collect(joint[0].gm)
-    text = _halfway(Tuner(facts, node_times(facts, DEVICE), JOINT))
-    eager = train(ZOO["mlp"](), lambda model: torch.compile(model, backend="aot_eager"))
-    under = train(ZOO["mlp"](), lambda model: torch.compile(model, backend=policylang.backend(policylang.parse(text))))
-    assert_bitwise_equal(eager, under)
+@pytest.mark.parametrize("name", ["mlp", pytest.param("llama", marks=pytest.mark.slow)])
+def test_a_compiled_step_has_the_bits_that_it_had(name: str) -> None:
+    module, inputs, _ = ZOO[name]()
+    text = _halfway(collect(capture_joints(module, inputs)[0].gm), JOINT)
+    tuned = policylang.backend(policylang.parse(text), inner="aot_eager")
+    without = train(ZOO[name](), lambda model: torch.compile(model, backend="aot_eager"))
+    assert_bitwise_equal(without, train(ZOO[name](), lambda model: torch.compile(model, backend=tuned)))

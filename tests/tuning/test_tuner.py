@@ -135,7 +135,8 @@ def test_no_policy_of_whole_operators_is_faster() -> None:
             peak = estimate_peak(made.facts, made.schedule).bytes
             seconds = step_time(made.facts, made.schedule, times_of()).recomputed
             found = tuner._picked(Budget("peak", peak))
-            assert found is not None and found.recompute <= seconds + 1e-9 * tuner.forward, text
+            assert found is not None
+            assert found.recompute <= seconds + 1e-9 * tuner.forward, text
 
 
 def test_saved_bytes_come_close_to_the_bound() -> None:
