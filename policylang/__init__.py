@@ -17,12 +17,15 @@ _PUBLIC = {
     "checkpoint_model": "policylang.api.checkpoint",
     "context_fn": "policylang.api.checkpoint",
     "load": "policylang.api.load",
+    "load_device": "policylang.api.devices",
     "parse": "policylang.api.load",
     "partition": "policylang.api.apply",
     "partitioner": "policylang.api.compile",
     "pass_": "policylang.api.compile",
+    "profile_device": "policylang.api.profile_device",
     "recompilable": "policylang.backends.joint.recompilable_forward",
     "CheckResult": "policylang.api.check",
+    "DeviceProfile": "policylang.language.devices.profile",
     "Diagnostic": "policylang.language.diagnostics",
     "Facts": "policylang.graph.facts",
     "Policy": "policylang.language.syntax",
@@ -39,6 +42,8 @@ _PUBLIC = {
     "snapshot": "policylang.api.snapshot",
     "TracedStep": "policylang.api.traced_step",
     "trace_step": "policylang.api.traced_step",
+    "tune": "policylang.api.tune",
+    "TunedPolicy": "policylang.tuning.outcome.tuned_policy",
 }
 """Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
 

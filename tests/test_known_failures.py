@@ -200,7 +200,7 @@ def test_attention_without_dropout_is_recomputed_as_any_other_operator() -> None
     assert sum(name.startswith("_scaled_dot_product") for name in recomputed) == 2
 
 
-@pytest.mark.parametrize("name", ["llama", "mlp"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "mlp"])
 def test_a_changed_policy_decides_anew(name: str) -> None:
     """pytorch#194658, #169959, in one process and without a reset: each backend's own policy holds."""
     module, inputs, loss_fn = ZOO[name]()

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from policylang.api.devices import DeviceLike
 from policylang.api.load import PolicyLike, policy_of
 from policylang.backends import graph_registry, refusals
 from policylang.backends.dispatch import apply_policy, checked_module
@@ -17,14 +18,22 @@ from policylang.graph.reading.phases import has_backward
 from policylang.ranks.comparison import comparing
 
 
-def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True) -> fx.GraphModule:
+def apply(
+    gm: fx.GraphModule,
+    policy: PolicyLike,
+    mesh: Any = None,
+    *,
+    agree: bool = True,
+    device: DeviceLike | None = None,
+) -> fx.GraphModule:
     """Carry a policy out on a graph, and return the graph.
 
     First the rewrites, then the rest. A joint graph is tagged: every decided forward node gets its ``recompute`` tag
     and ``node.meta["custom"]["policylang"]``, the line that decided. ``policylang.partition`` then splits it. On a flat
     graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged and audited. Of one
     half of a partition the ``fuse`` and ``collapse`` lines are carried out and nothing else; the report says so.
-    ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives.
+    ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives. ``device`` is the profile
+    that times are worked out from, as in ``policylang.load``.
 
     With ``agree``, and a process group, the ranks that share the graph compare their plans before anything is changed:
     those of the mesh, and all that hang together over the groups of the graph.
@@ -34,7 +43,7 @@ def apply(gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bo
     or to which one was applied already if it is flat. The graph is then as it was. ``PolicyAuditError`` where a graph
     does not do what was planned. ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
     """
-    return apply_policy(gm, policy_of(policy), mesh, agree=agree)
+    return apply_policy(gm, policy_of(policy, device), mesh, agree=agree)
 
 
 def partition(
@@ -45,6 +54,7 @@ def partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
     policy: PolicyLike | None = None,
     agree: bool = True,
+    device: DeviceLike | None = None,
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
@@ -56,8 +66,8 @@ def partition(
     backward.
 
     Follows the plan that ``policylang.apply`` made for this graph, or ``policy``. Other ``options`` of partitioners,
-    such as Inductor's ``compiler``, are accepted. With ``agree``, ranks that share the graph compare a plan that is
-    made here, as in ``apply``.
+    such as Inductor's ``compiler``, are accepted. ``device`` as in ``apply``. With ``agree``, ranks that share the
+    graph compare a plan that is made here, as in ``apply``.
 
     Raises ``PolicyGraphError`` for a graph that is not a joint graph or has no policy, ``PolicyMatchError`` where
     policy and graph do not fit, ``PolicyDivergenceError`` where ranks have different plans, and ``PolicyAuditError``
@@ -70,8 +80,10 @@ def partition(
         raise PolicyGraphError([refusals.no_policy()])
     with comparing("partition", agree):
         is_current = applied is not None and first_difference(gm.graph.nodes, applied.facts) is None
-        prepared = applied if policy is None and is_current else None  # another pass may have changed the graph since
-        wanted = policy_of(given)
+        prepared = (
+            applied if policy is device is None and is_current else None
+        )  # another pass may have changed the graph since
+        wanted = policy_of(given, device)
         if prepared is None and returns_gradients(gm, num_fwd_outputs) and not has_backward(gm.graph):
             raise PolicyGraphError([refusals.not_a_joint_graph()])
         made = JointPartitioner(wanted).partition(

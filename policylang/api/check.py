@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from policylang.api.devices import DeviceLike, device_of
 from policylang.api.load import PolicyLike, operators_at_hand, operators_in
 from policylang.language.codes import is_error
 from policylang.language.diagnostics import Diagnostic, Severity
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike, PathName
     from policylang.planning.plan import ExpectationOutcome, Plan
 
-_CANNOT_BE_READ = {"APL103", "APL104", "APL355", "APL515"}
+_CANNOT_BE_READ = {"APL103", "APL104", "APL152", "APL153", "APL355", "APL416", "APL515"}
 
 
 @frozen
@@ -44,6 +45,11 @@ class CheckResult:
     """The snapshots that could be read."""
     plans: tuple[Plan, ...] = field(default=(), repr=False)
     """Of each file that can be read on each graph, file by file."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device profiles that times were worked out from."""
+        return tuple(dict.fromkeys(plan.shown_times.device.name for plan in self.plans if plan.shown_times is not None))
 
     @property
     def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:
@@ -74,6 +80,7 @@ def check(
     graph: GraphLike | Sequence[GraphLike] = (),
     path: PathName | None = None,
     one_model: bool = False,
+    device: DeviceLike | None = None,
 ) -> CheckResult:
     """Check policy files, or bundled policies by their bare names. A folder stands for every ``.apl`` file below it.
 
@@ -84,15 +91,20 @@ def check(
             step, ``"eager"`` as ``policylang.checkpoint_model`` does, and so on: what that path refuses is an error. By
             default what each graph is.
         one_model: whether the snapshots are the graphs of one model, where a rule has to match in one of them.
+        device: the device that times are worked out for, as :func:`policylang.load_device` takes it, or what that
+            returned; by default the one that a policy's ``device`` line names. A name that there is not raises
+            ``PolicyError``.
 
     Operators are looked up in the bundled manifest, in the graphs, and, where torch is loaded, in torch's registry too.
     A ``Source`` is a text that was read already. Of a ``Policy``, whose text was checked when it was loaded, only what
     is wrong between it and the graphs is said.
 
-    Never raises for what is in a file, for a file that is not there, or for what is no policy: that is a diagnostic.
+    It never raises for what is in a policy or a graph, for a file of theirs that is not there, or for what is none:
+    that is a diagnostic.
     """
     sources = [each for path in paths for each in _sources(path)]
     files = tuple(map(_name, sources))
+    profile = device_of(device)
     given = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
     if not given:
         operators = operators_at_hand()
@@ -110,7 +122,7 @@ def check(
     for each in (_loaded(each, operators) for each in sources):
         found.extend(said for said in each.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS))
         if each.policy is not None and graphs:
-            made, more = on_graph(each.policy, graphs, path, one_model=one_model)
+            made, more = on_graph(each.policy, graphs, path, one_model=one_model, device=profile)
             plans.extend(made)
             found.extend(more)
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from policylang.api.devices import DeviceLike
 from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.eager.checkpoint import contexts_for, put_on
 from policylang.backends.eager.session import Contexts
@@ -35,7 +36,12 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
 
 
 def checkpoint_model(
-    model: nn.Module, policy: PolicyLike, *, strict: bool = False, preserve_rng_state: bool = True
+    model: nn.Module,
+    policy: PolicyLike,
+    *,
+    strict: bool = False,
+    preserve_rng_state: bool = True,
+    device: DeviceLike | None = None,
 ) -> nn.Module:
     """Put a checkpoint that follows a policy around each block of a model, in place, and return the model.
 
@@ -43,12 +49,13 @@ def checkpoint_model(
     modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
     forward with gradients. Call it before ``fully_shard`` or ``DistributedDataParallel``. A second call replaces the
     policy of the first. ``strict`` as in :func:`context_fn`; ``preserve_rng_state`` as in ``torch.utils.checkpoint``:
-    whether random operators that run a second time draw what they drew at first.
+    whether random operators that run a second time draw what they drew at first. ``device`` is the profile that times
+    are worked out from, as in :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and ``PolicyGraphError`` where the model
     has no such blocks. A block's first call raises as :func:`context_fn` says.
     """
-    put_on(model, policy_of(policy), strict=strict, preserve_rng_state=preserve_rng_state)
+    put_on(model, policy_of(policy, device), strict=strict, preserve_rng_state=preserve_rng_state)
     return model
 
 

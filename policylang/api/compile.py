@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from policylang.api.devices import DeviceLike
 from policylang.api.load import PolicyLike, policy_of
 from policylang.backends.hooks.inductor_pass import PolicyPass
 from policylang.backends.torch_compile import options as backend_options
@@ -21,13 +22,21 @@ from policylang.planning.digest import policy_text
 from policylang.torch_compat import dynamo
 
 
-def backend(policy: PolicyLike, inner: Inner = "inductor", root: str = "", agree: bool = True) -> PolicyBackend:
+def backend(
+    policy: PolicyLike,
+    inner: Inner = "inductor",
+    root: str = "",
+    agree: bool = True,
+    *,
+    device: DeviceLike | None = None,
+) -> PolicyBackend:
     """A backend for ``torch.compile`` that saves and recomputes what a policy says.
 
     ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
     halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
     module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
     whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
+    ``device`` is the profile that times are worked out from, as in :func:`policylang.load`.
     One backend serves all the graphs of one model; give two models a backend each.
 
     Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
@@ -35,7 +44,7 @@ def backend(policy: PolicyLike, inner: Inner = "inductor", root: str = "", agree
     problems = backend_options.check_own(inner, root, agree)
     if problems:
         raise PolicyMeaningError(problems)
-    made = PolicyBackend(policy_of(policy), inner=inner, root=root, agree=agree)
+    made = PolicyBackend(policy_of(policy, device), inner=inner, root=root, agree=agree)
     warn_of_recompile_limit(made)
     return made
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from attrs import evolve, frozen
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.files import policy_files, read_source
+from policylang.language.files import policy_files, read_source, write_whole
 from policylang.language.formatting.canonical import format_source
 from policylang.language.source import Source
 
@@ -50,7 +48,7 @@ class Formatting:
         if not self.changes or self.written is None:
             return self
         try:
-            _replace(Path(self.name), self.written)
+            write_whole(Path(self.name), self.written)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             problem = diagnose(_CANNOT, f"`{self.name}` cannot be written: {reason}")
@@ -89,21 +87,6 @@ def _format(source: Source, content: bytes) -> Formatting:
     line_end = "\r\n" if first > 0 and content[first - 1 : first] == b"\r" else "\n"
     written = formatted.text.replace("\n", line_end).encode()
     return Formatting(source.name, content, written, formatted.diagnostics)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a new file in the place of the old one in one step, with its permissions. A link stays a link."""
-    target = path.resolve()
-    mode = target.stat().st_mode
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.chmod(name, mode & 0o7777)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _decoded(content: bytes) -> str:

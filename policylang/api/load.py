@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from policylang.api.devices import DeviceLike, on_device
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
 from policylang.language.codes import is_syntax
 from policylang.language.resolution.loader import Loaded, load_policy, parse_policy
@@ -23,26 +24,30 @@ PolicyLike = Policy | str | os.PathLike[str]
 """A policy, or the path of one."""
 
 
-def load(path: str | os.PathLike[str], *, graph: GraphLike | None = None) -> Policy:
+def load(path: str | os.PathLike[str], *, graph: GraphLike | None = None, device: DeviceLike | None = None) -> Policy:
     """Load a policy file, or a bundled policy by its bare name.
 
     ``graph`` is a graph that the policy is for, as :func:`policylang.check` takes it: the operators that it calls are
-    known, those of libraries that are not here among them.
+    known, those of libraries that are not here among them. ``device`` is what times are worked out for, as
+    :func:`policylang.load_device` takes it, or what that returned, in place of what the policy's ``device`` line names.
 
     Raises :class:`PolicySyntaxError` if part of the text cannot be read, :class:`PolicyMeaningError` if a name, a
     file or a figure in it is wrong; either carries every diagnostic. Warns with :class:`PolicyWarning`.
     """
-    return _policy(load_policy(path, operators=operators_at_hand(met=_operators_of(graph))))
+    return on_device(_policy(load_policy(path, operators=operators_at_hand(met=_operators_of(graph)))), device)
 
 
-def policy_of(given: PolicyLike) -> Policy:
-    """The policy that is given, loaded if need be; raises and warns as :func:`load` does."""
-    return given if isinstance(given, Policy) else load(given)
+def policy_of(given: PolicyLike, device: DeviceLike | None = None) -> Policy:
+    """The policy that is given, loaded if need be, on a device; raises and warns as :func:`load` does."""
+    return on_device(given if isinstance(given, Policy) else load(given), device)
 
 
-def parse(text: str, *, name: str = "<policy>", graph: GraphLike | None = None) -> Policy:
+def parse(
+    text: str, *, name: str = "<policy>", graph: GraphLike | None = None, device: DeviceLike | None = None
+) -> Policy:
     """The policy that a text makes; raises and warns as :func:`load` does. ``name`` is what reports call the text."""
-    return _policy(parse_policy(text, name=name, operators=operators_at_hand(met=_operators_of(graph))))
+    made = _policy(parse_policy(text, name=name, operators=operators_at_hand(met=_operators_of(graph))))
+    return on_device(made, device)
 
 
 def operators_at_hand(met: Collection[str] = ()) -> OperatorTable:

@@ -13,8 +13,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.files.any_form import read_any
 from policylang.graph.traced_device import kernel_findings
 from policylang.language.codes import diagnose, is_error
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, one_cause
-from policylang.language.syntax import Policy
+from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.decisions.conflicts import conflicts
@@ -49,10 +50,15 @@ def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Di
 
 
 def on_graph(
-    policy: Policy, graphs: Mapping[str, Facts], path: PathName | None, *, one_model: bool
+    policy: Policy,
+    graphs: Mapping[str, Facts],
+    path: PathName | None,
+    *,
+    one_model: bool,
+    device: DeviceProfile | None = None,
 ) -> tuple[tuple[Plan, ...], tuple[Diagnostic, ...]]:
     """The plan of a policy on each graph, and all that is wrong between them."""
-    plans = tuple(plan(policy, facts, capabilities_for(facts.kind, path)) for facts in graphs.values())
+    plans = tuple(plan(policy, facts, capabilities_for(facts.kind, path), device=device) for facts in graphs.values())
     return plans, tuple(_diagnostics(policy, list(graphs), plans, one_model))
 
 
@@ -78,6 +84,7 @@ def findings(made: Plan) -> tuple[Diagnostic, ...]:
 
 def _deferred(made: Plan) -> Iterable[Diagnostic]:
     for expectation, planned in zip(made.policy.expectations, made.expectations, strict=True):
-        if planned.status == "deferred":
+        untimed = made.times is None and isinstance(expectation, ExpectTotal) and expectation.of_time
+        if planned.status == "deferred" and not untimed:  # that there is no device is an error already
             message = f"`{planned.text}` cannot be told from a snapshot: {planned.found}"
             yield diagnose(DEFERRED, message, expectation.span)

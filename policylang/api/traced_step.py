@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from policylang.api.apply import apply
+from policylang.api.devices import DeviceLike
 from policylang.api.report import report_on
 from policylang.backends import graph_registry
 from policylang.backends.runtime import profiler_ranges
@@ -152,13 +153,21 @@ class TracedStep:
             message = "the model's own checkpoints are tags in its traced step, and nothing carries them out"
             warnings.warn(f"{message}: `step.apply(...)` does, with any policy", PolicyWarning, stacklevel=3)
 
-    def apply(self, policy: Policy | str, mesh: DeviceMesh | None = None, *, agree: bool = True) -> TracedStep:
+    def apply(
+        self,
+        policy: Policy | str,
+        mesh: DeviceMesh | None = None,
+        *,
+        agree: bool = True,
+        device: DeviceLike | None = None,
+    ) -> TracedStep:
         """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
 
-        ``mesh`` names the dimensions of collectives, and with ``agree`` the ranks that share the graph compare their
-        plans first, as in ``policylang.apply``, and it raises what that raises.
+        ``mesh`` names the dimensions of collectives, with ``agree`` the ranks that share the graph compare their plans
+        first, and ``device`` is the profile that times are worked out from, as in ``policylang.apply``, and it raises
+        what that raises.
         """
-        self.gm = apply(self.gm, policy, mesh, agree=agree)
+        self.gm = apply(self.gm, policy, mesh, agree=agree, device=device)
         return self
 
     @property

@@ -152,7 +152,7 @@ def summary(
         recomputed=names(facts, dict.fromkeys(again)),
         recomputed_bytes=cost.recomputed_bytes,
         recomputed_flops=cost.recomputed_flops,
-        forward_flops=cost.forward_flops,
+        forward_flops=cost.forward.flops,
         random_states=found.random_states,
         offloaded=names(facts, offloaded),
         offloaded_bytes=cost.offloaded_bytes,

@@ -61,7 +61,9 @@ def _log(report: Report, level: int, graph: str) -> None:
         f"{figure(each.bytes, 'bytes')} in {counted(len(each), 'value')} {word}" for each, word in amounts if each
     ]
     if report.recomputed:
-        found.append(f"{figure(report.recomputed.flops, 'flops')} again")
+        seconds = report.recomputed.seconds
+        time = f" in {figure(seconds, 'seconds')} on {report.device}" if seconds else ""
+        found.append(f"{figure(report.recomputed.flops, 'flops')} again{time}")
     gone = sum(rewrite.gone for rewrite in report.rewrites)
     found += [f"{counted(gone, 'collective')} fewer"] if gone else []
     found += [counted(len(report.warnings), "warning")] if report.warnings else []

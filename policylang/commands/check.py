@@ -22,14 +22,16 @@ import argparse
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import (
+    add_device,
     add_form_of_findings,
     add_import,
     add_path,
     check_policies,
     once_at_most,
     print_findings,
+    read_profile,
 )
-from policylang.language.figures import counted
+from policylang.language.figures import counted, joined
 
 NAME = "check"
 SUMMARY = "check policy files"
@@ -48,6 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "JSON or a graph as text; may be given several times",
     )
     add_path(parser)
+    add_device(parser)
     parser.add_argument(
         "--one-model",
         action="store_true",
@@ -67,10 +70,16 @@ def run(options: argparse.Namespace) -> Exit:
     if options.torch:
         _import_torch()
     once_at_most(*options.files)
-    result = check_policies(options.files, graph=options.graph, path=options.path, one_model=options.one_model)
+    if options.device is not None and not options.graph:
+        raise UsageError("times are those of a graph, and `--device` is given without one", "add `--graph GRAPH`")
+    device = read_profile(options.device)
+    how = {"graph": options.graph, "path": options.path, "one_model": options.one_model, "device": device}
+    result = check_policies(options.files, **how)
     summary = f"checked {counted(len(result.files), 'file')}"
     if result.graphs:
         summary += f" on {counted(len(result.graphs), 'graph')}"
+    if result.devices:
+        summary += f", with times of {joined(result.devices)}"
     found = f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
     summary += f": {found if result.errors or result.warnings else 'clean'}"
     failed = result.errors or (options.deny == "warnings" and result.warnings)

@@ -22,9 +22,11 @@ from policylang.commands import (
     fmt,
     list_,
     plan,
+    profile,
     show,
     snapshot,
     test,
+    tune,
 )
 from policylang.commands.importing import recorded, torchtitan
 from policylang.commands.shared.exit import Exit, UsageError
@@ -33,7 +35,10 @@ from policylang.commands.shared.output import HelpText, tell, text_width
 from policylang.commands.shared.users_modules import refused_imports
 from policylang.errors import PolicyError
 
-COMMANDS = (check, plan, explain, diff, show, list_, fmt, test, snapshot, recorded, torchtitan, demo, agree)
+COMMANDS = (
+    *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
+    *(recorded, torchtitan, demo, agree),
+)
 """In the order in which ``--help`` lists them."""
 
 

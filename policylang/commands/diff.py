@@ -9,6 +9,7 @@ examples:
 
   policylang diff main.apl mine.apl --graph llama3_8b.graph
   git show main:mine.apl | policylang diff - mine.apl --graph llama3_8b.graph --output-format markdown
+  policylang diff main.apl mine.apl --graph llama3_8b.graph --device h100-sxm
   policylang diff llama3_sac mine.apl --graph llama3_8b.graph --path eager --html diff.html
 
 exit codes: 0 no decision changes, 1 some do, or a policy has errors, 2 a file that cannot be read
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import (
+    add_device,
     add_form,
     add_graph,
     add_import,
@@ -31,6 +33,8 @@ from policylang.commands.shared.inputs import (
     planned,
     read_graph,
     read_policy,
+    read_profile,
+    warn_of_devices,
     write_page,
 )
 from policylang.language.figures import counted
@@ -38,6 +42,8 @@ from policylang.language.figures import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from policylang.graph.facts import Facts
+    from policylang.language.syntax import Policy
     from policylang.planning.plan import Plan
 
 NAME = "diff"
@@ -49,6 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("new", metavar="NEW", help="the policy after it")
     add_graph(parser)
     add_path(parser)
+    add_device(parser)
     add_import(parser)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
     parser.add_argument("--html", metavar="OUT.html", help="write both policies as a page, one over the other")
@@ -62,7 +69,8 @@ def run(options: argparse.Namespace) -> Exit:
 
     once_at_most(options.old, options.new)
     facts = read_graph(options.graph)
-    plans = [planned(read_policy(name, facts), facts, options.path) for name in (options.old, options.new)]
+    plans = _plans([read_policy(name, facts) for name in (options.old, options.new)], facts, options)
+    warn_of_devices(facts, *plans)
     for name, plan in zip((options.old, options.new), plans, strict=True):
         _warn(name, sum(map(is_error, plan.diagnostics)))
     found = compare(*plans)
@@ -75,6 +83,19 @@ def run(options: argparse.Namespace) -> Exit:
     if options.html:
         _write_page(plans, options.graph, options.html)
     return Exit.CLEAN if found.same else Exit.DIAGNOSTICS
+
+
+def _plans(policies: Sequence[Policy], facts: Facts, options: argparse.Namespace) -> list[Plan]:
+    """Where one of two policies names a device, the other is timed on it too."""
+    device = read_profile(options.device)
+    plans = [planned(policy, facts, options.path, device) for policy in policies]
+    known = [made.times.device for made in plans if made.times is not None]
+    if len(known) == 1:
+        plans = [
+            made if made.times is not None else planned(policy, facts, options.path, known[0])
+            for made, policy in zip(plans, policies, strict=True)
+        ]
+    return plans
 
 
 def _write_page(plans: Sequence[Plan], graph: str, out: str) -> None:

@@ -10,7 +10,7 @@ examples:
   policylang explain APL301
   policylang explain mine.apl --graph llama3_8b.graph --node mm_3
   policylang explain mine.apl --graph llama3_8b.graph --node 'layers.0.attention.*'
-  policylang explain mine.apl --graph llama3_8b.graph --rule 12
+  policylang explain mine.apl --graph llama3_8b.graph --rule 12 --device h100-sxm
 
 exit codes: 0 explained, 1 a policy with errors, 2 no such code, node, rule or file
 """
@@ -28,6 +28,7 @@ from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import (
     STDIN,
     STDIN_NAME,
+    add_device,
     add_form,
     add_graph,
     add_import,
@@ -35,6 +36,8 @@ from policylang.commands.shared.inputs import (
     planned,
     read_graph,
     read_policy,
+    read_profile,
+    warn_of_devices,
 )
 from policylang.commands.shared.output import say
 
@@ -68,6 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
     add_path(parser)
+    add_device(parser)
     add_import(parser)
     add_form(parser, "json", help="default: text")
 
@@ -76,9 +80,9 @@ _HOW = "policylang explain POLICY --graph GRAPH --node NAME (or --rule LINE)"
 
 
 def run(options: argparse.Namespace) -> Exit:
-    about_graph = [f"--{name}" for name in ("graph", "node", "rule") if getattr(options, name) is not None]
+    about_graph = [f"--{name}" for name in ("graph", "node", "rule", "device") if getattr(options, name) is not None]
     if about_graph:
-        if options.subject is not None and about_graph == ["--graph"]:
+        if options.subject is not None and not {"--node", "--rule"} & {*about_graph}:
             raise UsageError(
                 f"what is to be explained of `{options.subject}`? a node, or a rule", _how(options.subject)
             )
@@ -96,7 +100,9 @@ def _on_graph(options: argparse.Namespace) -> None:
     from policylang.report.explanation import explain_node, explain_nodes, explain_rule
 
     facts = read_graph(options.graph)
-    plan = planned(read_policy(options.subject, facts), facts, options.path)
+    device = read_profile(options.device)
+    plan = planned(read_policy(options.subject, facts), facts, options.path, device)
+    warn_of_devices(facts, plan)
     found: NodeExplanation | NodesExplanation | RuleExplanation
     if options.node is not None:
         rows = _rows(plan, options.node)

@@ -3,12 +3,14 @@ line said so, the memory over the step, and what each rule is worth.
 
 The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph as text; no model, no GPU and, unless
 --import is given, no torch are needed. --summary prints the totals and the expectations alone. --html writes one page
-that needs nothing else: memory over time, the blocks, every value beside the text of the policy.
+that needs nothing else: memory over time, the blocks, every value beside the text of the policy. --device says times
+too: what recomputation takes on a device, and what the step takes.
 
 examples:
 
   policylang plan llama3_sac --graph llama3_8b.graph --summary
   policylang plan mine.apl --graph llama3_8b.graph --html plan.html
+  policylang plan mine.apl --graph llama3_8b.graph --device h100-sxm
   policylang plan mine.apl --graph llama3_8b.graph --path eager --output-format json
   echo 'save attention in block' | policylang plan - --graph llama3_8b.graph
 
@@ -24,7 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit
-from policylang.commands.shared.inputs import add_form, add_graph, add_import, add_path, check_policies, write_page
+from policylang.commands.shared.inputs import (
+    add_device,
+    add_form,
+    add_graph,
+    add_import,
+    add_path,
+    check_policies,
+    read_profile,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_graph(parser)
     add_path(parser)
+    add_device(parser)
     add_import(parser)
     add_form(parser, "json", help="how to print the plan (default: text)")
     parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
@@ -57,7 +69,8 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.report.plan.as_json import plan_json
     from policylang.report.plan.as_text import plan_text
 
-    result = check_policies([options.policy], graph=options.graph, path=options.path)
+    device = read_profile(options.device)
+    result = check_policies([options.policy], graph=options.graph, path=options.path, device=device)
     if len(result.plans) != 1:
         return _refused(result.diagnostics, options.output_format, unreadable=result.unreadable)
     (made,) = result.plans

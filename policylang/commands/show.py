@@ -1,14 +1,15 @@
 """Show what is in a graph: its operators, modules and blocks with their bytes and FLOPs, and the names of its nodes.
 
 With --module or --operator, the nodes of those modules that call those operators, one a line. A module is named as a
-policy names it behind `in`: `layers.0.attention`, `layers.*.mlp`, or any part of a path. Needs no torch, a recorded
-graph in JSON excepted.
+policy names it behind `in`: `layers.0.attention`, `layers.*.mlp`, or any part of a path. With --device, the time of all
+of these as well, what takes longest first. Needs no torch, a recorded graph in JSON excepted.
 
 examples:
 
   policylang show llama3_8b.graph
   policylang show llama3_8b.graph --module 'layers.0.*'
   policylang show llama3_8b.graph --module 'layers.*.feed_forward' --operator mm
+  policylang show llama3_8b.graph --device h100-sxm
   policylang show llama3_8b.graph --output-format json | jq '.nodes[] | select(.bytes > 1e9)'
 
 exit codes: 0 shown, 1 a file that is no graph, 2 a file that cannot be read, or nothing of that name in the graph
@@ -21,10 +22,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form, read_graph
+from policylang.commands.shared.inputs import add_device, add_form, read_graph, read_profile
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
+    from policylang.language.devices.profile import DeviceProfile
+    from policylang.simulation.node_times import NodeTimes
 
 NAME = "show"
 SUMMARY = "show what is in a graph: operators, modules, blocks, nodes"
@@ -53,6 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         help="what the blocks are, as a policy's `blocks` says it; by default the numbered layers",
     )
+    add_device(parser, of_policy=False)
     add_form(parser, "json", help="json has one entry a node (default: text)")
 
 
@@ -64,6 +68,7 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.report.graph_overview import nodes_text, overview_json, overview_text
 
     _check_globs(options)
+    device = read_profile(options.device)
     facts = read_graph(options.graph)
     blocks = blocks_of(facts, None if options.blocks is None else PathGlob(options.blocks))
     if options.blocks is not None and not blocks.names:
@@ -74,13 +79,25 @@ def run(options: argparse.Namespace) -> Exit:
     rows = rows_asked(facts, options.module, options.operator) if asked else range(len(facts))
     if asked and not rows:
         raise _nothing(options, facts)
-    found = overview(facts, blocks, rows)
+    found = overview(facts, blocks, rows, _times(facts, device))
     if options.output_format == "json":
         sys.stdout.writelines(overview_json(options.graph, facts, blocks, found))
         print()
     else:
         say((nodes_text if asked else overview_text)(options.graph, facts, blocks, found))
     return Exit.CLEAN
+
+
+def _times(facts: Facts, device: DeviceProfile | None) -> NodeTimes | None:
+    """Raises ``PolicyError`` where the device has no figure for something in the graph."""
+    from policylang.errors import PolicyGraphError
+    from policylang.simulation.missing_figures import lacking
+    from policylang.simulation.node_times import node_times
+
+    times = None if device is None else node_times(facts, device)
+    if times is not None and (untold := lacking(times)) is not None:
+        raise PolicyGraphError([untold])
+    return times
 
 
 def _check_globs(options: argparse.Namespace) -> None:

@@ -77,13 +77,18 @@ def run(options: argparse.Namespace) -> Exit:
 
 def _device(options: argparse.Namespace) -> TargetDevice | None:
     from policylang.errors import PolicyError
+    from policylang.language.devices.profile import DeviceProfile
+    from policylang.language.devices.reading import read_device
     from policylang.tracing.target_device import target_device
 
     try:
         return target_device(options.device, options.compute_capability)
     except PolicyError as error:
         (diagnostic,) = error.diagnostics
-        raise UsageError(diagnostic.message, diagnostic.help or "") from None
+        help = diagnostic.help or ""
+        if options.device is not None and isinstance(read_device(options.device), DeviceProfile):
+            help = f"{help}; the device profile is given to what shows times, as `policylang plan --device` does"
+        raise UsageError(diagnostic.message, help) from None
 
 
 def _attention(facts: Facts) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from pygments.lexer import RegexLexer, words
+from pygments.lexer import RegexLexer, bygroups, words
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from policylang.language.parsing.parser import keywords
@@ -19,11 +19,13 @@ from policylang.language.resolution.prelude import group_names
 __all__ = ["PolicyLexer"]
 
 _STATEMENTS = frozenset(("policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect"))
+_DEVICE = r"(?:\A|(?<=[\n;]))([^\S\n]*)(device)([^\S\n]+)([\w.+-]+)(?=[^\S\n]*(?:#|;|$))"
+"""``device`` is a word of the language where a profile follows it, and a name elsewhere."""
 _ACTIONS = frozenset(ACTIONS)
 _KEYWORDS = frozenset(word for word in keywords() if word.isidentifier())
 _PREDICATES = frozenset(part for name in (*FLAGS, *MEASURES, *PROPERTIES) for part in name.split())
 
-_UNIT = r"\s*(?:%|[KMGTP]?i?B\b|[KMGTP]?FLOPs?\b)"
+_UNIT = r"\s*(?:%|[KMGTP]?i?B\b|[KMGTP]?FLOPs?\b|[mnuµμ]?s\b)"
 _NUMBER = rf"\d[\d_]*(?:\.(?!\.)\d*)?(?:[eE]\d+)?(?:{_UNIT}|(?:st|nd|rd|th)\b)?"
 
 
@@ -42,6 +44,8 @@ class PolicyLexer(RegexLexer):  # type: ignore[misc]  # Pygments is optional, so
 
     tokens = {  # noqa: RUF012  # Pygments reads a plain dictionary of the class
         "root": [
+            (_DEVICE, bygroups(Text, Keyword.Declaration, Text, Name)),
+            (r"^([^\S\n]*)(device)(?=\s+\")", bygroups(Text, Keyword.Declaration)),
             (r"#[^\n]*", Comment.Single),
             (r"\s+", Text),
             (r'"[^"\n]*"', String),

@@ -7,19 +7,30 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
-_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _NUMBER = re.compile(r"(\d+)")
 _MOST_UNCOUNTED = 6
-_FLOPS = ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+_SCALES: Mapping[str, tuple[float, float, tuple[str, ...]]] = {
+    "bytes": (1024.0, 1.0, ("B", "KiB", "MiB", "GiB", "TiB")),
+    "flops": (1000.0, 1.0, ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")),
+    "seconds": (1000.0, 1e-9, ("ns", "us", "ms", "s")),
+}
+"""By what is measured: from one unit to the next, the least of them, and all."""
+
+Measured = Literal["bytes", "flops", "seconds", "fraction", "number"]
+"""What a figure is of."""
 
 
-def figure(value: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
-    """``219.5 MiB``, ``1.2 TFLOP``, ``21.3%``: one decimal, none where it would be a zero. Numbers are whole."""
+def figure(value: float, dimension: Measured) -> str:
+    """``219.5 MiB``, ``1.2 TFLOP``, ``12.3 ms``, ``21.3%``: one decimal, none where it would be a zero. Numbers are
+    whole."""
     if dimension == "number":
         return f"{int(value):,}"
     if dimension == "fraction":
         return f"{_short(value * 100)}%"
-    base, units = (1024.0, _BYTES) if dimension == "bytes" else (1000.0, _FLOPS)
+    if dimension == "seconds" and not value:
+        return "0 s"
+    base, least, units = _SCALES[dimension]
+    value /= least
     index = 0
     while index + 1 < len(units) and round(value, 1) >= base:
         value /= base
@@ -27,7 +38,7 @@ def figure(value: float, dimension: Literal["bytes", "flops", "fraction", "numbe
     return f"{_short(value)} {units[index]}"
 
 
-def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fraction", "number"]) -> str:
+def beside(value: float, limit: float, dimension: Measured) -> str:
     """A figure that is printed beside a limit: exact where rounding would hide which of the two is larger."""
     text = figure(value, dimension)
     if value == limit or text != figure(limit, dimension):
@@ -36,6 +47,8 @@ def beside(value: float, limit: float, dimension: Literal["bytes", "flops", "fra
         return f"{value * 100:.6g}%"
     if dimension == "number":
         return text
+    if dimension == "seconds":
+        return f"{text} ({value:.9g} s)"
     return f"{text} ({int(value):,} {'bytes' if dimension == 'bytes' else 'FLOP'})"
 
 
@@ -99,8 +112,16 @@ UNCOUNTED_UNKNOWN = "which operators have no FLOP formula is not in this snapsho
 
 def uncounted_text(calls: Mapping[str, int]) -> str:
     """``mylib.fused_mlp.default ×8, triton.scan_kernel``: operators that no FLOP formula counts."""
-    names = [f"{name} ×{count}" if count > 1 else name for name, count in calls.items()]
-    return f"{listed(names, _MOST_UNCOUNTED)} (no FLOP formula, so counted as 0)"
+    return f"{_calls(calls)} (no FLOP formula, so counted as 0)"
+
+
+def priced_by_bytes_text(calls: Mapping[str, int]) -> str:
+    """The same operators where their time is printed."""
+    return f"{_calls(calls)} (no FLOP formula, so priced by bytes)"
+
+
+def _calls(calls: Mapping[str, int]) -> str:
+    return listed([f"{name} ×{count}" if count > 1 else name for name, count in calls.items()], _MOST_UNCOUNTED)
 
 
 def file_name(path: str) -> str:

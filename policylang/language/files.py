@@ -1,8 +1,9 @@
-"""Reading policy files, and finding those that another one includes."""
+"""Reading and writing policy files, and finding those that another one includes."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from policylang.language.codes import diagnose
@@ -67,6 +68,25 @@ def source_of(content: bytes, name: str, size: int | None = None) -> Source | Di
 def reason_of(error: Exception) -> str:
     """Why a file cannot be read or written, as the end of a sentence."""
     return ((isinstance(error, OSError) and error.strerror) or str(error)).lower()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file there in one step: readers see the old one or the new one, never half of one. A file that is replaced
+    keeps its permissions, and a link stays a link. Raises ``OSError`` where it cannot be written."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)  # a pipe or a terminal; of a folder Python says what it is
+        return
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with beside.open("xb") as stream:
+            stream.write(content)
+        if target.exists():
+            beside.chmod(target.stat().st_mode & 0o7777)
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def policy_files(path: str) -> list[str]:

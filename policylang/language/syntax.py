@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.source import Source, Span
 
 
@@ -244,18 +245,25 @@ COMPARISONS: Mapping[Comparison, Callable[[Any, Any], bool]] = {
 
 @frozen
 class Quantity:
-    """A number with its unit applied: bytes for ``MiB``, operations for ``GFLOP``, a fraction for ``%``."""
+    """A number with its unit applied: bytes for ``MiB``, operations for ``GFLOP``, seconds for ``ms``, a fraction for
+    ``%``."""
 
     value: float
-    dimension: Literal["number", "bytes", "flops", "fraction"]
+    dimension: Literal["number", "bytes", "flops", "seconds", "fraction"]
     span: Span = _span()
+
+
+TIMES = ("time", "time_per_gib")
+"""What takes a device to answer."""
 
 
 @frozen
 class Compare:
     """``bytes >= 64 MiB``; ``index`` is set for ``shape[i]`` alone."""
 
-    quantity: Literal["bytes", "numel", "ndim", "shape", "flops", "users", "inputs", "group_size"]
+    quantity: Literal[
+        "bytes", "numel", "ndim", "shape", "flops", "time", "time_per_gib", "users", "inputs", "group_size"
+    ]
     op: Comparison
     value: Quantity
     index: int | None = None
@@ -358,6 +366,14 @@ class Include:
 
 
 @frozen
+class Device:
+    """``device h100-sxm``, or ``device "cluster.toml"``: the profile that times are worked out from."""
+
+    target: str
+    span: Span = _span()
+
+
+@frozen
 class Let:
     name: str
     selector: Selector
@@ -431,12 +447,15 @@ Rewriting = Fuse | Collapse
 
 @frozen
 class ExpectTotal:
-    """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect peak <= 40 GiB``."""
+    """``expect saved per block <= 220 MiB``, ``expect recomputed flops <= 20%``, ``expect step time <= 900 ms``."""
 
-    figure: Literal["saved", "recomputed", "recomputed flops", "recomputed operators", "peak"]
+    figure: Literal[
+        "saved", "recomputed", "recomputed flops", "recomputed operators", "recomputed time", "peak", "exposed",
+        "step time",
+    ]  # fmt: skip
     op: Comparison
     limit: Quantity
-    """A fraction is one of what the forward makes, computes or runs."""
+    """A fraction is one of what the forward makes, computes, runs or takes; of ``exposed``, one of the step."""
     per_block: bool = False
     span: Span = _span()
 
@@ -444,6 +463,11 @@ class ExpectTotal:
     def of_forward(self) -> bool:
         """Whether the limit is a share that says of what: of the bytes that the forward makes."""
         return self.limit.dimension == "fraction" and self.figure in ("saved", "recomputed")
+
+    @property
+    def of_time(self) -> bool:
+        """Whether it takes a device to answer it."""
+        return self.figure in ("recomputed time", "exposed", "step time")
 
 
 @frozen
@@ -468,7 +492,7 @@ class ExpectFate:
 
 
 Expectation = ExpectTotal | ExpectCount | ExpectFate
-Statement = PolicyName | Requires | Include | Let | Blocks | Rule | Undecided | Rewriting | Expectation
+Statement = PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Expectation
 
 
 @frozen
@@ -494,6 +518,8 @@ class Policy:
     undecided: Undecided | None
     rewrites: tuple[Rewriting, ...]
     expectations: tuple[Expectation, ...]
+    device: DeviceProfile | None = field(default=None, eq=lambda device: device and device.canonical)
+    """What the policy names to work times out from."""
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
     includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)

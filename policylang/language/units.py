@@ -1,4 +1,4 @@
-"""Figures with units: ``64 MiB``, ``2 GFLOP``, ``20%``, plain numbers."""
+"""Figures with units: ``64 MiB``, ``2 GFLOP``, ``400 us``, ``20%``, plain numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import inf, nextafter
 from typing import Literal
 
-Dimension = Literal["number", "bytes", "flops", "fraction"]
+Dimension = Literal["number", "bytes", "flops", "seconds", "fraction"]
 
 UNITS: dict[str, tuple[float, Dimension]] = {
     "B": (1, "bytes"),
@@ -15,12 +15,18 @@ UNITS: dict[str, tuple[float, Dimension]] = {
     **{f"{prefix}iB": (1024.0**power, "bytes") for power, prefix in enumerate("KMGT", 1)},
     **{f"{prefix}FLOP": (1000.0**power, "flops") for power, prefix in enumerate(("", "K", "M", "G", "T", "P"))},
     **{f"{prefix}FLOPs": (1000.0**power, "flops") for power, prefix in enumerate(("", "K", "M", "G", "T", "P"))},
+    "s": (1, "seconds"),
+    "ms": (1e-3, "seconds"),
+    "us": (1e-6, "seconds"),
+    "ns": (1e-9, "seconds"),
+    **dict.fromkeys(("\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s"), (1e-6, "seconds")),
     "%": (0.01, "fraction"),
 }
 
 _STEPS: dict[Dimension, tuple[tuple[str, float], ...]] = {
     "bytes": (("TiB", 1024.0**4), ("GiB", 1024.0**3), ("MiB", 1024.0**2), ("KiB", 1024.0), ("B", 1.0)),
     "flops": (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("KFLOP", 1e3), ("FLOP", 1.0)),
+    "seconds": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)),
     "fraction": (("%", 0.01),),
     "number": (("", 1.0),),
 }
@@ -29,12 +35,29 @@ NAMES: dict[Dimension, str] = {
     "number": "plain numbers",
     "bytes": "bytes",
     "flops": "operations",
+    "seconds": "seconds",
     "fraction": "per cent",
 }
 
 
+def read(number: str, unit: str) -> tuple[float, Dimension]:
+    """The figure that a number with a unit is, and of what: ``read("64", "MiB") == (67108864.0, "bytes")``.
+
+    Times are read in decimals, so that ``0.4 ms`` and ``400 us`` are one figure.
+
+    Raises:
+        KeyError: there is no such unit.
+    """
+    scale, dimension = UNITS[unit]
+    if dimension == "seconds":
+        return float(Decimal(number) * Decimal(repr(scale))), dimension
+    return float(number) * scale, dimension
+
+
 def write(value: float, dimension: Dimension) -> str:
     """The shortest text that reads back as exactly this figure: ``write(67108864, "bytes") == "64 MiB"``."""
+    if dimension == "seconds":
+        return _time(value)
     for unit, scale in _STEPS[dimension]:
         text = _number(value / scale)
         if abs(value) >= scale and len(text) <= 6 and float(text) * scale == value:
@@ -43,6 +66,15 @@ def write(value: float, dimension: Dimension) -> str:
     if dimension == "fraction":
         return f"{_exact_percent(value)}%"
     return f"{_number(value)} {unit}".strip()
+
+
+def _time(value: float) -> str:
+    if not value:
+        return "0 s"
+    exact = Decimal(repr(value))
+    texts = {unit: _plain(exact / Decimal(repr(scale))) for unit, scale in _STEPS["seconds"] if value >= scale}
+    short = [f"{text} {unit}" for unit, text in texts.items() if len(text) <= 6]
+    return next(iter(short or [f"{text} {unit}" for unit, text in texts.items()]), f"{_plain(exact * 10**9)} ns")
 
 
 def _number(value: float) -> str:

@@ -7,17 +7,26 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from policylang.graph.facts import Facts
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.syntax import Policy
 from policylang.planning.edits.pieces import common_names
 from policylang.planning.graph_edit import Edits
+from policylang.planning.time_errors import decides_by_time
 from policylang.planning.value_decision import Decision
 
 _CHUNK = 1 << 14
 NO_EDITS = Edits()
 
 
-def plan_digest(policy: Policy, facts: Facts, decisions: Sequence[Decision | None], edits: Edits = NO_EDITS) -> str:
-    """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the edits.
+def plan_digest(
+    policy: Policy,
+    facts: Facts,
+    decisions: Sequence[Decision | None],
+    edits: Edits = NO_EDITS,
+    device: DeviceProfile | None = None,
+) -> str:
+    """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the edits, and over
+    the figures of a device that the policy decides by and does not name itself.
 
     Of an edit, what every rank has alike: names and sizes, not the ranks of its own group. What is left as it is does
     not count: it changes nothing, whatever the reason.
@@ -25,14 +34,22 @@ def plan_digest(policy: Policy, facts: Facts, decisions: Sequence[Decision | Non
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     decided = (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions)
     columns = [[policy_text(policy)], common_names(facts), facts.targets, decided, edits.words()]
-    return digest_of(map(digest_of, columns))
+    return digest_of((*map(digest_of, columns), *deciding_device(policy, device)))
+
+
+def deciding_device(policy: Policy, device: DeviceProfile | None) -> tuple[str, ...]:
+    """The figures of a device that is not in the policy's text, where a rule goes by them."""
+    named = policy.device is not None and device is not None and policy.device.canonical == device.canonical
+    return () if device is None or named or not decides_by_time(policy) else (device.canonical,)
 
 
 def policy_text(policy: Policy) -> str:
     """The canonical text; for a tree built by hand, which has none, its fields (spans take no part in a repr)."""
     if policy.canonical:
         return policy.canonical
-    return repr((policy.lets, policy.blocks, policy.rules, policy.undecided, policy.rewrites, policy.expectations))
+    device = policy.device and policy.device.canonical
+    statements = (policy.lets, policy.blocks, policy.rules, policy.undecided, policy.rewrites, policy.expectations)
+    return repr(statements if device is None else (*statements, device))
 
 
 def _word(decision: Decision | None) -> str:

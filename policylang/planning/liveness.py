@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from attrs import evolve, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, forward_users, is_gradient
 from policylang.graph.storage import storage_roots
@@ -46,6 +47,25 @@ class Needs:
 
 
 @frozen(eq=False)
+class ForwardTotals:
+    """What the whole forward comes to, in all and block by block: what shares of it are shares of."""
+
+    block_of: Sequence[int] = field(repr=False)
+    blocks: int
+    flops: int
+    flops_by_block: tuple[int, ...]
+    bytes: int
+    """That it allocates, weights that it gathers and casts among them."""
+    bytes_by_block: tuple[int, ...]
+    operators: int
+    """That compute: not views, pieces of a tuple, waits and sizes."""
+    operators_by_block: tuple[int, ...]
+
+
+_forwards: WeakKeyDictionary[Facts, ForwardTotals] = WeakKeyDictionary()
+
+
+@frozen(eq=False)
 class CostedNeeds(Needs):
     """The needs of the backward with their cost. Bytes and FLOPs are of the decided part."""
 
@@ -57,18 +77,22 @@ class CostedNeeds(Needs):
     recomputed_bytes_by_block: tuple[int, ...] = ()
     recomputed_flops: int = 0
     recomputed_flops_by_block: tuple[int, ...] = ()
-    forward_flops: int = 0
-    forward_flops_by_block: tuple[int, ...] = ()
-    forward_bytes: int = 0
-    """That the whole forward allocates, weights that it gathers and casts among them."""
-    forward_bytes_by_block: tuple[int, ...] = ()
     recomputed_operators: int = 0
     """Of ``recomputed`` those that compute: not views, pieces of a tuple, waits and sizes."""
     recomputed_operators_by_block: tuple[int, ...] = ()
-    forward_operators: int = 0
-    forward_operators_by_block: tuple[int, ...] = ()
     offloaded_bytes: int = 0
     """That leave the device between their last forward and their first backward use."""
+    facts: Facts = field(kw_only=True, repr=False)
+    block_of: Sequence[int] = field(kw_only=True, repr=False)
+    blocks: int = field(kw_only=True)
+
+    @property
+    def forward(self) -> ForwardTotals:
+        """Asked for by what is a share of it alone. Worked out once for the same facts in the same blocks."""
+        known = _forwards.get(self.facts)
+        if known is None or known.blocks != self.blocks or (self.blocks and known.block_of != self.block_of):
+            known = _forwards[self.facts] = _forward_totals(self.facts, self.block_of, self.blocks)
+        return known
 
 
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> CostedNeeds:
@@ -183,25 +207,13 @@ def _read_by_backward(facts: Facts) -> bytearray:
 def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) -> CostedNeeds:
     """Add up bytes and FLOPs, in all and by block. A saved view keeps the whole memory it looks into; one of a
     parameter or input costs nothing more."""
-
-    def total(rows: Sequence[int], amounts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        totals = [0] * blocks
-        for row, amount in zip(rows, amounts, strict=True) if blocks else ():
-            if block_of[row] >= 0:
-                totals[block_of[row]] += amount
-        return sum(amounts), tuple(totals)
-
     roots, again, flops = storage_roots(facts), needs.recomputed, facts.flops
     kept = [root for root in dict.fromkeys(roots[row] for row in needs.saved) if facts.ops[root] == "call_function"]
-    saved_bytes, saved_bytes_by_block = total(kept, [facts.bytes[root] for root in kept])
-    recomputed_bytes, recomputed_bytes_by_block = total(again, [own_bytes(facts, row) for row in again])
-    recomputed_flops, recomputed_flops_by_block = total(again, [flops[row] for row in again])
-    forward_flops, forward_flops_by_block = total(facts.forward, [flops[row] for row in facts.forward])
-    forward_bytes, forward_bytes_by_block = total(facts.forward, [own_bytes(facts, row) for row in facts.forward])
-    recomputed_operators, recomputed_operators_by_block = total(again, [_computes(facts, row) for row in again])
-    forward_operators, forward_operators_by_block = total(
-        facts.forward, [_computes(facts, row) for row in facts.forward]
-    )
+    saved_bytes, saved_bytes_by_block = _total(kept, [facts.bytes[root] for root in kept], block_of, blocks)
+    recomputed_bytes, recomputed_bytes_by_block = _total(again, _own_bytes(facts, again), block_of, blocks)
+    recomputed_flops, recomputed_flops_by_block = _total(again, [flops[row] for row in again], block_of, blocks)
+    computing = _computing(facts, again)
+    recomputed_operators, recomputed_operators_by_block = _total(again, computing, block_of, blocks)
     columns: dict[str, Any] = {column.name: getattr(needs, column.name) for column in fields(Needs)}
     return CostedNeeds(
         **columns,
@@ -211,16 +223,44 @@ def with_cost(needs: Needs, facts: Facts, block_of: Sequence[int], blocks: int) 
         recomputed_bytes_by_block=recomputed_bytes_by_block,
         recomputed_flops=recomputed_flops,
         recomputed_flops_by_block=recomputed_flops_by_block,
-        forward_flops=forward_flops,
-        forward_flops_by_block=forward_flops_by_block,
-        forward_bytes=forward_bytes,
-        forward_bytes_by_block=forward_bytes_by_block,
         recomputed_operators=recomputed_operators,
         recomputed_operators_by_block=recomputed_operators_by_block,
-        forward_operators=forward_operators,
-        forward_operators_by_block=forward_operators_by_block,
         offloaded_bytes=sum(facts.bytes[row] for row in needs.offloaded),
+        facts=facts,
+        block_of=block_of,
+        blocks=blocks,
     )
+
+
+def _forward_totals(facts: Facts, block_of: Sequence[int], blocks: int) -> ForwardTotals:
+    rows = facts.forward
+    flops, flops_by_block = _total(rows, [facts.flops[row] for row in rows], block_of, blocks)
+    allocated, allocated_by_block = _total(rows, _own_bytes(facts, rows), block_of, blocks)
+    operators, operators_by_block = _total(rows, _computing(facts, rows), block_of, blocks)
+    return ForwardTotals(
+        block_of, blocks, flops, flops_by_block, allocated, allocated_by_block, operators, operators_by_block
+    )
+
+
+def _total(
+    rows: Sequence[int], amounts: Sequence[int], block_of: Sequence[int], blocks: int
+) -> tuple[int, tuple[int, ...]]:
+    """In all, and by block."""
+    totals = [0] * blocks
+    for row, amount in zip(rows, amounts, strict=True) if blocks else ():
+        if amount and block_of[row] >= 0:
+            totals[block_of[row]] += amount
+    return sum(amounts), tuple(totals)
+
+
+def _own_bytes(facts: Facts, rows: Sequence[int]) -> list[int]:
+    return [own_bytes(facts, row) for row in rows]
+
+
+def _computing(facts: Facts, rows: Sequence[int]) -> list[int]:
+    """1 for an operator that computes something: no view, no size, and nothing that comes with another operator."""
+    owners, flags, idle = facts.owners, facts.flags, int(Flag.VIEW | Flag.SYMBOLIC)
+    return [int(owners[row] == row and not flags[row] & idle) for row in rows]
 
 
 def own_bytes(facts: Facts, row: int) -> int:
@@ -228,8 +268,3 @@ def own_bytes(facts: Facts, row: int) -> int:
     if facts.flags[row] & Flag.VIEW or facts.owners[row] != row:
         return 0
     return facts.bytes[row]
-
-
-def _computes(facts: Facts, row: int) -> int:
-    """1 for an operator that computes something: no view, no size, and nothing that comes with another operator."""
-    return int(facts.owners[row] == row and not facts.flags[row] & (Flag.VIEW | Flag.SYMBOLIC))

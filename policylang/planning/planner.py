@@ -31,6 +31,7 @@ from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
 from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
 from policylang.planning.statement_errors import StatementErrors
+from policylang.planning.time_errors import time_errors
 from policylang.planning.value_decision import Decision, Fate, Why, by_rule, offloads
 from policylang.simulation.node_times import node_times
 
@@ -51,12 +52,15 @@ def plan(
     edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
     ``place`` says of a graph that runs again as a whole what part of a model it is. ``ranks`` are those that
     share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
-    the graph, in which a rule about gathers then has nothing to match. ``device`` is what times are worked out for.
+    the graph, in which a rule about gathers then has nothing to match. ``device`` is what times are worked out for, in
+    place of the device that the policy names.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
-    selections = selections_for(policy, facts, None if place is None else place.blocks)
+    used = device or policy.device
+    times = None if used is None else node_times(facts, used)
+    selections = selections_for(policy, facts, None if place is None else place.blocks, times=times)
     blocks = selections.blocks
     apart = capabilities.block_by_block and place is None
     around = around_blocks(facts, blocks) if apart else NOTHING_AROUND
@@ -77,7 +81,9 @@ def plan(
         needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
-    expectations, failures = check_expectations(policy.expectations, selections, decisions, outcome)
+    expectations, failures = check_expectations(
+        policy.expectations, selections, decisions, outcome, block_by_block=apart
+    )
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
     by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
@@ -96,6 +102,7 @@ def plan(
             *(named_alone(policy, facts) if apart else ()),
             *errors.no_blocks(rules),
             *unanswerable(policy, facts),
+            *time_errors(policy, times, asked_for=device is not None, copies=any(map(offloads, decisions))),
             *errors.shares(),
             *errors.of_rules(rules, by_fsdp.rules, around),
             *by_fsdp.diagnostics,
@@ -110,11 +117,11 @@ def plan(
             *offload_diagnostics(policy, facts, decisions, needs, stays),
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
             *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
-            *uncounted_in(policy.expectations, facts, needs.recomputed),
+            *uncounted_in(policy.expectations, facts, needs.recomputed, times),
         ),
         undecided=fate,
-        digest=plan_digest(policy, facts, decisions, edits),
-        times=None if device is None else node_times(facts, device),
+        digest=plan_digest(policy, facts, decisions, edits, used),
+        times=times,
         block_of=blocks.block_of,
         block_names=blocks.names,
         block_by_block=apart,

@@ -18,6 +18,7 @@ from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.empty_shares import empty_shares
 from policylang.planning.selection.one_block import AsOneBlock, speaks_of_blocks
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.time_errors import NO_DEVICE, speaks_of_time
 
 
 class StatementErrors:
@@ -80,4 +81,6 @@ class StatementErrors:
         return self._of_cause(evolve(found, include=self._policy.included_by(rule.span)), rule)
 
     def _of_cause(self, found: Diagnostic, statement: Rule | Expectation) -> Diagnostic:
+        if self._selections.times is None and speaks_of_time(statement, self._policy):
+            return evolve(found, cause=NO_DEVICE)
         return evolve(found, cause=refusals.NO_SUCH_BLOCKS) if self._as_one.explains(statement) else found

@@ -1,0 +1,1 @@
+"""Profiling: from the machine it runs on to a device profile. Knows no graphs."""

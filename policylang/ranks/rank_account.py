@@ -18,7 +18,7 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, InputKind, Ref
 from policylang.language.syntax import Policy
-from policylang.planning.digest import digest_of, policy_text
+from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Decision, Why
@@ -213,6 +213,7 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
     digest = digest_of(
         [
             policy_text(plan.policy),
+            *deciding_device(plan.policy, None if plan.times is None else plan.times.device),
             *(facts.targets[row] for row in rows),
             "",
             *(_word(plan.decisions[row]) for row in rows),

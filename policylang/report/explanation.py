@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 from typing import Any
 
 from attrs import asdict, frozen
@@ -16,6 +17,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.value_decision import Decision
+from policylang.report.device_times import seconds_text
 from policylang.report.width import table
 
 _MOST_NAMES = 8
@@ -46,6 +48,10 @@ class NodeExplanation:
     flops: int
     uncounted: str
     """The operators whose work is not in :attr:`flops`."""
+    seconds: float | None
+    """Of one run; None without a device."""
+    device: str | None
+    """The profile that the seconds are of."""
     shares: str | None
     """The node whose decision it shares, where that is another."""
     action: str
@@ -60,10 +66,10 @@ class NodeExplanation:
         return asdict(self)
 
     def _work(self) -> str:
-        flops = figure(self.flops, "flops")
-        if not self.uncounted:
-            return flops
-        return f"{flops} and {self.uncounted}, which no FLOP formula counts" if self.flops else "FLOPs not counted"
+        work = figure(self.flops, "flops")
+        if self.uncounted:
+            work = f"{work} and {self.uncounted}, which no FLOP formula counts" if self.flops else "FLOPs not counted"
+        return work + _on(self.device, self.seconds)
 
     def __str__(self) -> str:
         sizes = "×".join(map(str, self.shape)) if self.shape is not None else ""
@@ -94,12 +100,16 @@ class RuleExplanation:
     parts: tuple[str, ...]
     names: tuple[str, ...]
     """The first nodes that it decides."""
+    seconds: float | None = None
+    """Of one run of all that it decides; None without a device."""
+    device: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"{self.source}: {self.text}", f"  matches {self.matched:,}, decides {self.decided:,}"]
+        decides = f"  matches {self.matched:,}, decides {self.decided:,}{_on(self.device, self.seconds)}"
+        lines = [f"{self.source}: {self.text}", decides]
         lines += [f"  {line.why} {line.source}: {line.text}" for line in self.taken_over]
         if self.kept_by_user:
             lines.append(f"  {self.kept_by_user:,} kept the tag of the user's own checkpoint")
@@ -120,8 +130,13 @@ class NodesExplanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [("node", "operator", "module", "", "by"), *map(_summary, self.nodes)]
-        return f"{self.asked}: {counted(len(self.nodes), 'node')}\n\n" + table(rows, right=range(0), ends=(2,))
+        timed = any(each.device is not None for each in self.nodes)
+        rows = [("node", "operator", "module", "", "by", *("time",)[:timed]), *map(_summary, self.nodes)]
+        head = f"{self.asked}: {counted(len(self.nodes), 'node')}"
+        if timed:
+            total = fsum(each.seconds or 0.0 for each in self.nodes)
+            head += _on(self.nodes[0].device, total)
+        return f"{head}\n\n" + table(rows, right=range(5, 6), ends=(2,))
 
 
 def explain_node(plan: Plan, row: int) -> NodeExplanation:
@@ -140,7 +155,7 @@ def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanati
     rules = tuple(map(_line, rules_on(plan, row, reasons=reasons)))
     decision = plan.decisions[row]
     assert decision is not None
-    owner, block = facts.owners[row], plan.block_of[row]
+    owner, block, times = facts.owners[row], plan.block_of[row], plan.shown_times
     return NodeExplanation(
         name=facts.names[row],
         operator=facts.targets[row],
@@ -151,6 +166,8 @@ def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanati
         bytes=facts.bytes[row],
         flops=facts.flops[row],
         uncounted=facts.uncounted[row] if facts.uncounted else "",
+        seconds=None if times is None else times.seconds[row],
+        device=None if times is None else times.device.name,
         shares=None if owner == row else facts.names[owner],
         action=word(decision.action),
         reason=_reason(plan, decision),
@@ -160,11 +177,17 @@ def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanati
 
 
 def _summary(node: NodeExplanation) -> tuple[str, ...]:
-    return node.name, node.operator, node.module, node.fate or f"{node.action}, not needed", node.reason
+    time = [] if node.device is None else [seconds_text(node.seconds)]
+    return node.name, node.operator, node.module, node.fate or f"{node.action}, not needed", node.reason, *time
+
+
+def _on(device: str | None, seconds: float | None) -> str:
+    """Behind other figures; nothing without a device, and of what takes no time."""
+    return f", {figure(seconds, 'seconds')} on {device}" if seconds else ""
 
 
 def explain_rule(plan: Plan, index: int) -> RuleExplanation:
-    outcome, rules = plan.rules[index], plan.policy.rules
+    outcome, rules, times = plan.rules[index], plan.policy.rules, plan.shown_times
     return RuleExplanation(
         source=outcome.rule.source,
         text=outcome.rule.text,
@@ -175,8 +198,10 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
             RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
             for other, count in outcome.overridden_by.items()
         ),
-        parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts)),
+        parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts, times=plan.times)),
         names=tuple(plan.facts.names[row] for row in outcome.decided[:_MOST_NAMES]),
+        seconds=None if times is None else fsum(times.seconds[row] for row in outcome.decided),
+        device=None if times is None else times.device.name,
     )
 
 

@@ -6,17 +6,20 @@ import json
 from collections.abc import Iterator
 from itertools import groupby
 
-from attrs import asdict
+from attrs import asdict, evolve
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts
 from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
+from policylang.report.device_times import seconds_text, times_text
 from policylang.report.width import table
+from policylang.simulation.node_times import NodeTimes
 
 VERSION = 1
 _COUNTS = ("forward", "backward", "bytes", "FLOPs")
+_TIMES = ("time", "backward time")
 _LONGEST_SHAPE = 24
 _REGION = "region "
 _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its own"
@@ -24,14 +27,17 @@ _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its ow
 
 def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
     """The counts by block, by operator, and by module and operator."""
+    head = (*_COUNTS, *_TIMES) if found.times is not None else _COUNTS
     by_block = [(label, *_totals(each)) for label, each in _blocks(found)]
     by_operator = [(operator, *_totals(each)) for operator, each in found.operators]
+    numbers = range(1, len(head) + 1)
     parts = [
         _heading(name, facts, blocks, found),
-        table([("block", *_COUNTS), *by_block], right=range(1, 5)) if blocks.names else "",
-        table([("operator", *_COUNTS), *by_operator], right=range(1, 5)) if by_operator else "",
+        table([("block", *head), *by_block], right=numbers) if blocks.names else "",
+        table([("operator", *head), *by_operator], right=numbers) if by_operator else "",
         _modules(found),
         _uncounted(found),
+        times_text(found.times),
         _NOTE if found.operators else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -39,17 +45,19 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
 
 def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
     """The nodes that were asked for, one a line."""
-    rows: list[tuple[str, ...]] = [("node", "operator", "module", "phase", "shape", "bytes", "FLOPs")]
-    rows += [_node(facts, row) for row in found.rows]
+    timed = found.times is not None
+    head = ("node", "operator", "module", "phase", "shape", "bytes", "FLOPs", *_TIMES[:timed])
+    rows = [head, *(_node(facts, row, found.times) for row in found.rows)]
     flops = figure(found.total.flops, "flops")
     if found.total.uncounted_calls:
         flops = f"at least {flops}" if found.total.flops else "FLOPs not counted"
     total = (
         f"{counted(found.total.forward, 'forward operator')} of {figure(found.total.bytes, 'bytes')} and "
-        f"{flops}, {found.total.backward:,} in the backward; {_NOTE}"
+        f"{flops}{_total_time(found.total.seconds)}, {found.total.backward:,} in the backward"
+        f"{_total_time(found.total.backward_seconds)}; {_NOTE}"
     )
-    listed = table(rows, right=range(5, 7), ends=(2,), spare=(4, 3))
-    parts = (_heading(name, facts, blocks, found), listed, total, _uncounted(found))
+    listed = table(rows, right=range(5, len(head)), ends=(2,), spare=(4, 3))
+    parts = (_heading(name, facts, blocks, found), listed, total, _uncounted(found), times_text(found.times))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -60,6 +68,7 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         "graph": name,
         "kind": facts.kind.value,
         "torch": facts.torch_version,
+        "device": None if found.times is None else found.times.device.name,
         "phases": dict(found.phases),
         "total": asdict(found.total),
         "uncounted_operators": found.uncounted,
@@ -70,7 +79,7 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
     yield json.dumps(head, indent=2).removesuffix("\n}")
     yield ',\n  "nodes": ['
     before = "\n    "
-    for entry in entries(facts, blocks, found.rows):
+    for entry in entries(facts, blocks, found.rows, found.times):
         yield before + json.dumps(
             {
                 "name": entry.name,
@@ -80,6 +89,7 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
                 "phase": entry.phase,
                 "bytes": entry.bytes,
                 "flops": entry.flops,
+                "seconds": entry.seconds,
                 **({"uncounted": entry.uncounted} if entry.uncounted else {}),
             }
         )
@@ -92,6 +102,10 @@ def _uncounted(found: GraphOverview) -> str:
     if found.uncounted is None:
         return UNCOUNTED_UNKNOWN
     return f"uncounted in the forward: {uncounted_text(found.uncounted)}" if found.uncounted else ""
+
+
+def _total_time(seconds: float | None) -> str:
+    return f" in {figure(seconds, 'seconds')}" if seconds else ""
 
 
 def _flops(flops: int, uncounted: bool) -> str:
@@ -116,35 +130,49 @@ def _heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) 
 
 def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
     """Neighbours of the same figures together."""
-    for (sums, outside), each in groupby(found.blocks, key=lambda block: (block[1], block[0] is None)):
-        names = [name for name, _ in each if name is not None]
+    for (_, _, outside), each in groupby(found.blocks, key=lambda block: (*_alike(block[1]), block[0] is None)):
+        names, all_sums = zip(*each, strict=True)
+        sums = all_sums[0]
         if outside:
             yield OUTSIDE_BLOCKS, sums
         else:
             yield folded_names(names) + (f" ×{len(names)}, each" if len(names) > 1 else ""), sums
 
 
+def _alike(sums: Totals) -> tuple[Totals, tuple[str, ...]]:
+    """What two blocks have in common that are shown as one; sums of times differ by their rounding."""
+    return evolve(sums, seconds=None, backward_seconds=None), _seconds(sums)
+
+
 def _modules(found: GraphOverview) -> str:
-    rows: list[tuple[str, ...]] = [("module", "operator", "forward", "bytes", "FLOPs")]
+    timed = found.times is not None
+    rows: list[tuple[str, ...]] = [("module", "operator", "forward", "bytes", "FLOPs", *_TIMES[:timed])]
     before = None
     for module, operator, sums in found.modules:
         shown = "" if module == before else module or "in no module"
         before = module
-        calls, _, size, flops = _totals(sums)
-        rows.append((shown, operator, calls, size, flops))
-    return table(rows, right=range(2, 5), ends=(0,)) if len(rows) > 1 else ""
+        calls, _, size, flops, *seconds = _totals(sums)
+        rows.append((shown, operator, calls, size, flops, *seconds[:1]))
+    return table(rows, right=range(2, len(rows[0])), ends=(0,)) if len(rows) > 1 else ""
 
 
-def _totals(sums: Totals) -> tuple[str, str, str, str]:
+def _seconds(sums: Totals) -> tuple[str, ...]:
+    if sums.seconds is None:
+        return ()
+    return seconds_text(sums.seconds), seconds_text(sums.backward_seconds)
+
+
+def _totals(sums: Totals) -> tuple[str, ...]:
     return (
         f"{sums.forward:,}" if sums.forward else "",
         f"{sums.backward:,}" if sums.backward else "",
         figure(sums.bytes, "bytes") if sums.bytes else "",
         _flops(sums.flops, bool(sums.uncounted_calls)),
+        *_seconds(sums),
     )
 
 
-def _node(facts: Facts, row: int) -> tuple[str, ...]:
+def _node(facts: Facts, row: int, times: NodeTimes | None) -> tuple[str, ...]:
     shape = facts.shapes[row]
     what = shortened("×".join(map(str, shape)), _LONGEST_SHAPE) if shape is not None else ""
     return (
@@ -155,4 +183,5 @@ def _node(facts: Facts, row: int) -> tuple[str, ...]:
         f"{what} {facts.dtypes[row]}".strip(),
         figure(facts.bytes[row], "bytes") if facts.bytes[row] else "",
         _flops(facts.flops[row], bool(facts.uncounted and facts.uncounted[row])),
+        *([] if times is None else [seconds_text(times.seconds[row])]),
     )

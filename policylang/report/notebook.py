@@ -8,21 +8,27 @@ from html import escape
 from policylang.audit.summary.report import Report
 from policylang.language.figures import counted, figure, file_name
 from policylang.planning.plan import Plan
-from policylang.report.report_text import bytes_text, report_text
+from policylang.report.device_times import seconds_text
+from policylang.report.report_text import bytes_text, report_text, timed
 
 _NUMBERS = 'style="text-align: right"'
 
 
 def report_html(report: Report) -> str:
     """The account of every rule as a table, and below it what ``str()`` of the report says beside its rules."""
-    rows = [("line", "rule", "matched", "decided", "saved", "recomputed", "offloaded")]
+    time = timed(report)
+    rows: list[tuple[str, ...]] = [
+        ("line", "rule", "matched", "decided", "saved", "recomputed", *("time",)[:time], "offloaded")
+    ]
     for rule in report.rules:
         flops = figure(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
-        amounts = bytes_text(rule.saved_bytes or None), flops, bytes_text(rule.offloaded_bytes or None)
+        seconds = [seconds_text(rule.recomputed_seconds)] if time else []
+        amounts = bytes_text(rule.saved_bytes or None), flops, *seconds, bytes_text(rule.offloaded_bytes or None)
         rows.append((file_name(rule.source), rule.text, f"{rule.matched:,}", f"{rule.decided:,}", *amounts))
     if report.undecided:
         count, kept = f"{report.undecided:,}", bytes_text(report.undecided_saved_bytes)
-        rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, "", ""))
+        nothing = [""] * (len(rows[0]) - 5)
+        rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, *nothing))
     heading, _, rest = report_text(report).partition("\n")
     below = rest.strip().rpartition("\n\n")[2] if report.rules else rest.strip()
     return _html(heading, rows if report.rules or report.undecided else (), below)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Literal
 
 from attrs import asdict
 
-from policylang.language.figures import figure, joined, listed, shortened, uncounted_text
-from policylang.planning.inspection.compare import Change, Decider, PlanComparison, folded
+from policylang.language.figures import Measured, figure, joined, listed, shortened, uncounted_text
+from policylang.planning.inspection.compare import Change, Decider, Figures, PlanComparison, folded
+from policylang.planning.inspection.time_prices import same_time
+from policylang.report.device_times import device_text
 from policylang.report.expectations import compared_rows, compared_table
 from policylang.report.width import table
 
@@ -22,7 +23,8 @@ def comparison_text(found: PlanComparison) -> str:
     """No line end at the end."""
     parts = [_heading(found)]
     parts += ["\n".join(_change_lines(change)) for change in found.changes]
-    parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + _bound(found) + _uncounted(found))
+    below = (_bound(found), _uncounted(found), f"\n{where}" if (where := device_of(found)) else "")
+    parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + "".join(below))
     parts.append(compared_table(found.old.expectations, found.new.expectations))
     return "\n\n".join(filter(None, parts))
 
@@ -32,7 +34,7 @@ def comparison_markdown(found: PlanComparison) -> str:
     rows = [_HEAD, *_figures(found)]
     lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
     lines += [_markdown_row(row) for row in rows[1:]]
-    for said in filter(None, (_bound(found).strip(), _uncounted(found).strip())):
+    for said in filter(None, (_bound(found).strip(), _uncounted(found).strip(), device_of(found))):
         lines += ["", said]
     if expected := compared_rows(found.old.expectations, found.new.expectations):
         lines += ["", "| expectation | before | after |", "| --- | --- | --- |"]
@@ -95,12 +97,29 @@ def _figures(found: PlanComparison) -> list[tuple[str, ...]]:
     return [
         _figure("saved", old.saved_bytes, new.saved_bytes, "bytes"),
         _figure("recomputed", old.recomputed_flops, new.recomputed_flops, "flops"),
+        *_times(old, new),
         _figure("peak", old.peak_bytes, new.peak_bytes, "bytes"),
     ]
 
 
-def _figure(label: str, old: int, new: int, unit: Literal["bytes", "flops"]) -> tuple[str, ...]:
-    change = "=" if old == new else ("+" if new > old else "-") + figure(abs(new - old), unit)
+def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
+    """Where both have a device; of what is exposed nothing where nothing is."""
+    sides = old.recomputed_seconds, new.recomputed_seconds, old.step_seconds, new.step_seconds
+    if any(each is None for each in sides):
+        return []
+    before, after, step_before, step_after = (each or 0.0 for each in sides)
+    rows = [
+        _figure("recomputed time", before, after, "seconds"),
+        _figure("step time", step_before, step_after, "seconds"),
+    ]
+    if old.exposed_seconds or new.exposed_seconds:
+        rows.append(_figure("exposed", old.exposed_seconds or 0.0, new.exposed_seconds or 0.0, "seconds"))
+    return rows
+
+
+def _figure(label: str, old: float, new: float, unit: Measured) -> tuple[str, ...]:
+    same = same_time(old, new) if unit == "seconds" else old == new
+    change = "=" if same else ("+" if new > old else "-") + figure(abs(new - old), unit)
     return label, figure(old, unit), figure(new, unit), change
 
 
@@ -109,6 +128,16 @@ def _bound(found: PlanComparison) -> str:
     if not open_:
         return ""
     return f"\n{joined(open_)}: without what is left to PyTorch's partitioner"
+
+
+def device_of(found: PlanComparison) -> str:
+    """What the times are of, in a line or one for each side; empty without a device."""
+    if not _times(found.old, found.new):
+        return ""
+    before, after = ((each.device or "", each.priced_by_bytes) for each in (found.old, found.new))
+    if before == after:
+        return device_text(*after)
+    return f"{device_text(*before, 'times before')}\n{device_text(*after, 'times after')}"
 
 
 def _uncounted(found: PlanComparison) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
+from policylang.report.device_times import seconds_text
 from policylang.report.width import table
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
@@ -38,11 +39,14 @@ def _heading(report: Report) -> str:
 def _rule_table(report: Report) -> str:
     if not report.rules and not report.undecided:
         return ""
-    rows = [_HEAD, *(_rule_row(rule) for rule in report.rules)]
+    rows: list[tuple[str, ...]] = [_HEAD, *(_rule_row(rule) for rule in report.rules)]
     if report.undecided:
         kept = bytes_text(report.undecided_saved_bytes)
         count = f"{report.undecided:,}"
         rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, ""))
+    if timed(report):
+        times = ["time", *(seconds_text(rule.recomputed_seconds) for rule in report.rules), ""]
+        rows = [(*row, words) for row, words in zip(rows, times, strict=False)]
     if report.offloaded:
         moved = ["offloaded", *(bytes_text(rule.offloaded_bytes or None) for rule in report.rules), ""]
         rows = [(*row, words) for row, words in zip(rows, moved, strict=False)]
@@ -61,7 +65,7 @@ def _figures(report: Report) -> str:
     if report.saved is not None:
         lines.append(_line("saved", _values(report.saved)))
     if report.recomputed is not None:
-        lines.append(_line("recomputed", _values(report.recomputed) + _share(report)))
+        lines.append(_line("recomputed", _values(report.recomputed) + _share(report) + _time(report)))
     lines += _uncounted(report)
     if report.offloaded:
         lines.append(_line("offloaded", _values(report.offloaded)))
@@ -129,6 +133,20 @@ def _share(report: Report) -> str:
     if not report.recomputed or not report.recomputed.flops or not report.forward_flops:
         return ""
     return f", {report.recomputed.flops / report.forward_flops:.0%} of the forward"
+
+
+def timed(report: Report) -> bool:
+    """Whether there is a time to print of what is recomputed."""
+    return report.recomputed is not None and report.recomputed.seconds is not None
+
+
+def _time(report: Report) -> str:
+    """``, 12.3 ms on h100-sxm, 21% of its time``."""
+    seconds = report.recomputed.seconds if report.recomputed else None
+    if not seconds:
+        return ""
+    share = f", {seconds / report.forward_seconds:.0%} of its time" if report.forward_seconds else ""
+    return f", {figure(seconds, 'seconds')} on {report.device}{share}"
 
 
 def bytes_text(amount: int | None) -> str:

@@ -14,6 +14,7 @@ from textwrap import TextWrapper
 from policylang.language.figures import joined, shortened
 
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
+"""0 where somebody asked for as many as it takes; None where nobody said anything."""
 _NARROWEST = 8
 """Of a cell that is shortened."""
 _READABLE = 18
@@ -27,8 +28,8 @@ _HANGS = re.compile(r"\s*(?:= |[-*] )?")
 
 @contextmanager
 def fitted(columns: int | None) -> Iterator[None]:
-    """Within it, text is at most so many columns wide; any width with None or 0."""
-    token = _COLUMNS.set(max(columns, _LEAST) if columns else None)
+    """Within it, text is at most so many columns wide; any width with None or 0, which is a wish too."""
+    token = _COLUMNS.set(max(columns, _LEAST) if columns else columns)
     try:
         yield
     finally:
@@ -37,7 +38,7 @@ def fitted(columns: int | None) -> Iterator[None]:
 
 def columns(most: int | None = None) -> int | None:
     """How many columns text may have, ``most`` where that is less; None for any number."""
-    found = _COLUMNS.get()
+    found = _COLUMNS.get() or None
     return most if found is None else found if most is None else min(found, most)
 
 
@@ -48,14 +49,17 @@ def table(
     *,
     ends: Collection[int] = (),
     spare: Sequence[int] = (),
+    unless_told: int | None = None,
 ) -> str:
-    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head.
+    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head. ``unless_told`` is how
+    wide it may be where nobody says how wide text may be.
 
     Where the whole is too wide, the columns in ``spare`` are left out one after the other, which is said below, and
     then the widest of those that are aligned to the left are shortened: of those in ``ends`` the end stays.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    most = None if (found := columns()) is None else found - indent
+    found = unless_told if _COLUMNS.get() is None else columns()
+    most = None if found is None else found - indent
     shown, left_out = list(range(len(widths))), list[str]()
     for column in spare:
         if most is None or _wanted(widths, shown, right) <= most:

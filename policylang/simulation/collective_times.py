@@ -1,17 +1,154 @@
-"""The time of a collective: of a ring by bytes, bandwidth and latency, or from a measured table."""
+"""The time of a collective: from a measured table, or of a ring by bytes, bandwidth and latency.
+
+In a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009) each of n ranks sends n - 1 pieces:
+of an all-gather the shards, of a reduce-scatter the nths of what it puts in, of an all-reduce both.
+"""
 
 from __future__ import annotations
 
-from policylang.graph.facts import Facts
-from policylang.language.devices.profile import DeviceProfile
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import define, field
+
+from policylang.graph.facts import Facts, Group, Ref
+from policylang.language.devices.collectives import CollectiveKind, collective_kind
+from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network
+
+_RESULT_FIRST = frozenset(
+    f"c10d.{name}.default"
+    for name in (
+        *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "gather_"),
+        *("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "scatter_"),
+        *("alltoall_", "alltoall_base_"),
+    )
+)
+"""Collectives whose first argument is what they write."""
+_SUFFIXES = ("_out", "_coalesced", "_")
 
 
-def collective_seconds(facts: Facts, row: int, device: DeviceProfile) -> float:
-    """From its start to its end, alone on its network."""
-    group = facts.groups.get(facts.group_names[row])
-    size = 1 if group is None else group.size
-    moved = max(facts.bytes[row], *(facts.bytes[each] for each in facts.inputs[row]), 0)
-    for network in device.networks:
-        if (network.ranks is None or size <= network.ranks) and network.bandwidth is not None:
-            return network.latency + moved * (size - 1) / size / network.bandwidth
-    return 0.0
+@define(eq=False)
+class CollectivePrices:
+    """Prices the collectives of one device; what its tables hold is looked up, not searched."""
+
+    device: DeviceProfile
+    _measured: list[dict[tuple[str | CollectiveKind, int], CollectiveTimes]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._measured = [_index(network) for network in self.device.networks]
+
+    def seconds(self, facts: Facts, row: int) -> float | None:
+        """From its start to its end, alone on its network; None where the profile has no figure for it."""
+        group = facts.groups.get(facts.group_names[row])
+        put = sum(facts.bytes[each] for each in put_in(facts, row))
+        size = _size(facts, row, group, put)
+        if size == 1:
+            return 0.0
+        name = operator_name(facts.targets[row])
+        kind = collective_kind(name)
+        for network, measured in zip(self.device.networks, self._measured, strict=True):
+            if not fits(network, group, size):
+                continue
+            if times := _look_up(measured, name, kind, size):
+                return times.at(put)
+            if network.bandwidth is not None:
+                return network.latency + _sent(kind, put, facts.bytes[row], size) / network.bandwidth
+        return None
+
+
+def collective_seconds(facts: Facts, row: int, device: DeviceProfile) -> float | None:
+    """The time of one collective; :class:`CollectivePrices` is for many."""
+    return CollectivePrices(device).seconds(facts, row)
+
+
+def fits(network: Network, group: Group | None, size: int) -> bool:
+    """Whether a group lies inside the neighbouring ranks that a network joins: by its ranks, else by its size. A group
+    of which neither is known fits where any does."""
+    if network.ranks is None:
+        return True
+    if group is not None and group.ranks:
+        return min(group.ranks) // network.ranks == max(group.ranks) // network.ranks
+    return 0 < size <= network.ranks
+
+
+def described(facts: Facts, row: int) -> str:
+    """For people: ``all-gather among 64 ranks``."""
+    name = operator_name(facts.targets[row])
+    kind = collective_kind(name)
+    put = sum(facts.bytes[each] for each in put_in(facts, row))
+    size = _size(facts, row, facts.groups.get(facts.group_names[row]), put)
+    among = f"{size} ranks" if size else "an unknown number of ranks"
+    return f"{name if kind is None else kind.value} among {among}"
+
+
+def put_in(facts: Facts, row: int) -> tuple[int, ...]:
+    """The rows of the tensors that one rank puts into a collective."""
+    target, arguments = facts.targets[row], facts.arguments[row]
+    at = 1 if target in _RESULT_FIRST else 0
+    found = tuple(_rows(arguments[at])) if len(arguments) > at else ()
+    return found or facts.inputs[row]
+
+
+def written_by(facts: Facts, row: int) -> tuple[int, ...]:
+    """The rows of the tensors that a collective writes in place."""
+    target, arguments = facts.targets[row], facts.arguments[row]
+    at = -1 if target.partition(".")[2].partition(".")[0].endswith("_out") else 0
+    found = tuple(_rows(arguments[at])) if arguments else ()
+    return found or facts.inputs[row]
+
+
+def operator_name(target: str) -> str:
+    """``all_gather_into_tensor`` of ``_c10d_functional.all_gather_into_tensor.default``."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 1 else target
+
+
+def _rows(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Ref):
+        yield argument.row
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from _rows(part)
+
+
+def _size(facts: Facts, row: int, group: Group | None, put: int) -> int:
+    """The ranks of the group: as it is known, else as the bytes tell; 0 where neither says it."""
+    if group is not None and (group.size or group.ranks):
+        return group.size or len(group.ranks)
+    less, more = sorted((put, facts.bytes[row]))
+    return more // less if less and more > less else 0
+
+
+def _sent(kind: CollectiveKind | None, put: int, made: int, size: int) -> float:
+    """Bytes that each rank sends in a ring."""
+    others = (size - 1) / size if size else 1.0
+    if kind is CollectiveKind.ALL_GATHER:
+        return max(put * size, made) * others
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * put * others
+    if kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
+        return put * others
+    if kind in (CollectiveKind.BROADCAST, CollectiveKind.POINT_TO_POINT):
+        return put
+    return max(put, made) * others
+
+
+def _index(network: Network) -> dict[tuple[str | CollectiveKind, int], CollectiveTimes]:
+    found: dict[tuple[str | CollectiveKind, int], CollectiveTimes] = {}
+    for each in network.times:
+        found.setdefault((each.collective, each.ranks), each)
+        if kind := collective_kind(each.collective):
+            found.setdefault((kind, each.ranks), each)
+    return found
+
+
+def _look_up(
+    measured: dict[tuple[str | CollectiveKind, int], CollectiveTimes], name: str, kind: CollectiveKind | None, size: int
+) -> CollectiveTimes | None:
+    """By the operator's own name, by that of the one it is a form of, by its kind."""
+    if not measured:
+        return None
+    names: list[str | CollectiveKind] = [name, *(name.removesuffix(end) for end in _SUFFIXES if name.endswith(end))]
+    if kind is not None:
+        names.append(kind)
+    return next((measured[each, size] for each in names if (each, size) in measured), None)

@@ -75,7 +75,7 @@ class _Case:
     @cached_property
     def selections(self) -> Selections:
         assert self.plan is not None
-        return selections_for(self.plan.policy, self.plan.facts)
+        return selections_for(self.plan.policy, self.plan.facts, times=self.plan.times)
 
     def compare(self, found: Sequence[Diagnostic]) -> Iterable[Diagnostic]:
         """All that is not as it is claimed. Of a policy or graph that cannot be read, only why not."""

@@ -180,8 +180,10 @@ class Tuner:
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
         """The choice for one budget."""
         chosen = self._picked(budget)
-        if chosen is None:
-            return Infeasible(budget, self.besides, self.smallest(budget))
+        if chosen is None:  # what was composed for a candidate may be more than it comes to
+            chosen = self.smallest(budget)
+            if budget.figure == "recompute time" or self.memory(chosen, budget) > budget.limit:
+                return Infeasible(budget, self.besides, chosen)
         memory = self.memory(chosen, budget)
         less = self._at(budget, 0.92 * memory)
         more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None

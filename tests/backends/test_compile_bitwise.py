@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 import policylang
 from policylang.backends.torch_compile.backend import PolicyBackend
 from tests.support.compiled import assert_bitwise_equal, train
-from tests.support.models import ZOO, dropout, llama
+from tests.support.models import ZOO, Example, dropout, llama, mlp
 
 SAVE_PRODUCTS = "optional recompute everything; optional save matmul or attention or aten.convolution"
 SAVE_ALL = "save everything"
@@ -59,10 +60,11 @@ def test_dropout_is_recomputed_with_the_mask_of_the_forward() -> None:
     assert_bitwise_equal(with_policy, without)
 
 
-def test_a_whole_training_step_of_inductor() -> None:
+@pytest.mark.parametrize("model", [mlp, pytest.param(partial(llama, layers=1), marks=pytest.mark.slow, id="llama")])
+def test_a_whole_training_step_of_inductor(model: Callable[[], Example]) -> None:
     """Inductor fuses a recomputed operator into other kernels than a saved one, and may round otherwise there; for the
-    float32 kernels of this model it does not."""
+    float32 kernels of these models it does not."""
     backend = policylang.backend(policylang.parse(SAVE_PRODUCTS))
-    without = train(llama(layers=1), torch.compile)
-    assert_bitwise_equal(train(llama(layers=1), under(backend)), without)
+    without = train(model(), torch.compile)
+    assert_bitwise_equal(train(model(), under(backend)), without)
     assert policylang.report(backend).audit.agrees

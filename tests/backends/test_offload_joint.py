@@ -105,8 +105,9 @@ def test_the_rest_of_the_zoo(name: str, text: str) -> None:
     assert link.out == link.back == 2 * len(policylang.report(backend).offloaded)
 
 
-@pytest.mark.parametrize("text", [SAVE + "offload mm", pytest.param("offload mm", marks=pytest.mark.slow)])
-def test_through_inductor(text: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [SAVE + "offload mm", "offload mm"])
+def test_a_llama_through_inductor(text: str) -> None:
     saving = backend_for(text.replace("offload", "save"))  # Inductor fuses, and rounds, by what is saved
     without = train(models.llama(layers=1), lambda model: torch.compile(model, backend=saving))
     backend, link = backend_for(text), Late(3)

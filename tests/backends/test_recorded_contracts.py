@@ -11,9 +11,8 @@ from torch import fx
 import policylang
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner
-from policylang.graph.reading.collect import collect
 from tests.planning.test_recorded_graphs import gather_lines
-from tests.support.shared_graphs import JOINT, shared_graph
+from tests.support.shared_graphs import JOINT, shared_facts, shared_graph
 
 GATHERS = 290
 """All-gathers that start at a parameter; no two of them on one line."""
@@ -49,7 +48,7 @@ def partitioned(name: str, *, checkpointed: bool) -> Partition:
 @cache
 def lines() -> frozenset[str]:
     """The nodes on the lines through the gathers of parameters, waits and pieces of splits among them."""
-    facts = collect(shared_graph(JOINT))
+    facts = shared_facts(JOINT)
     owners = gather_lines()
     return frozenset(facts.names[row] for row in facts.forward if facts.names[facts.owners[row]] in owners)
 
@@ -59,7 +58,7 @@ def saved_of_lines(made: Partition) -> list[str]:
     return [facts.targets[facts.index[name]] for name in made.audit.saved if name in lines()]
 
 
-@pytest.mark.parametrize("checkpointed", [True, False])
+@pytest.mark.parametrize("checkpointed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_always_every_line_is_tagged_and_no_gathered_value_is_saved(checkpointed: bool) -> None:
     made = partitioned("fsdp_reshard_always", checkpointed=checkpointed)
     assert made.audit.agrees

@@ -30,7 +30,7 @@ def gathers(half: fx.GraphModule) -> int:
     return sum("all_gather_into_tensor" in str(node.target) for node in half.graph.nodes)
 
 
-@pytest.mark.parametrize("tagged", [False, True])
+@pytest.mark.parametrize("tagged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_is_saved_is_what_was_planned_to_the_byte(tagged: bool) -> None:
     """With the tags of the model's own checkpoint, equal views of one value differ in their tags: merging them saved 64
     hidden states that the backward had no use for."""

@@ -10,10 +10,9 @@ import pytest
 import policylang as package
 from policylang.graph.facts import GraphKind
 from policylang.graph.files.snapshot import write
-from policylang.graph.reading.collect import collect
 from tests.support.flat_graphs import flat_graph
 from tests.support.models import llama
-from tests.support.shared_graphs import JOINT, shared_graph
+from tests.support.shared_graphs import JOINT, shared_facts
 from tests.support.textgraph import facts_of
 
 GRAPH = """
@@ -191,7 +190,7 @@ def test_expectations_that_hold_are_shown(policylang, folder):
 
 def test_no_torch_is_needed_for_a_large_graph(process, tmp_path):
     path = str(tmp_path / "llama.graph")
-    write(collect(shared_graph(JOINT)), path)
+    write(shared_facts(JOINT), path)
     script = (
         "import sys; from policylang.commands.cli import main; "
         "code = main(['check', 'torchtitan_full', '--graph', sys.argv[1]]); "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.api import format
+from policylang.language import files
 
 MESSY = "save   mm;save bmm # both\n"
 CLEAN = "save mm\nsave bmm  # both\n"
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(policylang, messy, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(format.os, "replace", full)
+    monkeypatch.setattr(files.os, "replace", full)
     outcome = policylang("fmt", str(messy))
     assert outcome.code == 2
     assert "cannot be written: no space left on device" in outcome.err

@@ -84,8 +84,8 @@ def test_json_is_one_document(policylang, graph, policy):
 def test_what_is_alive_at_the_peak_by_line(policylang, graph, policy):
     outcome = policylang("plan", policy(), "--graph", graph)
     assert "alive at the peak, 5 GiB: at g1, step 6 of 8, in the backward" in outcome.out
-    assert re.search(r"1 GiB +20% +a1 +aten.mm.default +layers.1 +saved +mine.apl:3 +forward, 3 +", outcome.out)
-    assert re.search(r"1 GiB +20% +w +parameter +before the step +after the step", outcome.out)
+    assert re.search(r"1 GiB +20% +a1 +aten.mm.default +layers.1 +saved +mine.apl:3 +3–6", outcome.out)
+    assert re.search(r"1 GiB +20% +w +parameter +start–end", outcome.out)
     assert re.search(r"2 GiB +40% +2 +saved +mine.apl:3 +save mm in block", outcome.out)
 
     document = json.loads(policylang("plan", policy(), "--graph", graph, "--output-format", "json").out)

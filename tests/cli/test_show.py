@@ -81,6 +81,7 @@ def test_json_has_an_entry_a_node(policylang, graph):
         "phase": "forward",
         "bytes": 1024,
         "flops": 1000,
+        "seconds": None,
     }
     assert (nodes["p"]["module"], nodes["p"]["block"]) == ("model.layers.0", "model.layers.0"), "its operator's"
     assert (nodes["x"]["operator"], nodes["x"]["block"], nodes["x"]["phase"]) == ("placeholder", None, "input")

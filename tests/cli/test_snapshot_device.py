@@ -108,6 +108,7 @@ def test_a_snapshot_of_other_kernels_is_said_to_be_one(policylang):
     ("arguments", "code", "said"),
     [
         (("on_cpu", "--device", "tpu"), 2, "no step can be traced as on `tpu`"),
+        (("on_cpu", "--device", "h100-sxm"), 2, "given to what shows times, as `policylang plan --device` does"),
         (("on_cpu", "--device", "cuda", "--compute-capability", "9"), 2, "`9` is no compute capability"),
         (("on_cpu", "--device", "cpu", "--compute-capability", "9.0"), 2, "belongs to a GPU"),
         (("compiled", "--device", "cuda"), 1, "error[APL614]: the graph was traced on `cpu`"),

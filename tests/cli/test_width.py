@@ -57,6 +57,36 @@ def test_no_line_is_longer(policylang, folder, name, width):
     assert policylang(*COMMANDS[name]).out == full.out, "in a pipe there is room for all"
 
 
+@pytest.fixture
+def long_names(folder):
+    """Names, modules and operators as long as those of real models."""
+    deep = "model.language_model.model.layers.0.self_attn.attention_interface"
+    text = GRAPH.replace("layers.0", deep).replace(
+        "aten.sin.default", "aten._scaled_dot_product_flash_attention.default"
+    )
+    for name in ("a0", "b0", "a1", "b1"):
+        text = text.replace(f"%{name}", f"%{name}_scaled_dot_product_flash_attention_for_a_device")
+    write(facts_of(text), "long.graph")
+    (folder / "all.apl").write_text("blocks layers.*\nsave everything in block\n")
+    return "plan", "all.apl", "--graph", "long.graph"
+
+
+def test_what_is_alive_at_the_peak_fits_a_page_in_a_pipe(policylang, long_names):
+    def tables(*width):
+        out = policylang(*long_names, *width).out
+        return out[out.index("alive at the peak") :].split("\n\n")[1:4:2]
+
+    by_value, by_line = tables()
+    assert max(map(len, (*by_value.splitlines(), *by_line.splitlines()))) <= 120
+    assert "…" in by_value
+    assert re.search(r" \d–end\n", by_value), "the steps stay"
+    whole, _ = tables("--width", "0")
+    assert "…" not in whole
+    assert max(map(len, whole.splitlines())) > 120
+    assert max(map(len, tables("--width", "80")[0].splitlines())) <= 80
+    assert tables("--width", "250")[0] == whole, "who says how wide it may be is believed"
+
+
 def test_machine_forms_do_not_care(policylang, folder):
     for form in ("json", "concise", "sarif", "github"):
         full, narrow = (policylang(*COMMANDS["check"], "--output-format", form, "--width", w).out for w in ("0", "20"))
@@ -75,7 +105,7 @@ def test_a_terminal_has_its_own_width(monkeypatch):
     assert text_width(None) is None, "no terminal here"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "71")
-    assert (text_width(None), text_width(0), text_width(90)) == (71, None, 90)
+    assert (text_width(None), text_width(0), text_width(90)) == (71, 0, 90)
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")

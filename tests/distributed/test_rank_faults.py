@@ -199,6 +199,17 @@ ALONE_ROWS = [
 # fmt: on
 
 VARIANTS = {
+    "two rules are swapped",
+    "one layer more",
+    "two models in another order",
+    "bfloat16 and float16",
+    "the same backend again after an error",
+    "a second backend for the same code",
+    "of which is heard at the next",
+    "a checkpoint that keeps what is gathered",
+    "a tensor-parallel checkpoint",
+    "gathers moved by a pass",
+    "another flat graph",
     "what is undecided",
     "a value is offloaded",
     "another text that comes to the same",

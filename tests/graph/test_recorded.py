@@ -16,8 +16,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, InputKind
 from policylang.graph.files import snapshot
 from policylang.graph.files.json_import import recorded_facts
-from policylang.graph.reading.collect import collect
-from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_graph
+from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_facts
 
 TENSOR = {"shape": [4, 4], "stride": [4, 1], "dtype": "float32"}
 SMALL: dict[str, Any] = {
@@ -50,7 +49,7 @@ def imported(content: Any, folder: Path) -> Facts:
 
 @pytest.mark.parametrize("name", [ONE_DEVICE, JOINT])
 def test_the_facts_are_those_of_the_graph(name: str) -> None:
-    facts, live = of_file(name), collect(shared_graph(name))
+    facts, live = of_file(name), shared_facts(name)
     for each in attrs.fields(Facts):
         if each.name in ("groups", "meshes"):  # which the live graph does not have here
             continue

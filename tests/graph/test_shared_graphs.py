@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 
 import pytest
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, GraphKind, Group, InputKind, Phase
-from policylang.graph.reading.collect import collect
-from tests.support.shared_graphs import BACKWARD, JOINT, NAMES, ONE_DEVICE, process_groups, shared_graph
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase
+from tests.support.shared_graphs import BACKWARD, JOINT, NAMES, ONE_DEVICE, shared_facts, shared_graph
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 
 
-@cache
 def facts_of_recording(name: str) -> Facts:
-    groups = {group: Group(group, ranks, len(ranks)) for group, ranks in process_groups(name).items()}
-    return collect(shared_graph(name), groups=groups)
+    return shared_facts(name, True)
 
 
 def rows_of(facts: Facts, target: str) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from policylang.planning.planner import plan
 from tests.support.flat_graphs import flat_graph
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
-from tests.support.shared_graphs import JOINT, NAMES, shared_graph
+from tests.support.shared_graphs import BACKWARD, JOINT, ONE_DEVICE, shared_facts
 from tests.support.textgraph import facts_of
 
 POLICIES = tuple(path.stem for path in sorted((Path(__file__).parents[2] / "policies").glob("*.apl")))
@@ -143,14 +142,11 @@ def test_names_of_every_form(names: tuple[str, ...]) -> None:
     assert tuple(snapshot.parse(snapshot.dump(facts)).names) == names
 
 
-@cache
-def recorded(name: str) -> Facts:
-    return collect(shared_graph(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [JOINT, *(pytest.param(name, marks=pytest.mark.slow) for name in (ONE_DEVICE, BACKWARD))]
+)
 def test_a_recorded_graph_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
-    facts = recorded(name)
+    facts = shared_facts(name)
     path = tmp_path / "recorded.graph"
     snapshot.write(facts, path)
     read = snapshot.load(path)
@@ -359,4 +355,4 @@ def test_any_bytes_packed(body: bytes) -> None:
 
 
 def test_the_large_graph_is_far_below_a_megabyte() -> None:
-    assert len(snapshot.dump(recorded(JOINT))) < 64 << 10
+    assert len(snapshot.dump(shared_facts(JOINT))) < 64 << 10

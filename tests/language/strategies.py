@@ -49,17 +49,25 @@ signs = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
 numbers = st.integers(1, 40)
 scopes = st.none() | st.sampled_from(Scope)
 
+seconds = st.floats(1e-12, 1e9) | st.integers(0, 10**15).map(lambda picoseconds: picoseconds / 1e12)
 quantities = st.one_of(
     st.builds(
         Quantity, st.integers(0, 2**50).map(float) | st.sampled_from([6.4 * 2**30, 0.5, 1e15 + 3]), st.just("bytes")
     ),
     st.builds(Quantity, st.floats(0.001, 1e18), st.just("flops")),
+    st.builds(Quantity, seconds, st.just("seconds")),
 )
 _counts = st.builds(Quantity, st.integers(0, 10**12).map(float) | st.floats(0.001, 1e9), st.just("number"))
 
 tests = st.one_of(
     st.builds(
         lambda op, value: Compare("bytes", op, Quantity(value, "bytes")), signs, st.integers(0, 2**50).map(float)
+    ),
+    st.builds(
+        lambda what, op, value: Compare(what, op, Quantity(value, "seconds")),
+        st.sampled_from(["time", "time_per_gib"]),
+        signs,
+        seconds,
     ),
     st.builds(lambda op, value: Compare("flops", op, Quantity(value, "flops")), signs, st.floats(0.001, 1e18)),
     st.builds(Compare, st.sampled_from(["numel", "ndim", "users", "inputs", "group_size"]), signs, _counts),
@@ -136,9 +144,17 @@ expectations = st.one_of(
     ),
     st.builds(
         lambda figure, op, percent: ExpectTotal(figure, op, Quantity(percent * 0.01, "fraction")),
-        st.sampled_from(["saved", "recomputed", "recomputed flops", "recomputed operators"]),
+        st.sampled_from(
+            ["saved", "recomputed", "recomputed flops", "recomputed operators", "recomputed time", "exposed"]
+        ),
         signs,
         st.integers(0, 100) | st.floats(0.001, 100),
+    ),
+    st.builds(
+        lambda figure, op, value: ExpectTotal(figure, op, Quantity(value, "seconds")),
+        st.sampled_from(["recomputed time", "exposed", "step time"]),
+        signs,
+        seconds,
     ),
     st.builds(ExpectCount, st.sampled_from(["exactly", "at least", "at most"]), st.integers(0, 99), selectors, scopes),
     st.builds(

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from policylang.language.formatting.unparse import format_expectation, format_selector, nth
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Expectation, Quantity, Selector
-from policylang.language.units import UNITS, write
+from policylang.language.units import UNITS, read, write
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, SELECTORS
 from tests.language.told import policy, selector
 
+_PROPERTIES = {"seconds": "time"}
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
@@ -34,7 +35,7 @@ def test_an_expectation_reads_back(tree: Expectation) -> None:
 @given(strategies.quantities)
 @settings(max_examples=300, deadline=None)
 def test_a_figure_reads_back_exactly(quantity: Quantity) -> None:
-    property_ = "bytes" if quantity.dimension == "bytes" else "flops"
+    property_ = _PROPERTIES.get(quantity.dimension, quantity.dimension)
     text = write(quantity.value, quantity.dimension)
     where = selector(f"mm where {property_} > {text}")
     assert where.predicate.value == quantity  # type: ignore[union-attr]
@@ -63,6 +64,10 @@ def test_the_forms_of_the_language_are_canonical_when_formatted_twice(text: str)
         ("mm in first 1 blocks", "mm in first block"),
         ('mm in "layers.*"', "mm in layers.*"),
         ("mm where dtype == half", "mm where dtype == float16"),
+        ("mm where time > 0.4ms", "mm where time > 400 us"),
+        ("mm where time > 400 µs", "mm where time > 400 us"),
+        ("mm where time_per_gib > 1500 \N{GREEK SMALL LETTER MU}s", "mm where time_per_gib > 1.5 ms"),
+        ("mm where time > 0", "mm where time > 0 s"),
     ],
 )
 def test_parentheses_are_as_few_as_it_takes(text: str, canonical: str) -> None:
@@ -121,10 +126,11 @@ def test_ordinals(number: int, text: str) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_is_read(unit: str) -> None:
-    scale, dimension = UNITS[unit]
+    amount, dimension = read("3", unit)
     if dimension == "fraction":
         limit = policy("expect recomputed flops <= 20%").expectations[0].limit  # type: ignore[union-attr]
         assert limit == Quantity(0.2, "fraction")
         return
-    found = selector(f"mm where {dimension} > 3 {unit}")
-    assert found.predicate.value == Quantity(3 * scale, dimension)  # type: ignore[union-attr]
+    found = selector(f"mm where {_PROPERTIES.get(dimension, dimension)} > 3 {unit}")
+    assert found.predicate.value == Quantity(amount, dimension)
+    assert selector(f"mm where {_PROPERTIES.get(dimension, dimension)} > 3{unit}") == found  # type: ignore[union-attr]

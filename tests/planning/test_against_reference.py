@@ -14,8 +14,10 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import Selections
+from policylang.simulation.node_times import NodeTimes, node_times
 from tests.planning.reference import Reference
-from tests.planning.strategies import PROPERTIES, cut_sizes, graphs, policies, predicates, selectors
+from tests.planning.strategies import PROPERTIES, QUICK, cut_sizes, graphs, policies, predicates, selectors
+from tests.support.drawn import examples
 from tests.support.trees import policy_of, span
 
 
@@ -23,11 +25,11 @@ def the_planner(replays_random: bool) -> Capabilities:
     return Capabilities("the test", replays_random=replays_random, undecided_auto=True)
 
 
-def one_selector(facts: Facts, selector) -> list[int]:
-    return Selections(facts, {}, blocks_of(facts), Chains(facts)).rows(selector)
+def one_selector(facts: Facts, selector, times: NodeTimes | None = None) -> list[int]:
+    return Selections(facts, {}, blocks_of(facts), Chains(facts), times).rows(selector)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(graphs(), selectors(()))
 def test_a_selector_denotes_what_its_sentence_says(facts, selector):
     assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
@@ -36,8 +38,10 @@ def test_a_selector_denotes_what_its_sentence_says(facts, selector):
 @settings(max_examples=100, deadline=None)
 @given(graphs(), predicates)
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
+    times = node_times(facts, QUICK)
     selector = Where(Everything(span("everything")), predicate, span("everything where …"))
-    assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
+    reference = Reference(policy_of(), facts, list(times.seconds))
+    assert one_selector(facts, selector, times) == sorted(reference.nodes(selector))
 
 
 @settings(max_examples=100, deadline=None)
@@ -49,7 +53,7 @@ def test_every_property_of_a_node_is_what_its_name_says(facts):
         assert (name, one_selector(facts, selector)) == (name, sorted(reference.nodes(selector)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(graphs(), cut_sizes)
 def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     reference = Reference(policy_of(), facts)
@@ -59,11 +63,12 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     assert one_selector(facts, selector) == sorted(reference.nodes(selector))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(graphs(), policies(), st.booleans())
 def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
-    made = plan(policy, facts, the_planner(replays_random))
-    reference = Reference(policy, facts)
+    times = list(node_times(facts, QUICK).seconds)
+    made = plan(policy, facts, the_planner(replays_random), device=QUICK)
+    reference = Reference(policy, facts, times)
     expected = reference.decisions(replays_random)
     assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(made.decisions) if d is not None} == expected
     for rule, outcome in zip(policy.rules, made.rules, strict=True):
@@ -74,7 +79,7 @@ def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays
     assert bool(reference.refused(expected, replays_random)) == any(d.code == "APL304" for d in made.diagnostics)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 150), deadline=None)
 @given(graphs(), policies())
 def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     made = plan(policy, facts, the_planner(True))
@@ -90,15 +95,15 @@ def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     assert certain - open_rows - recomputed <= kept <= (certain | possible) - open_rows - recomputed
     assert set(outcome.contingent) == {row for row in possible - open_rows if row in decided} - kept
     making = [row for row in reference.forward if facts.owners[row] == row and not facts.flags[row] & Flag.VIEW]
-    assert outcome.forward_bytes == sum(facts.bytes[row] for row in making)
+    assert outcome.forward.bytes == sum(facts.bytes[row] for row in making)
     computing = {row for row in making if not facts.flags[row] & Flag.SYMBOLIC}
-    assert outcome.forward_operators == len(computing)
+    assert outcome.forward.operators == len(computing)
     assert outcome.recomputed_operators == len(recomputed & computing)
     in_blocks = [len([row for row in computing if reference.block[row] == n]) for n in range(reference.block_count)]
-    assert list(outcome.forward_operators_by_block) == in_blocks
+    assert list(outcome.forward.operators_by_block) == in_blocks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(graphs(), policies())
 def test_every_match_is_accounted_for(facts: Facts, policy: Policy):
     """Decided, taken over by another rule, kept by the user, or a size that no rule decides."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from operator import getitem
+from typing import Any
 
 import pytest
 import torch
@@ -33,8 +34,18 @@ WRITES_A_BUFFER = {"counter"}
 NO_BLOCKS = {"counter", "aliased_output"}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("model", ZOO)
+def pairs() -> list[Any]:
+    """Each model under two policies; every policy on Llama, GPT-2 and the models that need no transformers."""
+    variants = {"qwen3", "mixtral", "bart", "flex"}
+    quick = ("save", "blocks")
+    return [
+        pytest.param(model, policy, marks=pytest.mark.slow if model in variants and policy not in quick else ())
+        for model in ZOO
+        for policy in POLICIES
+    ]
+
+
+@pytest.mark.parametrize(("model", "policy"), pairs())
 def test_models_of_the_suite(model: str, policy: str) -> None:
     if model in WRITES_A_BUFFER and "-> recompute" in POLICIES[policy]:
         return

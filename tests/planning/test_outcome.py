@@ -40,7 +40,7 @@ def test_recomputation_goes_back_to_the_graph_inputs():
     assert names(facts, outcome.saved) == []
     assert names(facts, outcome.recomputed) == ["mm", "view", "sin"]
     assert names(facts, outcome.inputs) == ["x", "w"]
-    assert (outcome.saved_bytes, outcome.recomputed_flops, outcome.forward_flops) == (0, 300, 400)
+    assert (outcome.saved_bytes, outcome.recomputed_flops, outcome.forward.flops) == (0, 300, 400)
     assert outcome.recomputed_flops_by_block == (300, 0)
 
 

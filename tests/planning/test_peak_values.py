@@ -25,7 +25,7 @@ from tests.planning.test_schedule import decided, fates, numbers
 from tests.support.lines import ABLE, Line, mesh_of
 from tests.support.random_flat import random_flat
 from tests.support.shared_graphs import JOINT as RECORDED
-from tests.support.shared_graphs import shared_graph
+from tests.support.shared_graphs import shared_facts
 from tests.support.textgraph import CHAIN, facts_of
 
 few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -184,6 +184,6 @@ def test_what_an_edit_made_is_among_them_and_what_it_took_is_not() -> None:
 
 @pytest.mark.slow
 def test_a_recorded_graph() -> None:
-    _, values = found_on(collect(shared_graph(RECORDED)), "include <llama3_sac>")
+    _, values = found_on(shared_facts(RECORDED), "include <llama3_sac>")
     assert len(values.values) == 20
     assert values.rest > 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from policylang.graph.facts import uncounted_operators
-from policylang.graph.reading.collect import collect
-from tests.support.shared_graphs import ONE_DEVICE, shared_graph
+from tests.support.shared_graphs import ONE_DEVICE, shared_facts
 
 TOKENS, LENGTH, HIDDEN, LAYERS = 32 * 8192, 8192, 4096, 32
 KEYS, FEED_FORWARD, VOCABULARY = 1024, 14336, 128256
 
 
 def test_a_forward_is_its_products_and_its_attention() -> None:
-    facts = collect(shared_graph(ONE_DEVICE))
+    facts = shared_facts(ONE_DEVICE)
     flops = {name: sum(facts.flops[row] for row in rows) for name, rows in facts.by_target.items()}
     weights = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * FEED_FORWARD) + HIDDEN * VOCABULARY
     products = 2 * TOKENS * weights

@@ -68,8 +68,14 @@ def graph(name: str) -> tuple[Facts, Products]:
     return GRAPHS[name]()
 
 
+VARIANTS = {"Hugging Face's qwen3", "TorchTitan's deepseek_v3", "TorchTitan's qwen3"}
+"""Products of the forms that others have as well."""
+
+
 @pytest.mark.parametrize("policy", EVERY_2ND)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in GRAPHS]
+)
 def test_every_2nd_product_of_a_block(name: str, policy: str) -> None:
     facts, products = graph(name)
     plan = make_plan(policylang.load(policy), facts, FLAT if name.startswith("TorchTitan") else JOINT)

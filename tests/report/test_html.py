@@ -8,6 +8,7 @@ import re
 import pytest
 
 from policylang.graph.facts import GraphKind
+from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
@@ -57,8 +58,19 @@ def parsed(policy: str) -> Policy:
     return loaded.policy
 
 
-def page(layers: int = 4, policy: str = POLICY, name: str = "a.graph", path: Capabilities = JOINT) -> str:
-    made = plan(parsed(policy), facts_of(graph(layers), GraphKind.FLAT if path is FLAT else None), path)
+SLOW = DeviceProfile("slow", compute={"float16": Rate.constant(1e6)}, bandwidth=Rate.constant(1e6))
+"""A product takes a millisecond."""
+
+
+def page(
+    layers: int = 4,
+    policy: str = POLICY,
+    name: str = "a.graph",
+    path: Capabilities = JOINT,
+    device: DeviceProfile | None = None,
+) -> str:
+    facts = facts_of(graph(layers), GraphKind.FLAT if path is FLAT else None)
+    made = plan(parsed(policy), facts, path, device=device)
     return plan_page(breakdown(made), worth_of_rules(made, path), name)
 
 
@@ -222,10 +234,11 @@ def test_the_charts_can_be_read_at_any_width(width: int, tmp_path):
 @in_browser
 def test_the_page_in_a_browser(tmp_path):
     path = tmp_path / "plan.html"
-    path.write_text(page(), encoding="utf-8")
+    path.write_text(page(device=SLOW), encoding="utf-8")
     with browser() as it:
         it.open(path)
         assert it.errors() == []
+        assert it.texts("#head span")[3:] == ["bytes", "FLOPs", "time"]
         assert it.run("return document.title").endswith(" on a.graph")
         assert it.texts("h1") == it.run("return [document.title]")
         assert len(it.texts("#memory path")) == 4  # an area and an edge each
@@ -239,6 +252,12 @@ def test_the_page_in_a_browser(tmp_path):
         # a node → its rules
         it.click('.value[data-name="down2"]')
         assert it.texts("#detail h3") == ["down2"]
+        assert it.texts("#detail p")[0].endswith("1 KFLOP · 1 ms on slow · in layers.2.mlp.down")
+        title = "return document.querySelector('.value[data-name=\"down2\"]').title"
+        assert it.run(title).endswith("; one run takes 1 ms on slow")
+        assert it.texts('.value[data-name="down2"] .number') == ["100 B", "1 KFLOP", "1 ms"]
+        notes = it.run("return [...document.querySelectorAll('.note')].map((each) => each.title).join()")
+        assert re.search(r"[+−]\d\S* KFLOP recomputed in [+−]\d\S* ms, ", notes)
         assert it.texts("#detail li span") == ["overridden by line 5", "overridden by line 5", "decides"]
         assert len(it.texts(".rule.deciding .line")) == 1
         assert it.run("return document.querySelector('.rule.deciding .line').textContent").startswith(

@@ -17,6 +17,9 @@ from torch._functorch._aot_autograd import descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from policylang.graph.facts import Facts, Group
+from policylang.graph.reading.collect import collect
+
 FOLDER = Path(__file__).parent.parent / "data"
 ONE_DEVICE = "llama3_8b_one_device_joint"
 JOINT = "llama3_8b_dp16_tp8_joint"
@@ -28,19 +31,19 @@ _DESCRIPTORS = {name: getattr(descriptors, name) for name in dir(descriptors) if
 _library: torch.library.Library | None = None
 
 
-def recorded(name: str) -> dict[str, Any]:
-    """One recording as it stands in its file."""
-    with gzip.open(FOLDER / f"{name}.json.gz", "rt") as file:
+def recorded(name: str | Path) -> dict[str, Any]:
+    """One recording as it stands in its file, by its name here or by its path."""
+    with gzip.open(name if isinstance(name, Path) else FOLDER / f"{name}.json.gz", "rt") as file:
         found: dict[str, Any] = json.load(file)
     return found
 
 
-def process_groups(name: str) -> dict[str, tuple[int, ...]]:
+def process_groups(name: str | Path) -> dict[str, tuple[int, ...]]:
     """The ranks of each process group that a recording names."""
     return {group: tuple(ranks) for group, ranks in recorded(name)["groups"].items()}
 
 
-def shared_graph(name: str) -> fx.GraphModule:
+def shared_graph(name: str | Path) -> fx.GraphModule:
     """A recording rebuilt, anew for every call."""
     _define_operators()
     recording = recorded(name)
@@ -61,6 +64,13 @@ def shared_graph(name: str) -> fx.GraphModule:
             _annotate(node, record["meta"], modules)
     _describe_outputs(graph, has_forward=str(record["meta"].get("desc")).startswith("[PlainAOTOutput"))
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@cache
+def shared_facts(name: str, with_groups: bool = False) -> Facts:
+    """The facts of a recording as it is rebuilt; ``with_groups`` those of its process groups too. Tests share them."""
+    groups = {group: Group(group, ranks, len(ranks)) for group, ranks in process_groups(name).items()}
+    return collect(shared_graph(name), groups=groups) if with_groups else collect(shared_graph(name))
 
 
 def _annotate(node: fx.Node, meta: dict[str, Any], modules: dict[str, dict[str, tuple[str, type]]]) -> None:

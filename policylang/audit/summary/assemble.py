@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import fsum
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -58,29 +59,44 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
     facts = plan.facts
     owned = [row for row in facts.forward if facts.owners[row] == row]
     amounts = _amounts_by_rule(plan, audit) if audit else {}
-    again = audit.recomputed if audit else ()
+    again = [facts.index[name] for name in audit.recomputed] if audit else []
+    seconds = None if plan.shown_times is None else plan.shown_times.seconds
+    by_rule = _seconds_by_rule(plan, again) if audit else {}
     return Report(
         policy=plan.policy.name,
         forward_nodes=len(owned),
         blocks=len(plan.block_names),
         decisions=_decisions(plan),
-        rules=tuple(_rule(outcome, amounts, index) for index, outcome in enumerate(plan.rules)),
+        rules=tuple(_rule(outcome, amounts, by_rule, index) for index, outcome in enumerate(plan.rules)),
         undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
-        recomputed=ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops) if audit else None,
+        recomputed=_recomputed(audit, None if seconds is None else fsum(seconds[row] for row in again)),
         offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
-        notes=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),
+        notes=(*(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE), *_no_times(plan)),
         audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,
         digest=plan.digest,
         uncounted=uncounted_operators(facts, facts.forward) or {},
-        uncounted_recomputed=uncounted_operators(facts, map(facts.index.__getitem__, again)) or {},
+        uncounted_recomputed=uncounted_operators(facts, again) or {},
+        device=None if plan.shown_times is None else plan.shown_times.device.name,
+        forward_seconds=None if seconds is None else fsum(seconds[row] for row in facts.forward),
     )
+
+
+def _no_times(plan: Plan) -> tuple[str, ...]:
+    """Why a policy that names a device has none."""
+    return () if plan.untold is None else (f"no times: {_sentence(plan.untold)}",)
+
+
+def _recomputed(audit: Audit | None, seconds: float | None) -> ValuesReport | None:
+    if audit is None:
+        return None
+    return ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops, seconds)
 
 
 def _decisions(plan: Plan) -> dict[str, DecisionReport]:
@@ -131,7 +147,21 @@ def _summed(plan: Plan, costs: Iterable[tuple[int, int]]) -> Counter[int]:
     return amounts
 
 
-def _rule(outcome: RuleOutcome, amounts: Mapping[str, Counter[int]], index: int) -> RuleReport:
+def _seconds_by_rule(plan: Plan, recomputed: Iterable[int]) -> dict[int, float]:
+    """What the rows that each rule recomputes take; empty without a device."""
+    if plan.shown_times is None:
+        return {}
+    found = dict.fromkeys(range(len(plan.rules)), 0.0)
+    for row in recomputed:
+        planned = plan.decisions[row]
+        if planned is not None and planned.rule is not None:
+            found[planned.rule] += plan.shown_times.seconds[row]
+    return found
+
+
+def _rule(
+    outcome: RuleOutcome, amounts: Mapping[str, Counter[int]], seconds: Mapping[int, float], index: int
+) -> RuleReport:
     return RuleReport(
         source=outcome.rule.source,
         text=outcome.rule.text,
@@ -139,6 +169,7 @@ def _rule(outcome: RuleOutcome, amounts: Mapping[str, Counter[int]], index: int)
         decided=len(outcome.decided),
         overridden=sum(outcome.overridden_by.values()),
         kept_by_user=outcome.kept_by_user,
+        recomputed_seconds=seconds.get(index),
         **{name: by_rule[index] for name, by_rule in amounts.items()},
     )
 

@@ -45,6 +45,8 @@ def combined(reports: Iterable[Report]) -> Report:
         undecided_fate=graphs[0].undecided_fate,
         undecided_saved_bytes=_sum(each("undecided_saved_bytes")),
         audit=_joined(each("audit"), names),
+        device=", ".join(dict.fromkeys(filter(None, each("device")))) or None,
+        forward_seconds=_sum(each("forward_seconds")),
         from_cache=all(each("from_cache")),
         graphs=graphs,
         **together,
@@ -79,6 +81,7 @@ def _summed(parts: Sequence[ValuesReport | None], names: Sequence[str]) -> Value
         tuple(f"{graph}/{name}" for graph, values in there for name in values.names),
         sum(values.bytes for _, values in there),
         sum(values.flops for _, values in there),
+        _sum(values.seconds for _, values in there),
     )
 
 
@@ -101,7 +104,7 @@ def _counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def _sum(figures: Iterable[int | None]) -> Any:
+def _sum(figures: Iterable[float | None]) -> Any:
     """The sum of the figures there are; None where there is none."""
     there = [figure for figure in figures if figure is not None]
     return sum(there) if there else None

@@ -48,6 +48,8 @@ class RuleReport:
     """What it costs to recompute what this rule recomputes; None before a partition."""
     offloaded_bytes: int | None = None
     """What this rule moves to the host; None before a partition."""
+    recomputed_seconds: float | None = None
+    """What it takes to recompute that once more on the policy's device; None without one and before a partition."""
 
 
 @frozen
@@ -59,6 +61,8 @@ class ValuesReport:
     """Of distinct memory: views of one value count once."""
     flops: int = 0
     """What it takes to compute them a second time; 0 of values that are saved."""
+    seconds: float | None = None
+    """The time of that on the policy's device; None without one, and of values that are not computed again."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -188,6 +192,10 @@ class Report:
     """The same of what runs again; empty before a partition."""
     operators: int = 0
     """Of a half: how many it runs, counted like decisions."""
+    device: str | None = None
+    """The profile that seconds are worked out from, by its name; None where the policy has none."""
+    forward_seconds: float | None = None
+    """Of the forward's operators on that device: what a share of recomputed time is a share of."""
 
     def __str__(self) -> str:
         return as_text(self)
@@ -204,9 +212,9 @@ class Report:
         return as_html(self)
 
     def scalars(self, prefix: str = "policylang/") -> dict[str, int | float]:
-        """Numbers by name, for a metrics logger: bytes, FLOPs and counts as whole numbers, shares from 0 to 1.
+        """Numbers by name, for a metrics logger: bytes, FLOPs and counts as whole numbers, shares from 0 to 1, seconds.
 
-        Of several graphs their sums; what is not known before a partition is left out.
+        Of several graphs their sums; what is not known before a partition, or without a device, is left out.
         """
         amounts = {"saved": self.saved, "recomputed": self.recomputed, "offloaded": self.offloaded}
         found: dict[str, int | float] = {
@@ -226,6 +234,11 @@ class Report:
         if self.recomputed is not None:
             found["recomputed_flops"] = self.recomputed.flops
             found["recomputed_share"] = self.recomputed.flops / self.forward_flops if self.forward_flops else 0.0
+        if self.forward_seconds is not None:
+            found["forward_seconds"] = self.forward_seconds
+            if self.recomputed is not None and self.recomputed.seconds is not None:
+                share = self.recomputed.seconds / self.forward_seconds if self.forward_seconds else 0.0
+                found |= {"recomputed_seconds": self.recomputed.seconds, "recomputed_time_share": share}
         if self.audit is not None:
             found["audit_differences"] = len(self.audit.differences)
         return {f"{prefix}{name}": value for name, value in found.items()}

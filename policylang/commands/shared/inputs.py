@@ -16,6 +16,7 @@ from policylang.planning.capabilities import PLANNED
 if TYPE_CHECKING:
     from policylang.api.check import CheckResult
     from policylang.graph.facts import Facts
+    from policylang.language.devices.profile import DeviceProfile
     from policylang.language.diagnostics import Diagnostic
     from policylang.language.source import Source
     from policylang.language.syntax import Policy
@@ -42,6 +43,15 @@ def add_path(parser: argparse.ArgumentParser) -> None:
         help="plan as this path carries policies out, and refuse what it refuses: eager checkpoints (eager), "
         "torch.compile's backend (joint), a traced step (flat), a half of a partition (half), a hook of Inductor's "
         "(hook); by default what the graph is",
+    )
+
+
+def add_device(parser: argparse.ArgumentParser, *, of_policy: bool = True) -> None:
+    default = "; by default the one that the policy's `device` line names, where it has one" if of_policy else ""
+    parser.add_argument(
+        "--device",
+        metavar="NAME|FILE",
+        help=f"say times too, of this device: a bundled profile such as h100-sxm, or a file with one{default}",
     )
 
 
@@ -141,11 +151,30 @@ def read_graph(name: str) -> Facts:
     return facts_of(name)
 
 
-def planned(policy: Policy, facts: Facts, path: str | None) -> Plan:
+def read_profile(name: str | None) -> DeviceProfile | None:
+    """What ``--device`` names. Raises ``PolicyError`` where there is no such profile."""
+    from policylang.api.devices import device_of
+
+    return device_of(name)
+
+
+def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfile | None = None) -> Plan:
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.planner import plan
 
-    return plan(policy, facts, capabilities_for(facts.kind, path))
+    return plan(policy, facts, capabilities_for(facts.kind, path), device=device)
+
+
+def warn_of_devices(facts: Facts, *plans: Plan) -> None:
+    """Say on the standard error where the graph has other kernels than those of the device that it trains on, and where
+    the device that is to say times has no figure for something."""
+    from policylang.commands.shared.output import tell
+    from policylang.graph.traced_device import kernel_findings
+    from policylang.report.diagnostics import render_text
+
+    untold = (made.untold for made in plans if made.untold is not None)
+    if found := tuple(dict.fromkeys((*kernel_findings(facts), *untold))):
+        tell(render_text(found))
 
 
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
@@ -171,7 +200,7 @@ def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool)
         say("\n\n".join(filter(None, (diagnostics, held_table(found.expectations), summary))))
     elif form == "json" and found.graphs:
         more = [{"graph": graph, **asdict(outcome)} for graph, outcome in found.expectations]
-        print(render_json(found.diagnostics, expectations=more))
+        print(render_json(found.diagnostics, expectations=more, devices=found.devices))
     elif printed := RENDERERS[form](found.diagnostics).rstrip("\n"):
         print(printed)
     return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN

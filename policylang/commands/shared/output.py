@@ -9,9 +9,10 @@ from textwrap import TextWrapper
 
 
 def text_width(asked: int | None) -> int | None:
-    """The columns that text may have: those that were asked for, else the terminal's; None for any number."""
+    """The columns that text may have: those that were asked for, 0 for any number, else the terminal's; None where
+    there is no terminal."""
     if asked is not None:
-        return asked or None
+        return asked
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -6,6 +6,7 @@ every rank, and every machine on which a policy is checked, comes to the same.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Mapping
 from math import log
@@ -37,24 +38,46 @@ class Rate:
 
 @frozen
 class CollectiveTimes:
-    """Measured times of one collective in groups of one size: ``(bytes, seconds)``, bytes rising."""
+    """Measured times of one collective in groups of one size: ``(bytes, seconds)``, bytes rising.
+
+    The bytes are those that one rank puts in: of an all-gather its shard, of a reduce-scatter the whole.
+    """
 
     collective: str
     """``all_gather_into_tensor``."""
     ranks: int
     points: tuple[tuple[float, float], ...]
 
+    def at(self, size: float) -> float:
+        """Seconds. Straight between two sizes. Beyond the last, along the line through the last two; below the first,
+        along the line through the first two, but no less than the first time's share."""
+        (first, least), (last, most) = self.points[0], self.points[-1]
+        if len(self.points) == 1:
+            return most * max(size, first) / last
+        if size <= first:
+            return max(least - self._slope(1) * (first - size), least * size / first)
+        if size >= last:
+            slope = self._slope(len(self.points) - 1)
+            return most + (slope if slope > 0 else most / last) * (size - last)
+        after = bisect_right(self.points, size, key=lambda point: point[0])
+        low, quick = self.points[after - 1]
+        return quick + self._slope(after) * (size - low)
+
+    def _slope(self, after: int) -> float:
+        (low, quick), (high, slow) = self.points[after - 1 : after + 1]
+        return (slow - quick) / (high - low)
+
 
 @frozen
 class Network:
-    """What collectives reach in the groups that it fits: of a ring by bandwidth and latency, or as measured."""
+    """What collectives reach in the groups that it fits: as measured, or of a ring by bandwidth and latency."""
 
     ranks: int | None = None
     """It fits groups that lie inside so many neighbouring ranks; None for any."""
     bandwidth: float | None = None
     """Bytes per second that each rank sends."""
     latency: float = 0.0
-    """Seconds that a collective takes whatever it sends."""
+    """Seconds that a collective takes whatever it sends, where it is not measured."""
     times: tuple[CollectiveTimes, ...] = ()
 
 
@@ -69,6 +92,14 @@ class DeviceProfile:
     """Bytes/s of kernels that only move data, by the bytes that one reads and writes."""
     pointwise: float = 1.0
     """The share of their bytes that pointwise operators move: less than 1 where a compiler fuses them."""
+    attention: float = 1.0
+    """The share of :attr:`compute` that attention kernels reach."""
+    convolution: float = 1.0
+    """The share of :attr:`compute` that convolutions reach: above 1 where an algorithm does fewer operations than are
+    counted."""
+    operators: Mapping[str, float] = field(factory=dict)
+    """Bytes/s of operators that compute more than they move (``aten.tanh`` on a CPU), by name without overload: what
+    they move takes no less time than this allows."""
     overhead: float = 0.0
     """Seconds that each kernel takes whatever it does: its launch, or the operator's way through eager mode."""
     capacity: int | None = None
@@ -77,5 +108,34 @@ class DeviceProfile:
     """Bytes/s between the device and the host, each way."""
     networks: tuple[Network, ...] = ()
     """The first that fits a group is taken."""
-    canonical: str = field(default="", repr=False)
-    """All of the above as one text: what digests and caches are keyed by."""
+    canonical: str = field(init=False, repr=False)
+    """All figures as one text, equal for equal figures: what digests and caches are keyed by."""
+
+    @canonical.default
+    def _canonical(self) -> str:
+        figures = {
+            "compute": {dtype: _numbers(rate.points) for dtype, rate in self.compute.items()},
+            "bandwidth": _numbers(self.bandwidth.points),
+            "pointwise": float(self.pointwise),
+            "attention": float(self.attention),
+            "convolution": float(self.convolution),
+            "operators": {name: float(rate) for name, rate in self.operators.items()},
+            "overhead": float(self.overhead),
+            "capacity": self.capacity,
+            "host": None if self.host_bandwidth is None else float(self.host_bandwidth),
+            "networks": [
+                {
+                    "ranks": network.ranks,
+                    "bandwidth": None if network.bandwidth is None else float(network.bandwidth),
+                    "latency": float(network.latency),
+                    "times": sorted([each.collective, each.ranks, _numbers(each.points)] for each in network.times),
+                }
+                for network in self.networks
+            ],
+        }
+        return json.dumps(figures, sort_keys=True, separators=(",", ":"))
+
+
+def _numbers(points: tuple[tuple[float, float], ...]) -> list[list[float]]:
+    """``600e12`` and ``600_000_000_000_000`` are one figure."""
+    return [[float(size), float(figure)] for size, figure in points]

@@ -6,6 +6,8 @@ is what digests and cache keys are made of, so it holds everything that can chan
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -13,12 +15,14 @@ from typing import Any
 from attrs import evolve, frozen
 
 from policylang.language import syntax
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.formatting.unparse_predicates import format_glob, format_predicate, format_quantity
 from policylang.language.parsing.parser import is_policy_name
 from policylang.language.syntax import BlockSet, Expectation, Let, Ordinal, Policy, Rewriting, Rule, Selector
 from policylang.language.units import decimal_percent
 from policylang.language.walk import parts, selector_of, walk
 
+_BARE = re.compile(r"\w[\w.+-]*")
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
 
 
@@ -66,6 +70,8 @@ def format_policy(policy: Policy) -> str:
     lines = [f"policy {policy.name}"] if is_policy_name(policy.name) else []
     if policy.blocks is not None:
         lines.append(f"blocks {format_glob(policy.blocks.glob)}")
+    if policy.device is not None:
+        lines.extend(_device_lines(policy.device))
     if policy.undecided is not None:
         lines.append(f"undecided -> {policy.undecided.fate}")
     lines.extend(f"let {let.name} = {format_selector(let.selector)}" for let in _used_lets(policy))
@@ -73,6 +79,13 @@ def format_policy(policy: Policy) -> str:
     lines.extend(map(format_rewrite, policy.rewrites))
     lines.extend(map(format_expectation, policy.expectations))
     return "\n".join(lines) + "\n"
+
+
+def _device_lines(device: DeviceProfile) -> list[str]:
+    """By the name that the profile has, wherever its file lies, and with its figures: those decide."""
+    name = device.name if _BARE.fullmatch(device.name) else '"' + re.sub(r'["\n]', " ", device.name) + '"'
+    figures = json.loads(device.canonical)
+    return [f"device {name}", *(f"# {key}: {json.dumps(each)}" for key, each in figures.items())]
 
 
 def format_expectation(expectation: Expectation) -> str:

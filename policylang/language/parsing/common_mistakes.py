@@ -35,6 +35,7 @@ from policylang.language.parsing.mistake_patterns import (
     any_of,
     any_word,
     each_block,
+    hyphenated,
     looked_up,
     ordinal,
     range_of,
@@ -91,6 +92,15 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
     yield r"^\s*(?P<bad>let\s+(?P<name>[A-Za-z_]\w*):)", "let {name} =", "a name is defined with `=`"
     yield r"^\s*let\s+(?P<bad>(?P<name>[A-Za-z_]\w*))\s+[\w(]", "{name} =", "`=` is missing behind the name"
     yield r"^\s*(?P<bad>(?P<name>[A-Za-z_]\w*)\s*:?=)(?=[^=])", "let {name} =", "a name is defined with `let`"
+    yield (
+        r"^\s*(?P<bad>(?:device|gpu|accelerator|hardware|machine|profile)\s*[:=]|(?:gpu|accelerator|hardware|machine)\s)",
+        *("device ", *_DEVICES, None, "APL010"),
+    )
+    yield (
+        rf"^\s*device\s+(?P<bad>\w[\w.]*(?:[{LONG_DASH}][\w.]+)+)\s*$",
+        *(lambda match: re.sub(f"[{LONG_DASH}]", "-", match["bad"]), "names are written with `-`", None, "APL005"),
+    )
+    yield r"^\s*device\s+(?P<bad>\w[\w.]*(?:[ \t]+\w[\w.]*)+)\s*$", hyphenated, *_DEVICES
     for word in ("if", "for", "while", "def", "class", "return", "elif"):
         yield rf"^\s*(?P<bad>{word})\b", lambda _: [], *_NO_PROGRAM
     yield r"^\s*(?P<bad>(?:blocks?|layers?)\s*(?:[:=]|->|→)|(?:block|layers?)\s)", "blocks ", *_BLOCKS
@@ -213,6 +223,18 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
 
     # --- expectations ---
     yield r"^\s*expect\s+(?P<bad>(?:the\s+)?(?:peak|maximum|max)\s+(?:memory|usage|bytes))\b", "peak", *_FIGURES_ARE
+    yield (
+        r"^\s*expect\s+(?P<figure>peak|exposed|step\s+time)\s+(?P<bad>(?:per|in\s+each|in\s+every)\s+block)\b",
+        *("", "`{figure}` is a figure of the whole step"),
+    )
+    yield (
+        r"^\s*expect\s+(?:the\s+)?(?P<bad>exposed\s+(?:time|communication|comms?|collectives?|copies))\b",
+        *("exposed", "the time in which compute waits is `exposed`"),
+    )
+    yield (
+        r"^\s*expect\s+(?:the\s+)?(?P<bad>(?:iteration|total|training|step)\s+(?:time|duration|latency))\b",
+        *("step time", "the time of a step is `step time`"),
+    )
     yield rf"^\s*expect\s+{FIGURE}\s+(?P<bad>(?P<value>\d[\w.]*.*))$", "<= {value}", "the comparison is missing"
     yield rf"^\s*expect\s+{FIGURE}\s+(?P<bad>is|are|to\s+be|of)\s*[<>=!]", "", "a comparison is a sign alone"
     yield rf"^\s*expect\s+{FIGURE}\s+(?P<bad>(?:is\s+|of\s+)?{any_word([*SIGNS])}|of|to\s+be)(?=\s)", sign_of, *_COMPARE
@@ -255,8 +277,8 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
         *("{last} and", "predicates are joined with `and`"),
     )
     yield (
-        rf"(?P<bad>(?P<left>\d[\w.]*(?:\s*(?:[A-Za-z]+|%))?)\s*(?P<sign><=|>=|==|!=|<|>)\s*(?P<subject>{SUBJECT})"
-        r"(?:\s*(?P<right>(?:<=|>=|<|>)\s*\d[\w.]*(?:\s*(?:[A-Za-z]+|%))?))?)",
+        rf"(?P<bad>(?P<left>\d[\w.]*(?:\s*(?:[A-Za-zµμ]+|%))?)\s*(?P<sign><=|>=|==|!=|<|>)\s*(?P<subject>{SUBJECT})"
+        r"(?:\s*(?P<right>(?:<=|>=|<|>)\s*\d[\w.]*(?:\s*(?:[A-Za-zµμ]+|%))?))?)",
         *(turned_round, "the property stands first, and is compared with one figure"),
     )
     yield (
@@ -286,6 +308,7 @@ _NO_PROGRAM = (
 _BEHIND = ("`where …` stands behind what it narrows",)
 _A_RANGE = ("a range of blocks is written as `blocks 4..20`",)
 _BLOCKS = ("which modules are blocks is said as in `blocks layers.*`",)
+_DEVICES = ("a device profile is named in one word, such as `device h100-sxm`",)
 _BUDGET = ("a budget stands behind `up to`",)
 _NTH = ("`every` is followed by an ordinal, such as `2nd`",)
 _BOTH = ("`and` keeps what is of both, a comma what is of either",)

@@ -31,6 +31,12 @@ _SCAN = re.compile(
     r"|(?P<mark>[(),=%])"
     rf"|(?P<run>{_RUN})"
 )
+_OF_A_SELECTOR = re.compile(
+    r"[^\S\n]*(?:->|→|⇒|,|\)|(?:in|outside|where|chain|per|from|or|and|except|feeding|fed)(?![\w.*?/:-]))"
+)
+"""What follows a word that begins a selector."""
+_DEVICE = re.compile(r"[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+")
+"""The name of a device profile, which may have a ``-`` in it; or a file whose quotes are missing."""
 _KINDS = {"string": "STRING", "bundled": "BUNDLED", "comparison": "COMPARISON", "arrow": "ARROW"}
 _MARKS = {"(": "LPAR", ")": "RPAR", ",": "COMMA", "=": "EQUAL", "%": "PERCENT"}
 _LOOKALIKES = {
@@ -52,7 +58,7 @@ _LOOKALIKES = {
 }
 
 
-PAIRS = ("EVERY_NTH", "HALF_OF", "UP_TO", "PER_RANK")
+PAIRS = ("EVERY_NTH", "HALF_OF", "UP_TO", "PER_RANK", "STEP_TIME")
 """Terminals of two words, which are no keywords by themselves where ``every`` and ``per`` are not."""
 
 
@@ -105,6 +111,12 @@ class Lexer:
         text = source.text
         position = start
         while position < end:
+            named = _DEVICE.match(text, position, end) if [word.type for word in lexemes] == ["DEVICE"] else None
+            if named is not None:
+                word = named.group()
+                lexemes.append(Lexeme.make("NAME" if word.isidentifier() else "PATH", word, position, origin))
+                position = named.end()
+                continue
             match = _SCAN.match(text, position, end)
             if match is None:
                 _report_character(origin, text, position)
@@ -114,12 +126,14 @@ class Lexer:
                 word = match.group()
                 if kind == "run":
                     name = "NAME" if word.isidentifier() and _is_given(lexemes) else self._classify(word)
+                    if word == "device" and not lexemes and not _OF_A_SELECTOR.match(text, match.end(), end):
+                        name = "DEVICE"
                 elif kind == "mark":
                     name = _MARKS[word]
                 else:
                     name = _KINDS[kind or ""]
                 lexeme = Lexeme.make(name, word, position, origin)
-                if lexemes and (pair := _pair(lexemes[-1], lexeme)) is not None:
+                if lexemes and (pair := _pair(lexemes, lexeme)) is not None:
                     begin = lexemes.pop().start_pos or 0
                     lexeme = Lexeme.make(pair, text[begin : match.end()], begin, origin)
                 lexemes.append(lexeme)
@@ -149,14 +163,17 @@ def _opens_fuse(words: Sequence[Lexeme]) -> bool:
     return any(word.type == "FUSE" for word in words[:2])
 
 
-def _pair(first: Lexeme, second: Lexeme) -> str | None:
-    """The terminal that two words make together."""
+def _pair(words: Sequence[Lexeme], second: Lexeme) -> str | None:
+    """The terminal that the last of some words and another one make together."""
+    first, expected = words[-1], words[0].type == "EXPECT" and len(words) == 2
     if first.type == "EVERY" and second.type == "ORDINAL":
         return "EVERY_NTH"
     if first.type == "PER" and second == "rank":
         return "PER_RANK"
     if first == "half" and second.type == "OF":
         return "HALF_OF"
+    if first == "step" and second == "time" and expected:
+        return "STEP_TIME"
     return "UP_TO" if first == "up" and second == "to" else None
 
 

@@ -37,7 +37,7 @@ VERB = rf"^\s*(?:(?:optional|override)\s+)*{ACTION}"
 OFFLOAD = r"\boffload\b"
 NAME = r"[A-Za-z_][\w.*]*"
 FIGURE = rf"(?:{'|'.join(sorted(FIGURES, key=len, reverse=True))})(?:\s+per\s+block)?"
-SUBJECT = rf"(?:{'|'.join((*MEASURES, *PROPERTIES))})(?:\[-?\d+\])?"
+SUBJECT = rf"(?:{'|'.join(sorted((*MEASURES, *PROPERTIES), key=len, reverse=True))})(?:\[-?\d+\])?"
 KIND = r"(?:view|random|multi_output|mutated)"
 BLOCK = r"(?:blocks?|layers?)"
 WHOLE = r"(?:\s+of)?(?:\s+the)?"
@@ -86,6 +86,10 @@ def any_word(words: Sequence[str]) -> str:
 
 def looked_up(table: dict[str, str]) -> Replacement:
     return lambda match: table[" ".join(match["bad"].lower().split())]
+
+
+def hyphenated(match: re.Match[str]) -> str:
+    return "-".join(match["bad"].split())
 
 
 def ordinal(number: int) -> str:

@@ -12,7 +12,7 @@ from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.source import Span
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
-from policylang.language.units import UNITS
+from policylang.language.units import UNITS, read
 
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
 PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])
@@ -25,7 +25,13 @@ _SHOWN = {"crosses cut": CUT, "annotated": ANNOTATED}
 
 _BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
 """What a prefix alone may mean: nobody counts operations in ``G`` without saying so."""
-_UNITS_ARE = f"the units are {', '.join(unit for unit in UNITS if not unit.endswith('s'))}"
+_UNITS_ELSEWHERE = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds", "S"), "s"),
+    **dict.fromkeys(("msec", "msecs", "millis", "millisecond", "milliseconds", "MS"), "ms"),
+    **dict.fromkeys(("usec", "usecs", "micros", "microsecond", "microseconds", "US", "mus"), "us"),
+    **dict.fromkeys(("nsec", "nsecs", "nanos", "nanosecond", "nanoseconds", "NS"), "ns"),
+}
+_UNITS_ARE = f"the units are {', '.join(unit for unit in UNITS if unit.isascii() and not unit.endswith('FLOPs'))}"
 _ELSEWHERE = {
     **dict.fromkeys(("size", "memory", "mem", "nbytes", "byte", "mb", "gb", "storage"), "bytes"),
     **dict.fromkeys(("name", "path", "fqn", "scope", "layer", "block", "modules"), "module"),
@@ -33,6 +39,8 @@ _ELSEWHERE = {
     **dict.fromkeys(("dim", "dims", "rank"), "ndim"),
     **dict.fromkeys(("type", "precision"), "dtype"),
     **dict.fromkeys(("flop", "compute", "cost", "work"), "flops"),
+    **dict.fromkeys(("seconds", "duration", "runtime", "run_time", "latency", "ms", "us", "elapsed"), "time"),
+    **dict.fromkeys(("seconds_per_gib", "time_per_byte", "seconds_per_byte", "price", "density"), "time_per_gib"),
     **dict.fromkeys(("consumers", "readers", "uses", "fanout"), "users"),
     **dict.fromkeys(("world_size", "ranks", "group"), "group_size"),
 }
@@ -40,7 +48,7 @@ _ELSEWHERE = {
 _OPERATORS = ("op", "operator", "target", "function", "kind", "ops")
 
 _INDEXED = re.compile(r"(\w+)\[(-?\d{1,4})\]")
-_NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-z]*)")
+_NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?)([A-Za-zµμ]*)")
 _MAX_DIGITS = 15
 _LEAST_PERCENT = 1e-9
 
@@ -199,9 +207,9 @@ def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
         number.report("APL016", f"the number `{number}` is too large")
     if not name:
         return Quantity(value, "number", span)
-    known = UNITS.get(name)
-    if known is None:
-        help = did_you_mean(_BARE_UNITS.get(name.upper(), ()) or nearest(name, UNITS)) or _UNITS_ARE
+    if name not in UNITS:
+        meant = [_UNITS_ELSEWHERE[name]] if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
+        help = did_you_mean(meant or nearest(name, UNITS)) or _UNITS_ARE
         number.report("APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help)
         return Quantity(value, "number", span)
-    return Quantity(value * known[0], known[1], span)
+    return Quantity(*read(match.group(1), name), span)

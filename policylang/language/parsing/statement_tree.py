@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from attrs import evolve, frozen
 from lark import v_args
@@ -23,9 +24,10 @@ _ACTION_WORDS = (
 )
 ACTIONS = {word: Action[_SYNONYMS.get(word, word).upper()] for word in _ACTION_WORDS}
 FATES = ("auto", "save", "recompute")
-FIGURES = ("saved", "recomputed", "recomputed flops", "recomputed operators", "peak")
+FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 _OF_FORWARD = ("saved", "recomputed")
 """Figures whose share is not said by a per cent sign alone."""
+_DEVICE_NAME = re.compile(r"\w[\w.+-]*")
 _FATES_ELSEWHERE = {
     **dict.fromkeys(("keep", "store", "cache", "must_save"), "save"),
     **dict.fromkeys(("checkpoint", "remat", "drop", "discard", "must_recompute"), "recompute"),
@@ -38,6 +40,9 @@ _FIGURES_ELSEWHERE = {
     **dict.fromkeys(
         ("flops", "recompute_flops", "recomputed_flops", "compute", "work", "overhead"), "recomputed flops"
     ),
+    **dict.fromkeys(("recompute_time", "recomputed_time"), "recomputed time"),
+    **dict.fromkeys(("time", "step", "step_time", "duration", "latency", "steptime"), "step time"),
+    **dict.fromkeys(("exposed_time", "exposed_communication", "stall", "waiting", "idle"), "exposed"),
 }
 """What other tools call the figures."""
 _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
@@ -45,10 +50,10 @@ _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_s
 
 @frozen
 class _Limit:
-    """What an expectation compares with, and whether it says of what it is a share."""
+    """What an expectation compares with, and of what it says that it is a share."""
 
     quantity: Quantity
-    of_whole: bool
+    whole: Lexeme | None
     span: Span
 
 
@@ -66,6 +71,11 @@ class StatementRules(SelectorRules):
 
     def include(self, word: Lexeme, target: Lexeme) -> syntax.Include:
         return syntax.Include(quoted(target), target.type == "BUNDLED", word.span.to(target.span))
+
+    def device(self, word: Lexeme, target: Lexeme) -> syntax.Device:
+        if target.type != "STRING" and (not _DEVICE_NAME.fullmatch(target) or target.endswith(".toml")):
+            target.report("APL116", "the file of a device profile stands in quotes", help=f'write `"{target}"`')
+        return syntax.Device(quoted(target), word.span.to(target.span))
 
     def let(self, word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
         return syntax.Let(str(name), selector.selector, word.span.to(selector.span))
@@ -136,21 +146,15 @@ class StatementRules(SelectorRules):
 
     # --- expectations ---
 
-    def limit(self, limit: Quantity, of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
-        if of is not None and whole is not None:
-            if whole != "forward":
-                whole.report("APL116", f"a share is one of `forward`, not of `{whole}`", help="write `of forward`")
-            elif limit.dimension != "fraction":
-                message = f"a share of the forward is per cent, and `{limit.span.one_line}` is not"
-                of.report("APL201", message, limit.span, help="write a share such as `30% of forward`")
-        return _Limit(limit, of is not None, limit.span.to((whole or limit).span))
+    def limit(self, limit: Quantity, _of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
+        return _Limit(limit, whole, limit.span.to((whole or limit).span))
 
     def expect_total(self, word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
         last: _Limit = rest[-1]
         limit = last.quantity
         sign: Lexeme = rest[-2]
         middle = rest[:-2]
-        name, end = str(figure), figure
+        name, end = " ".join(figure.split()), figure
         if middle and middle[0].type == "NAME":
             end = middle[0]
             name, middle = f"{name} {end}", middle[1:]
@@ -161,7 +165,9 @@ class StatementRules(SelectorRules):
                 help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
             message = f"there is no figure `{name}` to expect something of"
             figure.report("APL116", message, figure.span.to(end.span), help=help)
-        elif name in _OF_FORWARD and limit.dimension == "fraction" and not last.of_whole:
+        elif last.whole is not None:
+            _check_whole(name, limit, last.whole)
+        elif name in _OF_FORWARD and limit.dimension == "fraction":
             message = f"`{limit.span.one_line}` does not say of what"
             figure.report("APL201", message, limit.span, help=f"write `{limit.span.one_line} of forward`")
         span = word.span.to(last.span)
@@ -187,6 +193,19 @@ class StatementRules(SelectorRules):
             word.report("APL208", message, selector.span, help=help)
         span = word.span.to(fate.span)
         return syntax.ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
+
+
+def _check_whole(name: str, limit: Quantity, whole: Lexeme) -> None:
+    """Report a share of something else than the figure is one of."""
+    of = "step" if name == "exposed" else "forward"
+    if whole != of:
+        message = f"a share is one of `{of}`, not of `{whole}`"
+        if name == "exposed":
+            message = f"a share of `exposed` is one of the `{of}`, not of `{whole}`"
+        whole.report("APL116", message, help=f"write `of {of}`")
+    elif limit.dimension != "fraction":
+        message = f"a share of the {of} is per cent, and `{limit.span.one_line}` is not"
+        whole.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
 
 
 def _opened(words: Sequence[Lexeme]) -> tuple[Lexeme, Sequence[Lexeme], bool]:

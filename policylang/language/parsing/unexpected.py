@@ -13,7 +13,8 @@ from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.source import Span
 
 _OPENERS = (
-    "policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect", "optional", "override",
+    "policy", "requires", "include", "device", "let", "blocks", "undecided", "fuse", "collapse", "expect",
+    "optional", "override",
 )  # fmt: skip
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
@@ -25,9 +26,10 @@ _MISSING: tuple[tuple[str, str, str, str, str | None], ...] = (
     ("FUSE", "OVER COMMA", "-OVER", "a mesh dimension", "such as `dp`"),
     ("FUSE", "", "-OVER", "`chains`", None),
     ("COLLAPSE", "", "", "`round_trips`", None),
+    ("DEVICE", "DEVICE", "", "a device profile", 'such as `h100-sxm`, or a file, `"cluster.toml"`'),
     ("UNDECIDED", "", "ACTION", "`auto`, `save` or `recompute`", None),
     ("REQUIRES", "COMPARISON", "", "a version", "such as `0.2`"),
-    ("EXPECT", "COMPARISON", "", "a figure", "such as `64 MiB`, `2 GFLOP` or `20%`"),
+    ("EXPECT", "COMPARISON", "", "a figure", "such as `64 MiB`, `2 GFLOP`, `40 ms` or `20%`"),
     ("", "COMPARISON", "", "a value", None),
     ("REQUIRES", "NAME", "", "a comparison", "such as `>= 0.2`"),
     ("REQUIRES", "", "", "`policylang`", "such as `requires policylang >= 0.2`"),

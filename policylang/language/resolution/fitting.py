@@ -28,13 +28,24 @@ _DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
     "bytes": ("bytes",),
     _CUT: ("bytes",),
     "flops": ("flops",),
+    "time": ("seconds",),
+    "time_per_gib": ("seconds",),
     "saved": ("bytes", "fraction"),
     "recomputed": ("bytes", "fraction"),
     "peak": ("bytes",),
     "recomputed flops": ("flops", "fraction"),
     "recomputed operators": ("number", "fraction"),
+    "recomputed time": ("seconds", "fraction"),
+    "exposed": ("seconds", "fraction"),
+    "step time": ("seconds",),
 }
-_EXAMPLES: dict[Dimension, str] = {"bytes": "`64 MiB`", "flops": "`2 GFLOP`", "fraction": "`20%`", "number": "`16`"}
+_EXAMPLES: dict[Dimension, str] = {
+    "bytes": "`64 MiB`",
+    "flops": "`2 GFLOP`",
+    "seconds": "`400 us`",
+    "fraction": "`20%`",
+    "number": "`16`",
+}
 
 
 def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
@@ -65,10 +76,13 @@ def fit_total(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectT
 
 
 def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
-    """The figure in the dimension of what it is compared with: a plain number of bytes is bytes."""
+    """The figure in the dimension of what it is compared with: a plain number of bytes is bytes. Nobody thinks of
+    operators in seconds, so a time has a unit, unless it is zero."""
     dimensions = _DIMENSIONS.get(measured, ("number",))
     if value.dimension in dimensions:
         return value
+    if value.dimension == "number" and dimensions[0] == "seconds" and value.value:
+        report(_no_unit(measured, value))
     if value.dimension == "number":
         return evolve(value, dimension=dimensions[0])
     shares = dimensions == ("bytes", "fraction")
@@ -79,6 +93,14 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
     help = f"write a figure such as {' or '.join(examples[dimension] for dimension in dimensions)}"
     report(diagnose("APL201", message, value.span, help=help))
     return value
+
+
+def _no_unit(measured: str, value: Quantity) -> Diagnostic:
+    written = value.span.one_line
+    help = f"write `{written} us`, `{written} ms` or `{written} s`"
+    return diagnose(
+        "APL211", f"`{measured}` is compared with a time, and `{written}` has no unit", value.span, help=help
+    )
 
 
 def check_path_glob(glob: str, span: Span, report: Report) -> None:

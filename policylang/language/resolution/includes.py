@@ -36,6 +36,8 @@ class PlacedStatement:
     """Whether its file belongs to the bundled library."""
     depth: int
     """0 in the file that was loaded, 1 in one that it includes, …"""
+    folder: Path = Path()
+    """Of its own file: what the files that it names are relative to."""
     include: Span | None = None
     """In the file that was loaded, the include that brings it."""
 
@@ -69,7 +71,9 @@ class Expansion:
             else:
                 by = chain[1][1] if len(chain) > 1 else None
                 span = None if by is None else by.span
-                self.statements.append(PlacedStatement(statement, index, unit.bundled, len(chain) - 1, span))
+                self.statements.append(
+                    PlacedStatement(statement, index, unit.bundled, len(chain) - 1, unit.folder, span)
+                )
 
     def parse(self, source: Source, folder: Path, bundled: bool) -> _Unit:
         file, diagnostics = parse_file(source)

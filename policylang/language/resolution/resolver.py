@@ -13,6 +13,8 @@ from attrs import define, evolve, field
 
 from policylang.language import syntax
 from policylang.language.codes import diagnose, is_error
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
@@ -43,6 +45,7 @@ class _Resolver:
     rewrites: list[syntax.Rewriting] = field(factory=list)
     expectations: list[syntax.Expectation] = field(factory=list)
     once: dict[type, Statement] = field(factory=dict)
+    device: DeviceProfile | None = None
 
     def take(self, placed: PlacedStatement) -> None:
         statement = placed.statement
@@ -50,6 +53,8 @@ class _Resolver:
             self._policy_name(statement, placed)
         elif isinstance(statement, syntax.Requires):
             check_version(statement, self.diagnostics.append)
+        elif isinstance(statement, syntax.Device):
+            self._device(statement, placed)
         elif isinstance(statement, syntax.Let):
             self.names.define(statement, placed.bundled)
         elif isinstance(statement, syntax.Blocks | syntax.Undecided):
@@ -72,7 +77,8 @@ class _Resolver:
         rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
         name = _name_of(self.source) if name is None else name.name
         policy = Policy(
-            name, self.names.lets, blocks, rules, undecided, rewrites, expectations, includes=_includes(statements)
+            *(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, self.device),
+            includes=_includes(statements),
         )
         decides = bool(rules or rewrites or expectations or undecided)
         self.diagnostics.extend(self.names.finish(library=not decides))
@@ -86,6 +92,23 @@ class _Resolver:
             self._report("APL202", "`policy` has to be the first statement", statement.span)
         elif not placed.depth:
             self.once[syntax.PolicyName] = statement
+
+    def _device(self, statement: syntax.Device, placed: PlacedStatement) -> None:
+        """A policy and what it includes have one device; that several files name the same one is no mistake."""
+        found = read_device(statement.target, placed.folder)
+        if isinstance(found, Diagnostic):
+            named = Related("named here", statement.span)
+            own = {"span": statement.span} if found.span is None else {"related": (*found.related, named)}
+            self.diagnostics.append(evolve(found, **own))
+            return
+        earlier = self.once.setdefault(syntax.Device, statement)
+        if self.device is not None and self.device.canonical != found.canonical:
+            message = f"a policy has one device, and this is `{found.name}` beside `{self.device.name}`"
+            if found.name == self.device.name:
+                message = f"a policy has one device, and there are two profiles that are called `{found.name}`"
+            related = Related(f"`{self.device.name}` is named here", earlier.span)
+            self._report("APL212", message, statement.span, related)
+        self.device = self.device or found
 
     def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
         earlier = self.once.get(type(statement))

@@ -9,6 +9,7 @@ these any member is possible, and none is sure, once what they choose from hangs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 
 from attrs import frozen
 
@@ -16,6 +17,7 @@ from policylang.graph.facts import Facts
 from policylang.graph.rowsets import difference, intersection
 from policylang.language.syntax import (
     COMPARISONS,
+    TIMES,
     And,
     Chain,
     ChainOf,
@@ -38,7 +40,7 @@ SizeTest = Compare | CrossesCut
 Answer = Callable[[int], bool | None]
 """From a row to the truth, or None where it hangs on the batch."""
 
-_SIZES = frozenset(("bytes", "numel", "shape", "flops"))
+_SIZES = frozenset(("bytes", "numel", "shape", "flops", *TIMES))
 
 
 @frozen(eq=False)
@@ -135,7 +137,9 @@ class Bounds:
     def _compile(self, predicate: Predicate) -> Answer:
         if not any(size_tests(predicate)):
             selections = self._selections
-            return compile_predicate(predicate, self._facts, selections.blocks, selections.chains, selections.cuts)
+            return compile_predicate(
+                *(predicate, self._facts, selections.blocks, selections.chains, selections.cuts, selections.prices)
+            )
         if isinstance(predicate, Not):
             inner = self._answer(predicate.predicate)
             return lambda row: None if (found := inner(row)) is None else not found
@@ -164,10 +168,22 @@ class Bounds:
                 return sizes.of_value(row, getattr(facts, test.quantity))
             if test.quantity == "flops":
                 return sizes.of_call(row, facts.flops)
+            if test.quantity in TIMES:
+                return self._of_time(test.quantity, row)
             place = dimension_at(facts, row, index)
             return None if place is None else sizes.of_dimension(row, place, (facts.shapes[row] or ())[place])
 
         return lambda row: False if (found := of(row)) is None else _compared(test, found)
+
+    def _of_time(self, measure: str, row: int) -> Range | None:
+        """Of a call whose sizes change, a time is anything from its launch on, and a price anything at all."""
+        prices = self._selections.prices
+        found = None if prices is None else prices.of(measure, row)
+        if prices is None or found is None:
+            return None
+        if not found or not self._sizes.changes_call(self._facts.owners[row]):
+            return found, found
+        return (prices.times.device.overhead, found * REACH) if measure == "time" else (0.0, inf)
 
 
 def _exact(rows: list[int]) -> Bound:

@@ -25,7 +25,7 @@ REACH = 1024
 
 _ANY = -1
 _RESHAPES = movers_of(View)
-Range = tuple[int, int]
+Range = tuple[float, float]
 """The least and the most that a size may be; equal where it does not change."""
 
 
@@ -40,6 +40,10 @@ class BatchSizes:
         """Whether the size of a value may be another one for another batch."""
         return bool(self._changing[row])
 
+    def changes_call(self, row: int) -> bool:
+        """Whether what an operator reads or makes may be of another size."""
+        return self.changes(row) or any(self._changing[read] for read in self._facts.inputs[row])
+
     def of_value(self, row: int, amounts: Sequence[int]) -> Range:
         """The range of its bytes or its elements, which are in the column ``amounts``."""
         amount = amounts[row]
@@ -48,7 +52,7 @@ class BatchSizes:
     def of_call(self, row: int, flops: Sequence[int]) -> Range:
         """The range of its operations, which change with what it reads too."""
         amount = flops[row]
-        if not self._changing[row] and not any(self._changing[read] for read in self._facts.inputs[row]):
+        if not self.changes_call(row):
             return amount, amount
         return self._least(row, flops), amount * REACH
 

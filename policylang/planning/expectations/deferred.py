@@ -7,7 +7,7 @@ from attrs import evolve
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.expectations.held import check_expectations
-from policylang.planning.expectations.uncounted_work import UNCOUNTED, uncounted_in
+from policylang.planning.expectations.uncounted_work import UNCOUNTED, UNTIMED, uncounted_in
 from policylang.planning.liveness import Needs, with_cost
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import selections_for
@@ -24,14 +24,16 @@ def check_deferred(plan: Plan, final: Plan, needs: Needs) -> tuple[Plan, tuple[D
     if not waiting:
         return plan, ()
     policy, facts = plan.policy, plan.facts
-    selections = selections_for(policy, facts)
+    selections = selections_for(policy, facts, times=plan.times)
     outcome = with_cost(needs, final.facts, plan.block_of, len(plan.block_names))
     fates = Fates(final.facts, final.decisions, outcome)
     expectations = [policy.expectations[index] for index in waiting]
-    found, failures = check_expectations(expectations, selections, final.decisions, outcome, fates)
+    found, failures = check_expectations(
+        expectations, selections, final.decisions, outcome, fates, block_by_block=plan.block_by_block
+    )
     outcomes = list(plan.expectations)
     for index, checked in zip(waiting, found, strict=True):
         outcomes[index] = checked
-    others = tuple(each for each in plan.diagnostics if each.code != UNCOUNTED)
-    uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed)
+    others = tuple(each for each in plan.diagnostics if each.code not in (UNCOUNTED, UNTIMED))
+    uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed, plan.times)
     return evolve(plan, expectations=tuple(outcomes), diagnostics=(*others, *uncounted)), failures

@@ -10,15 +10,15 @@ from policylang.language.figures import first_lines
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
 from policylang.planning.expectations.fates import Fates, check_fate
+from policylang.planning.expectations.simulated import Simulated
 from policylang.planning.expectations.totals import Finding, Status, check_total, margin_of, numbers
 from policylang.planning.liveness import CostedNeeds
-from policylang.planning.plan import ExpectationOutcome, schedule_of
+from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.ordinals import group_keys
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_decision import Decision
-from policylang.simulation.peak import estimate_peak
 
 _NOTHING = "no node matches"
 _BOUNDS: dict[str, Literal["==", ">=", "<="]] = {"exactly": "==", "at least": ">=", "at most": "<="}
@@ -31,16 +31,20 @@ def check_expectations(
     decisions: Sequence[Decision | None],
     outcome: CostedNeeds,
     fates: Fates | None = None,
+    *,
+    block_by_block: bool = False,
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
     """The result of each expectation, and an error for each that failed, both in order.
 
-    ``fates`` are those of ``decisions`` unless given.
+    ``fates`` are those of ``decisions`` unless given. ``block_by_block``: of a whole model in eager, whose blocks run
+    again as ``outcome`` says and not as a schedule of the whole would.
     """
     fates = fates or Fates(selections.facts, decisions, outcome)
+    simulated = Simulated(selections, decisions, outcome, block_by_block=block_by_block)
     outcomes: list[ExpectationOutcome] = []
     failures: list[Diagnostic] = []
     for expectation in expectations:
-        finding = _check(expectation, selections, fates, outcome, decisions)
+        finding = _check(expectation, selections, fates, outcome, simulated)
         text = expectation.span.one_line
         outcomes.append(
             ExpectationOutcome(text, expectation.span.location, finding.status, finding.found, finding.margin)
@@ -61,17 +65,12 @@ def _check(
     selections: Selections,
     fates: Fates,
     outcome: CostedNeeds,
-    decisions: Sequence[Decision | None],
+    simulated: Simulated,
 ) -> Finding:
     if selections.blocks.alone is not None and is_about_whole(expectation):
         return Finding("deferred", "it is about a whole graph, of which this is one block")
     if isinstance(expectation, ExpectTotal):
-        return check_total(
-            expectation,
-            outcome,
-            selections.blocks,
-            lambda: estimate_peak(selections.facts, schedule_of(selections.facts, decisions)).bytes,
-        )
+        return check_total(expectation, outcome, selections.blocks, simulated)
     rows = selections.rows(expectation.selector)
     if isinstance(expectation, ExpectCount):
         finding = _check_count(expectation, rows, selections)

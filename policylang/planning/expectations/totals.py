@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from attrs import frozen
@@ -10,6 +10,7 @@ from attrs import frozen
 from policylang.graph.blocks import BlockTable
 from policylang.language.figures import beside
 from policylang.language.syntax import COMPARISONS, ExpectTotal
+from policylang.planning.expectations.simulated import Amounts, Simulated
 from policylang.planning.liveness import CostedNeeds
 
 Status = Literal["held", "failed", "deferred"]
@@ -26,24 +27,27 @@ class Finding:
 
 
 _COLUMNS = {
-    "saved": ("saved_bytes", "forward_bytes"),
-    "recomputed": ("recomputed_bytes", "forward_bytes"),
-    "recomputed flops": ("recomputed_flops", "forward_flops"),
-    "recomputed operators": ("recomputed_operators", "forward_operators"),
+    "saved": ("saved_bytes", "bytes"),
+    "recomputed": ("recomputed_bytes", "bytes"),
+    "recomputed flops": ("recomputed_flops", "flops"),
+    "recomputed operators": ("recomputed_operators", "operators"),
 }
-"""By figure, what says it, and what it is a share of."""
+"""By figure, what says it, and what of the whole forward it is a share of."""
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
+_UNTIMED = Finding("deferred", "no device says how long anything takes")
 
 
-def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: BlockTable, peak: Callable[[], int]) -> Finding:
-    """Compare a total with its limit. ``peak`` is asked only for ``expect peak``, since it costs a simulation.
+def check_total(expectation: ExpectTotal, outcome: CostedNeeds, blocks: BlockTable, simulated: Simulated) -> Finding:
+    """Compare a total with its limit.
 
     While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
     not to hold one.
     """
-    if expectation.figure == "peak":
-        return _judge(expectation, float(peak()), outcome) if outcome.final else LEFT_OPEN
-    amount, by_block = _amounts(expectation, outcome)
+    if expectation.of_time and not simulated.timed:
+        return _UNTIMED
+    if expectation.figure in ("peak", "exposed", "step time"):
+        return _judge(expectation, _whole(expectation, simulated), outcome) if outcome.final else LEFT_OPEN
+    amount, by_block = _amounts(expectation, outcome, simulated)
     if not expectation.per_block:
         return _judge(expectation, amount, outcome)
     if not by_block:
@@ -73,17 +77,32 @@ def margin_of(op: str, amount: float, limit: float) -> float:
     return amount - limit if op in (">", ">=") else -abs(amount - limit)
 
 
-def _amounts(expectation: ExpectTotal, outcome: CostedNeeds) -> tuple[float, Sequence[float]]:
+def _whole(expectation: ExpectTotal, simulated: Simulated) -> float:
+    """A figure of the step as it runs, which costs a simulation."""
+    if expectation.figure == "peak":
+        return float(simulated.peak)
+    step = simulated.step
+    if expectation.figure == "step time":
+        return step.step
+    return _share(step.exposed, step.step) if expectation.limit.dimension == "fraction" else step.exposed
+
+
+def _amounts(expectation: ExpectTotal, outcome: CostedNeeds, simulated: Simulated) -> Amounts:
     """The figure, in all and by block: as it is, or as a share of the same of the whole forward."""
-    column, of = _COLUMNS[expectation.figure]
-    amount, by_block = getattr(outcome, column), getattr(outcome, f"{column}_by_block")
+    timed = expectation.figure == "recomputed time"
+    column, of = _COLUMNS.get(expectation.figure, ("", ""))
+    amount, by_block = (
+        simulated.recomputed_time if timed else (getattr(outcome, column), getattr(outcome, f"{column}_by_block"))
+    )
     if expectation.limit.dimension != "fraction":
         return amount, by_block
-    pairs = zip(by_block, getattr(outcome, f"{of}_by_block"), strict=True)
-    return _share(amount, getattr(outcome, of)), [_share(*pair) for pair in pairs]
+    whole, whole_by_block = (
+        simulated.forward_time if timed else (getattr(outcome.forward, of), getattr(outcome.forward, f"{of}_by_block"))
+    )
+    return _share(amount, whole), [_share(*pair) for pair in zip(by_block, whole_by_block, strict=True)]
 
 
-def _share(part: int, whole: int) -> float:
+def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 

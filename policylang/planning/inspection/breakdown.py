@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import fsum
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -18,11 +19,14 @@ from policylang.graph.storage import storage_roots
 from policylang.language.figures import folded_names
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
+from policylang.planning.inspection.step_times import time_of_step
+from policylang.planning.inspection.time_prices import a_gib, time_difference
 from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.value_decision import Decision, Why, is_open
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.peak import Peak, peak_of
+from policylang.simulation.step_time import StepTime
 
 Fate = Literal["saved", "left to PyTorch", "recomputed", "offloaded"]
 OUTSIDE = "outside the blocks"
@@ -50,6 +54,13 @@ class ValueEntry:
     count: int = 1
     uncounted: str = ""
     """The operators whose work is not in :attr:`flops`, of what is recomputed."""
+    seconds: float | None = None
+    """Of what is recomputed; None without a device."""
+
+    @property
+    def costs(self) -> bool:
+        """Whether it takes memory or work: a view that is recomputed does not."""
+        return bool(self.bytes or self.flops or self.uncounted or self.seconds)
 
 
 @frozen
@@ -64,6 +75,8 @@ class Amounts:
     recomputed_flops: int
     offloaded: int = 0
     offloaded_bytes: int = 0
+    recomputed_seconds: float | None = None
+    """Of all second runs, one after the other; None without a device."""
 
 
 @frozen
@@ -96,6 +109,8 @@ class Scenario:
     peak: Peak
     timeline: Timeline
     schedule: Schedule
+    time: StepTime | None = None
+    """None without a device."""
 
 
 @frozen(eq=False)
@@ -117,6 +132,21 @@ class Breakdown:
     """The same of what is recomputed."""
 
     @property
+    def forward_seconds(self) -> float | None:
+        """Of the forward's operators, each run once; None without a device."""
+        return None if self.under.time is None else self.under.time.forward
+
+    @property
+    def seconds_per_gib(self) -> float | None:
+        """What recomputation costs: time of the step for each GiB that its peak is lower; None without a device, and
+        where it is not lower."""
+        under, without = self.under, self.without
+        freed = without.peak.bytes - under.peak.bytes
+        if under.time is None or without.time is None or freed <= 0:
+            return None
+        return a_gib(max(time_difference(under.time.step, without.time.step), 0.0), freed)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the figures cannot know."""
         return (_AS_IN_THE_GRAPH,) if self.plan.block_by_block else ()
@@ -133,7 +163,7 @@ def breakdown(plan: Plan) -> Breakdown:
         groups=_groups(plan, outcome, fates),
         under=_scenario(plan, plan.schedule, outcome, fates),
         without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plan, everything), ()),
-        forward_flops=outcome.forward_flops,
+        forward_flops=outcome.forward.flops,
         fates=fates,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
         uncounted_again=uncounted_operators(plan.facts, outcome.recomputed),
@@ -146,7 +176,7 @@ def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
 
 
 def _scenario(plan: Plan, schedule: Schedule, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> Scenario:
-    timeline = simulate(plan.facts, schedule)
+    timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule, outcome)
     open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
     # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
     closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")
@@ -160,8 +190,9 @@ def _scenario(plan: Plan, schedule: Schedule, outcome: CostedNeeds, fates: Seque
         recomputed_flops=outcome.recomputed_flops,
         offloaded=len(outcome.offloaded),
         offloaded_bytes=outcome.offloaded_bytes,
+        recomputed_seconds=None if time is None else time.recomputed,
     )
-    return Scenario(amounts, peak_of(timeline, plan.facts), timeline, schedule)
+    return Scenario(amounts, peak_of(timeline, plan.facts), timeline, schedule, time)
 
 
 def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
@@ -179,6 +210,7 @@ def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
 
 
 def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
+    timed = plan.shown_times is not None
     entries: list[list[ValueEntry]] = [[] for _ in range(len(plan.block_names) + 1)]
     roots = storage_roots(plan.facts)
     sizes = _sizes(plan.facts, outcome, roots)
@@ -191,11 +223,12 @@ def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> t
     for block in range(len(plan.block_names)):
         alike.setdefault(tuple(entries[block]), []).append(block)
     groups = [
-        _group(folded_names([plan.block_names[block] for block in blocks]), blocks, same)
+        _group(folded_names([plan.block_names[block] for block in blocks]), blocks, same, timed=timed)
         for same, blocks in alike.items()
     ]
     if entries[-1]:
-        groups.append(_group(OUTSIDE if plan.block_names else "the graph", [], tuple(entries[-1])))
+        label = OUTSIDE if plan.block_names else "the graph"
+        groups.append(_group(label, [], tuple(entries[-1]), timed=timed))
     return tuple(groups)
 
 
@@ -226,6 +259,7 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntr
         bytes=size,
         flops=facts.flops[row] if fate == "recomputed" else 0,
         uncounted=facts.uncounted[row] if fate == "recomputed" and facts.uncounted else "",
+        seconds=plan.shown_times.seconds[row] if fate == "recomputed" and plan.shown_times is not None else None,
     )
 
 
@@ -241,7 +275,7 @@ def within_block(module: str, block: str) -> str:
     return module[len(block) + 1 :] if module.startswith(f"{block}.") else module
 
 
-def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry]) -> BlockGroup:
+def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry], *, timed: bool) -> BlockGroup:
     saved = [entry for entry in entries if entry.fate in ("saved", "left to PyTorch")]
     again = [entry for entry in entries if entry.fate == "recomputed"]
     moved = [entry for entry in entries if entry.fate == "offloaded"]
@@ -254,13 +288,18 @@ def _group(label: str, blocks: Sequence[int], entries: Sequence[ValueEntry]) -> 
         recomputed_flops=sum(entry.flops for entry in again),
         offloaded=len(moved),
         offloaded_bytes=sum(entry.bytes for entry in moved),
+        recomputed_seconds=fsum(entry.seconds or 0.0 for entry in again) if timed else None,
     )
     return BlockGroup(label, tuple(blocks), _folded(entries), amounts)
+
+
+def _times(entry: ValueEntry, count: int) -> float | None:
+    return None if entry.seconds is None else entry.seconds * count
 
 
 def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
     """Entries that agree in all but their place are one, at the place of the first."""
     return tuple(
-        evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count)
+        evolve(entry, bytes=entry.bytes * count, flops=entry.flops * count, count=count, seconds=_times(entry, count))
         for entry, count in Counter(entries).items()
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from policylang.graph.facts import uncounted_operators
+from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_decision import Decision, Why
@@ -27,6 +28,15 @@ class Figures:
     uncounted: dict[str, int]
     """The recomputed operators that no FLOP formula counts, and how many calls."""
     expectations: tuple[ExpectationOutcome, ...] = ()
+    device: str | None = None
+    """What the seconds are of; None without a device, as they are then."""
+    forward_seconds: float | None = None
+    recomputed_seconds: float | None = None
+    step_seconds: float | None = None
+    exposed_seconds: float | None = None
+    """Of the step, in which computation waits for a collective or a copy."""
+    priced_by_bytes: Mapping[str, int] = field(factory=dict)
+    """The operators whose time is that of their bytes for want of a FLOP formula, and how many calls."""
 
 
 @frozen
@@ -102,7 +112,19 @@ def figures(plan: Plan) -> Figures:
     peak = estimate_peak(plan.facts, plan.schedule)
     saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
-    return Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
+    found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
+    time = time_of_step(plan, plan.schedule, outcome)
+    if plan.shown_times is None or time is None:
+        return found
+    return evolve(
+        found,
+        device=plan.shown_times.device.name,
+        forward_seconds=time.forward,
+        recomputed_seconds=time.recomputed,
+        step_seconds=time.step,
+        exposed_seconds=time.exposed,
+        priced_by_bytes=plan.shown_times.uncounted,
+    )
 
 
 def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:

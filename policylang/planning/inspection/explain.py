@@ -38,7 +38,7 @@ def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode,
     if decision is None:
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
-    selections = selections_for(plan.policy, plan.facts) if reasons else None
+    selections = selections_for(plan.policy, plan.facts, times=plan.times) if reasons else None
     return tuple(_standing(plan, index, owner, decision, selections) for index in range(len(plan.rules)))
 
 

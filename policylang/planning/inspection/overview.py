@@ -11,6 +11,7 @@ from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Phase, uncounted_operators
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.planning.liveness import own_bytes
+from policylang.simulation.node_times import NodeTimes
 
 PHASES = {phase: phase.name.lower() for phase in Phase}
 
@@ -32,6 +33,8 @@ class NodeEntry:
     flops: int
     uncounted: str
     """The operators of the call whose work is not in ``flops``; empty too where an older snapshot does not say."""
+    seconds: float | None
+    """None without a device."""
 
 
 @frozen
@@ -45,6 +48,9 @@ class Totals:
     flops: int = 0
     uncounted_calls: int | None = 0
     """Forward calls of operators that no FLOP formula counts; None where an older snapshot does not say."""
+    seconds: float | None = None
+    """Of the forward calls; None without a device."""
+    backward_seconds: float | None = None
 
 
 @frozen
@@ -61,34 +67,39 @@ class GraphOverview:
     blocks: tuple[tuple[str | None, Totals], ...]
     """By the path of the block, in graph order; last what lies outside every block, under None."""
     operators: tuple[tuple[str, Totals], ...]
-    """Those with the most bytes first, then those with the most calls."""
+    """On a device those that take longest first; else those with the most bytes, then those with the most calls."""
     modules: tuple[tuple[str, str, Totals], ...]
     """Module, operator and what they come to, for the forward; modules, and the operators of each, in graph order.
-    Modules that differ in numbers alone are one, with ``*`` for each number."""
+    Modules that differ in numbers alone are one, with ``*`` for each number. On a device those that take longest come
+    first."""
+    times: NodeTimes | None = None
+    """Of the whole graph; None without a device."""
 
 
-def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int]) -> GraphOverview:
+def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int], times: NodeTimes | None = None) -> GraphOverview:
     """One pass over the rows."""
+    seconds, timed = (None, False) if times is None else (times.seconds, True)
     phases, targets, owners, modules = facts.phases, facts.targets, facts.owners, facts.modules
     by_phase = dict.fromkeys(Phase, 0)
     by_block: dict[int, _Sum] = {}
     by_operator: dict[str, _Sum] = {}
     by_module: dict[str, dict[str, _Sum]] = {}
     paths: dict[str, set[str]] = {}
-    total = _Sum()
+    total = _Sum(timed)
     for row in rows:
         phase = Phase(phases[row])
         by_phase[phase] += 1
         if facts.ops[row] != "call_function":
             continue
         module, target = modules[row] or modules[owners[row]], targets[row]
-        sums = [total, by_block.setdefault(blocks.block_of[row], _Sum()), by_operator.setdefault(target, _Sum())]
+        block = blocks.block_of[row]
+        sums = [total, by_block.setdefault(block, _Sum(timed)), by_operator.setdefault(target, _Sum(timed))]
         if phase == Phase.FORWARD:
             folded = _folded(module)
             paths.setdefault(folded, set()).add(module)
-            sums.append(by_module.setdefault(folded, {}).setdefault(target, _Sum()))
+            sums.append(by_module.setdefault(folded, {}).setdefault(target, _Sum(timed)))
         for each in sums:
-            each.add(facts, row, phase)
+            each.add(facts, row, phase, None if seconds is None else seconds[row])
     inside = sorted(block for block in by_block if block != OUTSIDE)
     order = [*inside, *([OUTSIDE] if OUTSIDE in by_block else [])]
     return GraphOverview(
@@ -97,19 +108,26 @@ def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int]) -> GraphOver
         total=total.totals(),
         uncounted=uncounted_operators(facts, (row for row in rows if phases[row] == Phase.FORWARD)),
         blocks=tuple((None if each == OUTSIDE else blocks.names[each], by_block[each].totals()) for each in order),
-        operators=tuple(
-            (name, found.totals())
-            for name, found in sorted(by_operator.items(), key=lambda item: (-item[1].bytes, -item[1].calls, item[0]))
-        ),
+        operators=tuple((name, found.totals()) for name, found in sorted(by_operator.items(), key=_rank)),
         modules=tuple(
             (module if len(paths[module]) > 1 else next(iter(paths[module])), target, found.totals())
-            for module, calls in by_module.items()
-            for target, found in calls.items()
+            for module, calls in sorted(
+                by_module.items(), key=lambda each: -sum(sums.time for sums in each[1].values())
+            )
+            for target, found in sorted(calls.items(), key=lambda each: -each[1].time)
         ),
+        times=times,
     )
 
 
-def entries(facts: Facts, blocks: BlockTable, rows: Iterable[int]) -> Iterator[NodeEntry]:
+def _rank(item: tuple[str, _Sum]) -> tuple[float, int, int, str]:
+    name, found = item
+    return -found.time, -found.bytes, -found.calls, name
+
+
+def entries(
+    facts: Facts, blocks: BlockTable, rows: Iterable[int], times: NodeTimes | None = None
+) -> Iterator[NodeEntry]:
     """The nodes in some rows, in order."""
     modules, owners = facts.modules, facts.owners
     for row in rows:
@@ -123,6 +141,7 @@ def entries(facts: Facts, blocks: BlockTable, rows: Iterable[int]) -> Iterator[N
             bytes=facts.bytes[row],
             flops=facts.flops[row],
             uncounted=facts.uncounted[row] if facts.uncounted else "",
+            seconds=None if times is None else times.seconds[row],
         )
 
 
@@ -163,17 +182,28 @@ def _folded(module: str) -> str:
 class _Sum:
     """Totals while they are added up."""
 
-    __slots__ = ("backward", "bytes", "flops", "forward", "uncounted_calls")
+    __slots__ = ("backward", "backward_seconds", "bytes", "flops", "forward", "seconds", "uncounted_calls")
 
-    def __init__(self) -> None:
+    def __init__(self, timed: bool) -> None:
         self.forward = self.backward = self.bytes = self.flops = 0
         self.uncounted_calls: int | None = 0
+        self.seconds: float | None = 0.0 if timed else None
+        self.backward_seconds: float | None = 0.0 if timed else None
+
+    @property
+    def time(self) -> float:
+        """All of it; 0 without a device, so that it decides no order."""
+        return (self.seconds or 0.0) + (self.backward_seconds or 0.0)
 
     @property
     def calls(self) -> int:
         return self.forward + self.backward
 
-    def add(self, facts: Facts, row: int, phase: Phase) -> None:
+    def add(self, facts: Facts, row: int, phase: Phase, seconds: float | None) -> None:
+        if seconds and phase == Phase.FORWARD:
+            self.seconds = (self.seconds or 0.0) + seconds
+        elif seconds:
+            self.backward_seconds = (self.backward_seconds or 0.0) + seconds
         if phase == Phase.FORWARD:
             self.forward += 1
             self.bytes += own_bytes(facts, row)
@@ -186,4 +216,5 @@ class _Sum:
             self.backward += 1
 
     def totals(self) -> Totals:
-        return Totals(self.forward, self.backward, self.bytes, self.flops, self.uncounted_calls)
+        counts = self.forward, self.backward, self.bytes, self.flops, self.uncounted_calls
+        return Totals(*counts, self.seconds, self.backward_seconds)

@@ -13,7 +13,9 @@ from policylang.language.formatting.unparse import nth, own_words
 from policylang.language.resolution import prelude
 from policylang.language.resolution.public_names import forms_of
 from policylang.language.syntax import (
+    TIMES,
     Annotated,
+    Compare,
     CrossesCut,
     InBlock,
     InModule,
@@ -92,7 +94,7 @@ def _hint(part: Selector, selections: Selections) -> str:
     if isinstance(part, InBlock) or (isinstance(part, Ordinal) and part.scope is Scope.BLOCK and not blocks):
         return "; the graph has no blocks"
     if isinstance(part, Where):
-        return "".join(_test_hint(test, selections) for test in predicates(part.predicate))
+        return "".join(_test_hint(test, part, selections) for test in predicates(part.predicate))
     return ""
 
 
@@ -116,13 +118,29 @@ def _traced_hint(part: Operator | Reference, selections: Selections) -> str:
     return ""
 
 
-def _test_hint(test: Predicate, selections: Selections) -> str:
+def _times_hint(test: Compare, part: Where, selections: Selections) -> str:
+    """The time that comes nearest to what was asked for, among the nodes that were left."""
+    prices, facts = selections.prices, selections.facts
+    assert prices is not None
+    rows = selections.rows(part.selector)
+    known = [(found, row) for row in rows if (found := prices.of(test.quantity, row)) is not None]
+    if not known:
+        return f"; none of them has a {test.quantity}" if rows else ""
+    quick = test.op in ("<", "<=")
+    found, row = min(known) if quick else max(known, key=lambda each: each[0])
+    least = "least" if quick else "largest"
+    return f"; the {least} {test.quantity} there is {figure(found, 'seconds')} ({facts.names[row]})"
+
+
+def _test_hint(test: Predicate, part: Where, selections: Selections) -> str:
     if isinstance(test, Match) and test.property == "module" and test.op == "==":
         return "; " + nearest_paths_hint(test.pattern, selections.facts)
     if isinstance(test, Is) and test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds:
         return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
     if isinstance(test, Annotated):
         return _annotations_hint(selections.facts)
+    if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is not None:
+        return _times_hint(test, part, selections)
     return _cuts_hint(test, selections.cuts)
 
 

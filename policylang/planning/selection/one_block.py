@@ -63,7 +63,7 @@ class AsOneBlock:
             name, facts = _name_of_a_block(self._policy), self._without.facts
             inside = [f"{name}.{path}" if path else name for path in facts.modules]
             table = BlockTable(array("i", bytes(4 * len(facts))), (name,), alone=0)
-            self._with = selections_for(self._policy, evolve(facts, modules=inside), table)
+            self._with = selections_for(self._policy, evolve(facts, modules=inside), table, times=self._without.times)
         return bool(self._with.rows(selector))
 
 

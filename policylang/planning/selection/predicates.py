@@ -13,9 +13,22 @@ from policylang.graph.blocks import BlockTable, is_one_block
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, InputKind, forward_users
 from policylang.language.globs import NameGlob, PathGlob
-from policylang.language.syntax import COMPARISONS, And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate
+from policylang.language.syntax import (
+    COMPARISONS,
+    TIMES,
+    And,
+    Annotated,
+    Compare,
+    CrossesCut,
+    Is,
+    Match,
+    Not,
+    Or,
+    Predicate,
+)
 from policylang.operators.names import GETITEM
 from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.operator_prices import OperatorPrices
 
 Test = Callable[[int], bool]
 Amount = Callable[[int], float | None]
@@ -40,17 +53,25 @@ GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
 _MUTATED = Flag.WRITES | Flag.READS_MUTATED
 
 
-def compile_predicate(predicate: Predicate, facts: Facts, blocks: BlockTable, chains: Chains, cuts: Cuts) -> Test:
-    """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest."""
+def compile_predicate(
+    predicate: Predicate,
+    facts: Facts,
+    blocks: BlockTable,
+    chains: Chains,
+    cuts: Cuts,
+    prices: OperatorPrices | None = None,
+) -> Test:
+    """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest. Without
+    ``prices`` no comparison with a time holds."""
     if isinstance(predicate, Not):
-        inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts)
+        inner = compile_predicate(predicate.predicate, facts, blocks, chains, cuts, prices)
         return lambda row: not inner(row)
     if isinstance(predicate, And | Or):
-        tests = [compile_predicate(part, facts, blocks, chains, cuts) for part in predicate.parts]
+        tests = [compile_predicate(part, facts, blocks, chains, cuts, prices) for part in predicate.parts]
         hold = all if isinstance(predicate, And) else any
         return lambda row: hold(test(row) for test in tests)
     if isinstance(predicate, Compare):
-        return _compare(predicate, facts)
+        return _compare(predicate, facts, prices)
     if isinstance(predicate, Match):
         return _match(predicate, facts)
     if isinstance(predicate, CrossesCut):
@@ -61,8 +82,8 @@ def compile_predicate(predicate: Predicate, facts: Facts, blocks: BlockTable, ch
     return _is(predicate, facts, blocks, chains)
 
 
-def _compare(predicate: Compare, facts: Facts) -> Test:
-    amount = _amount(predicate, facts)
+def _compare(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Test:
+    amount = _amount(predicate, facts, prices)
     compare = COMPARISONS[predicate.op]
     limit = predicate.value.value
 
@@ -82,8 +103,10 @@ def column_of(test: Predicate) -> str:
     return "annotations" if isinstance(test, Annotated) else COLUMNS.get(getattr(test, "quantity", ""), "")
 
 
-def _amount(predicate: Compare, facts: Facts) -> Amount:
+def _amount(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
     quantity = predicate.quantity
+    if quantity in TIMES:
+        return lambda row: None if prices is None else prices.of(quantity, row)
     if quantity in COLUMNS:
         column: Sequence[int] = getattr(facts, COLUMNS[quantity])
         return column.__getitem__ if len(column) == len(facts) else lambda row: None

@@ -39,8 +39,10 @@ from policylang.language.syntax import (
 )
 from policylang.language.walk import parts
 from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.operator_prices import OperatorPrices
 from policylang.planning.selection.ordinals import choose, chosen_blocks, effective_scope, group_keys
 from policylang.planning.selection.predicates import compile_predicate, split_target
+from policylang.simulation.node_times import NodeTimes
 
 _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
@@ -96,8 +98,17 @@ def parts_first(
 class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
-    def __init__(self, facts: Facts, lets: Mapping[str, Let], blocks: BlockTable, chains: Chains) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        lets: Mapping[str, Let],
+        blocks: BlockTable,
+        chains: Chains,
+        times: NodeTimes | None = None,
+    ) -> None:
         self.facts = facts
+        self.times = times
+        self.prices = None if times is None else OperatorPrices(facts, times)
         self.lets = lets
         self.blocks = blocks
         self.chains = chains
@@ -141,7 +152,7 @@ class Selections:
             scope = effective_scope(node.scope, bool(self.blocks.names))
             return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
         if isinstance(node, Where):
-            test = compile_predicate(node.predicate, facts, self.blocks, self.chains, self.cuts)
+            test = compile_predicate(node.predicate, facts, self.blocks, self.chains, self.cuts, self.prices)
             return [row for row in parts[0] if test(row)]
         if isinstance(node, Union):
             return union(parts, facts.forward, length)
@@ -200,8 +211,11 @@ class Selections:
         return union([parts[0], self.chains.after(parts[0])], self.facts.forward, len(self.facts))
 
 
-def selections_for(policy: Policy, facts: Facts, blocks: BlockTable | None = None) -> Selections:
-    """What the selectors of a policy denote on a graph, whose blocks are as the policy names them unless given."""
+def selections_for(
+    policy: Policy, facts: Facts, blocks: BlockTable | None = None, *, times: NodeTimes | None = None
+) -> Selections:
+    """What the selectors of a policy denote on a graph, whose blocks are as the policy names them unless given.
+    ``times``: of the graph's nodes, where there is a device."""
     if blocks is None:
         blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
-    return Selections(facts, policy.lets, blocks, Chains(facts))
+    return Selections(facts, policy.lets, blocks, Chains(facts), times)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from policylang.language.figures import figure, joined
 from policylang.language.formatting.unparse import nth
 from policylang.language.resolution import prelude
 from policylang.language.syntax import (
+    TIMES,
+    Compare,
     Difference,
     Everything,
     Feeding,
@@ -19,6 +22,7 @@ from policylang.language.syntax import (
     Union,
     Where,
 )
+from policylang.language.walk import predicates
 from policylang.planning.selection.empty_matches import part_label
 from policylang.planning.selection.ordinals import effective_scope, group_keys
 from policylang.planning.selection.selectors import Selections
@@ -60,7 +64,7 @@ def _own_reason(node: Selector, row: int, selections: Selections) -> str:
     if isinstance(node, InBlock):
         return f"`{part_label(node)}`: it is {_block(row, selections)}"
     if isinstance(node, Where):
-        return f"`{part_label(node)}` does not hold"
+        return f"`{part_label(node)}` does not hold{_times(node, row, selections)}"
     if isinstance(node, Ordinal):
         return f"`{part_label(node)}`: it is {_position(node, row, selections)}"
     if isinstance(node, Union):
@@ -70,6 +74,20 @@ def _own_reason(node: Selector, row: int, selections: Selections) -> str:
     if isinstance(node, Difference):
         return f"`except` takes it out of `{node.span.one_line}`"
     return f"it is not among `{node.span.one_line}`"
+
+
+def _times(node: Where, row: int, selections: Selections) -> str:
+    """What the node's time is, where the predicate asks for it."""
+    measures = (test.quantity for test in predicates(node.predicate) if isinstance(test, Compare))
+    asked = [each for each in dict.fromkeys(measures) if each in TIMES]
+    if selections.prices is None or not asked:
+        return ""
+    found = ((each, selections.prices.of(each, row)) for each in asked)
+    said = (
+        f"its {each} is {figure(value, 'seconds')}" if value is not None else f"it has no {each}"
+        for each, value in found
+    )
+    return f": {joined(list(said))}"
 
 
 def _has(selector: Selector, row: int, selections: Selections) -> bool:

@@ -26,6 +26,9 @@ def plan_json(
     ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
     number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say. ``notes``: what
     the figures cannot know, of eager checkpoints planned on a graph that has the operators in another form.
+
+    Seconds are those of ``device``, a profile by its name; without one, and where it lacks a figure, both are null.
+    ``uncounted_operators`` are priced by the bytes that they move.
     """
     plan = found.plan
     margins = {each.rule: each for each in worth}
@@ -33,7 +36,10 @@ def plan_json(
         "version": VERSION,
         "policy": plan.policy.name,
         "digest": plan.digest,
+        "device": None if plan.shown_times is None else plan.shown_times.device.name,
         "forward_flops": found.forward_flops,
+        "forward_seconds": found.forward_seconds,
+        "seconds_per_gib": found.seconds_per_gib,
         "uncounted_operators": found.uncounted,
         "notes": found.notes,
         "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
@@ -57,14 +63,22 @@ def plan_json(
 
 
 def _scenario(scenario: Scenario) -> dict[str, Any]:
-    return {**asdict(scenario.amounts), "peak": asdict(scenario.peak)}
+    """Seconds that the step takes, and of these the ones in which computation waits; null without a device."""
+    time = scenario.time
+    return {
+        **asdict(scenario.amounts),
+        "step_seconds": None if time is None else time.step,
+        "exposed_seconds": None if time is None else time.exposed,
+        "peak": asdict(scenario.peak),
+    }
 
 
 def worth_data(margin: Worth | None) -> dict[str, Any] | None:
     if margin is None:
         return None
     amounts = asdict(margin, filter=lambda each, _: each.name != "rule")
-    return {**amounts, "verdict": margin.verdict, "flops_per_gib": margin.flops_per_gib}
+    prices = {"flops_per_gib": margin.flops_per_gib, "seconds_per_gib": margin.seconds_per_gib}
+    return {**amounts, "verdict": margin.verdict, **prices}
 
 
 def _group(found: Breakdown, group: BlockGroup) -> dict[str, Any]:

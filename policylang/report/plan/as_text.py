@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
-from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, file_name, shortened, uncounted_text
+from policylang.language.figures import (
+    UNCOUNTED_UNKNOWN,
+    Measured,
+    counted,
+    figure,
+    file_name,
+    shortened,
+    uncounted_text,
+)
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
+from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text, seconds_text
 from policylang.report.expectations import expectation_table
 from policylang.report.plan.at_peak import at_peak_text
 from policylang.report.report_text import bytes_text
@@ -17,6 +25,9 @@ from policylang.report.width import table
 
 _LONGEST_RULE = 64
 _LONGEST_SHAPE = 24
+_MARGINS = "saved, recomputed and peak"
+_MARGINS_TIMED = "saved, recomputed, its time, and peak"
+_COMPARED = "with the rule, compared with the same policy without it"
 
 
 def plan_text(found: Breakdown, worth: Sequence[Worth], *, summary: bool = False) -> str:
@@ -42,6 +53,7 @@ def _totals(found: Breakdown) -> str:
         ("saved", bytes_text(under.amounts.saved_bytes), bytes_text(without.amounts.saved_bytes)),
         *([("offloaded", bytes_text(under.amounts.offloaded_bytes), "-")] if under.amounts.offloaded else []),
         ("recomputed", _again(under, found.forward_flops), _again(without, found.forward_flops)),
+        *_times(under, without),
         ("peak, forward", bytes_text(under.peak.forward), bytes_text(without.peak.forward)),
         ("peak, backward", bytes_text(under.peak.backward), bytes_text(without.peak.backward)),
         ("worst moment", under.peak.at, without.peak.at),
@@ -53,7 +65,20 @@ def _totals(found: Breakdown) -> str:
             f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
             "it may recompute some of it"
         )
-    return text + _uncounted(found) + "".join(f"\n\n{note}" for note in found.notes)
+    times = plan_times_text(found.plan)
+    return text + _uncounted(found) + (times and f"\n\n{times}") + "".join(f"\n\n{note}" for note in found.notes)
+
+
+def _times(under: Scenario, without: Scenario) -> list[tuple[str, str, str]]:
+    """Without a device nothing, and of what is exposed nothing where nothing is."""
+    if under.time is None or without.time is None:
+        return []
+    rows = [
+        ("recomputed time", recomputed_text(under.time), recomputed_text(without.time)),
+        ("step time", figure(under.time.step, "seconds"), figure(without.time.step, "seconds")),
+    ]
+    exposed = under.time.exposed or without.time.exposed
+    return [*rows, *([("exposed", exposed_text(under.time), exposed_text(without.time))] if exposed else [])]
 
 
 def _uncounted(found: Breakdown) -> str:
@@ -79,11 +104,14 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
     if not outcomes:
         return ""
     margins = {each.rule: each for each in worth}
-    rows: list[tuple[str, ...]] = [("line", "rule", "matched", "decided", "saved", "recomputed", "peak", "", "a GiB")]
+    timed = found.plan.shown_times is not None
+    head = ("line", "rule", "matched", "decided", "saved", "recomputed", *("time",)[:timed], "peak", "", "a GiB")
+    rows: list[tuple[str, ...]] = [head]
     for index, outcome in enumerate(outcomes):
-        rows.append((*_rule(outcome), *_margin(margins.get(index))))
-    text = table(rows, right=range(2, 7), ends=(0,), spare=(6, 2, 8))
-    notes = ["saved, recomputed and peak: with the rule, compared with the same policy without it"]
+        margin = margins.get(index)
+        rows.append((*_rule(outcome), *(("",) * (len(head) - 4) if margin is None else _margin(margin))))
+    text = table(rows, right=range(2, len(head) - 2), ends=(0,), spare=(len(head) - 3, 2, len(head) - 1))
+    notes = [f"{_MARGINS_TIMED if timed else _MARGINS}: {_COMPARED}"]
     left_out = sum(bool(outcome.decided) for outcome in outcomes) - len(worth)
     if left_out:
         notes.append(f"not worked out for the last {counted(left_out, 'rule')} that decide something")
@@ -100,20 +128,21 @@ def _rule(outcome: RuleOutcome) -> tuple[str, ...]:
     )
 
 
-def _margin(margin: Worth | None) -> tuple[str, ...]:
-    if margin is None:
-        return ("",) * 5
-    price = margin.flops_per_gib
+def _margin(margin: Worth) -> tuple[str, ...]:
+    """On a device its price is in time."""
+    timed = margin.recomputed_seconds is not None
+    price = margin.seconds_per_gib if timed else margin.flops_per_gib
     return (
         _signed(margin.saved_bytes, "bytes"),
         _signed(margin.recomputed_flops, "flops"),
+        *([_signed(margin.recomputed_seconds or 0.0, "seconds")] if timed else []),
         _signed(margin.peak_bytes, "bytes"),
         margin.verdict,
-        "" if price is None else figure(price, "flops"),
+        "" if price is None else figure(price, "seconds" if timed else "flops"),
     )
 
 
-def _signed(amount: int, dimension: Literal["bytes", "flops"]) -> str:
+def _signed(amount: float, dimension: Measured) -> str:
     return f"{'+' if amount > 0 else '-'}{figure(abs(amount), dimension)}" if amount else "0"
 
 
@@ -121,22 +150,26 @@ def _group(group: BlockGroup) -> str:
     amounts = group.amounts
     title = group.label + (f" ×{group.times}" if group.times > 1 else "")
     moved = f" {bytes_text(amounts.offloaded_bytes)} offloaded," if amounts.offloaded else ""
+    again = f" in {seconds_text(amounts.recomputed_seconds)}" if amounts.recomputed_seconds else ""
     head = (
         f"{title}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} and "
-        f"{figure(amounts.recomputed_flops, 'flops')} recomputed" + (", each" if group.times > 1 else "")
+        f"{figure(amounts.recomputed_flops, 'flops')} recomputed{again}" + (", each" if group.times > 1 else "")
     )
-    shown = [each for each in group.entries if each.bytes or each.flops or each.uncounted or each.fate != "recomputed"]
+    shown = [each for each in group.entries if each.costs or each.fate != "recomputed"]
     views = sum(entry.count for entry in group.entries) - sum(entry.count for entry in shown)
     lines = [head]
     if shown:
-        rows = [("", "operator", "module", "shape", "bytes", "FLOPs", "line"), *map(_entry, shown)]
-        lines.append(table(rows, right=range(4, 6), indent=2, ends=(2, 6), spare=(3,)))
+        timed = amounts.recomputed_seconds is not None
+        head_row = ("", "operator", "module", "shape", "bytes", "FLOPs", *("time",)[:timed], "line")
+        rows = [head_row, *(_entry(each, timed=timed) for each in shown)]
+        line = len(head_row) - 1
+        lines.append(table(rows, right=range(4, line), indent=2, ends=(2, line), spare=(3,)))
     if views:
         lines.append(f"  and {counted(views, 'view')} and parts recomputed at no cost")
     return "\n".join(lines)
 
 
-def _entry(entry: ValueEntry) -> tuple[str, ...]:
+def _entry(entry: ValueEntry, *, timed: bool) -> tuple[str, ...]:
     shape = "×".join(map(str, entry.shape or ()))
     return (
         entry.fate,
@@ -145,5 +178,6 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
         f"{shortened(shape, _LONGEST_SHAPE)} {entry.dtype}".strip(),
         bytes_text(entry.bytes) if entry.bytes else "",
         figure(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
+        *([seconds_text(entry.seconds)] if timed else []),
         file_name(entry.source) if entry.source else entry.reason or "undecided",
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from policylang.language.figures import counted, figure, file_name, shortened
+from policylang.language.figures import figure, file_name, shortened
 from policylang.planning.inspection.peak_values import AliveShare, AliveValue, Moment, PeakValues
 from policylang.report.report_text import bytes_text
 from policylang.report.width import table
 
 _LONGEST_RULE = 72
+_WIDEST = 120
+"""Of a table in a pipe or a file."""
 
 VALUES_HEAD = ("bytes", "share", "value", "operator", "module", "", "line", "made in step", "last needed in step")
+_TEXT_HEAD = (*VALUES_HEAD[:7], "in steps")
 SHARES_HEAD = ("bytes", "share", "values", "", "line", "rule")
 
 
@@ -17,16 +20,16 @@ def at_peak_text(found: PeakValues) -> str:
     """No line end at the end; empty where nothing takes memory."""
     if not found.values:
         return ""
-    values = [VALUES_HEAD, *(value_row(each, found) for each in found.values)]
+    values = [_TEXT_HEAD, *(_text_row(each, found) for each in found.values)]
     if found.rest:
-        words = (f"and {counted(found.rest, 'smaller value')}", *[""] * (len(VALUES_HEAD) - 3))
+        words = (f"{found.rest:,} smaller", *[""] * (len(_TEXT_HEAD) - 3))
         values.append((bytes_text(found.rest_bytes), _share(found.rest_bytes, found), *words))
     shares = [SHARES_HEAD, *(share_row(each, found) for each in found.shares)]
     parts = (
         highest_moment_text(found),
-        table(values, right=range(2), ends=(2, 4), spare=(7, 3)),
+        table(values, right=range(2), ends=(2, 4), spare=(7, 3), unless_told=_WIDEST),
         "by line",
-        table(shares, right=range(3)),
+        table(shares, right=range(3), unless_told=_WIDEST),
     )
     return "\n\n".join(parts)
 
@@ -53,6 +56,13 @@ def value_row(value: AliveValue, found: PeakValues) -> tuple[str, ...]:
         _made(value),
         "after the step" if value.last is None else _step(value.last),
     )
+
+
+def _text_row(value: AliveValue, found: PeakValues) -> tuple[str, ...]:
+    """As :data:`_TEXT_HEAD` has it: the steps are numbers alone, so that a line can be read."""
+    made = "start" if value.made is None else f"{value.made.step:,}"
+    last = "end" if value.last is None else f"{value.last.step:,}"
+    return (*value_row(value, found)[:7], f"{made}–{last}")
 
 
 def share_row(share: AliveShare, found: PeakValues) -> tuple[str, ...]:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Literal
 
-from policylang.language.figures import counted, figure, file_name, folded_names, listed, uncounted_text
+from policylang.language.figures import Measured, counted, figure, file_name, folded_names, listed, uncounted_text
 from policylang.planning.inspection.breakdown import Breakdown, operator_of, within_block
 from policylang.planning.inspection.compare import OUTSIDE, Change, Decider, PlanComparison, compare
 from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.inspection.time_prices import same_time
 from policylang.planning.plan import Plan
 from policylang.report.plan.html import filled, subtitle
 from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.plan.page_data import memory_data
 from policylang.report.plan.sections import at_peak_section, memory_section, rows_table, tile
+from policylang.report.plan_comparison import device_of
 from policylang.report.report_text import bytes_text
 
 _SCRIPTS = ("figures.js", "memory.js")
@@ -51,10 +52,23 @@ def _tiles(old: Breakdown, new: Breakdown, found: PlanComparison) -> Markup:
         tile("decisions that differ", f"{found.changed:,}", f"of {found.decisions:,}"),
         _moved("kept for the backward", *kept, "bytes"),
         _moved("computed twice", was.amounts.recomputed_flops, now.amounts.recomputed_flops, "flops"),
+        *_times(found),
         _moved("simulated peak", was.peak.bytes, now.peak.bytes, "bytes"),
         *([_moved("offloaded", *moved, "bytes")] if any(moved) else []),
         *_uncounted(found),
     )
+
+
+def _times(found: PlanComparison) -> list[Markup]:
+    old, new = found.old, found.new
+    if old.recomputed_seconds is None or new.recomputed_seconds is None:
+        return []
+    where = device_of(found)
+    steps = old.step_seconds or 0.0, new.step_seconds or 0.0
+    return [
+        _moved("recomputed time", old.recomputed_seconds, new.recomputed_seconds, "seconds"),
+        _moved("step time", *steps, "seconds", "; ".join(where.split("\n"))),
+    ]
 
 
 def _uncounted(found: PlanComparison) -> list[Markup]:
@@ -63,11 +77,11 @@ def _uncounted(found: PlanComparison) -> list[Markup]:
     return [tile("computed twice without FLOPs", "", "; ".join(said))] if said else []
 
 
-def _moved(name: str, before: int, after: int, unit: Literal["bytes", "flops"]) -> Markup:
-    if before == after:
-        return tile(name, figure(after, unit), "as before")
+def _moved(name: str, before: float, after: float, unit: Measured, more: str = "") -> Markup:
+    same = same_time(before, after) if unit == "seconds" else before == after
     sign = "+" if after > before else "−"
-    return tile(name, figure(after, unit), f"{sign}{figure(abs(after - before), unit)}, from {figure(before, unit)}")
+    change = f"{sign}{figure(abs(after - before), unit)}, from {figure(before, unit)}"
+    return tile(name, figure(after, unit), "; ".join(filter(None, ("as before" if same else change, more))))
 
 
 def _changes(found: PlanComparison, old: Plan, new: Plan) -> Markup:

@@ -32,7 +32,9 @@ def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str,
         "torch": plan.facts.torch_version,
         "digest": plan.digest,
         "total_nodes": len(plan.facts),
+        "device": None if plan.shown_times is None else plan.shown_times.device.name,
         "forward_flops": found.forward_flops,
+        "forward_seconds": found.forward_seconds,
         "undecided": plan.undecided,
         "under": _scenario(found.under),
         "without": _scenario(found.without),
@@ -50,7 +52,8 @@ def sides_of(found: Breakdown) -> list[tuple[str, Plan, Scenario]]:
 
 
 def _scenario(scenario: Scenario) -> dict[str, Any]:
-    return {"amounts": asdict(scenario.amounts), "peak": asdict(scenario.peak)}
+    time = None if scenario.time is None else asdict(scenario.time)
+    return {"amounts": asdict(scenario.amounts), "time": time, "peak": asdict(scenario.peak)}
 
 
 def _lines(source: Source) -> list[str]:
@@ -101,6 +104,7 @@ def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:
         "dtype": coded(facts.dtypes[row] for row in rows),
         "bytes": [facts.bytes[row] for row in rows],
         "flops": [facts.flops[row] for row in rows],
+        "seconds": [] if plan.shown_times is None else [plan.shown_times.seconds[row] for row in rows],
         "uncounted": coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
         "block": [plan.block_of[row] if plan.block_names else -1 for row in rows],
         "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],

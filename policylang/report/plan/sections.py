@@ -8,13 +8,15 @@ from typing import Any
 from policylang.language.figures import counted, figure, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
 from policylang.planning.inspection.peak_values import PeakValues
+from policylang.report.device_times import exposed_text, plan_times_text, price_text, seconds_text
 from policylang.report.plan.at_peak import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
 from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
 from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.report_text import bytes_text
 from policylang.simulation.peak import Peak
 
-_ENTRIES_HEAD = ("", "operator", "module", "shape", "bytes", "FLOPs again", "decided by")
+_ENTRIES_HEAD = ("", "operator", "module", "shape", "bytes", "FLOPs again", "time again", "decided by")
+_TIME_COLUMN = 6
 
 
 def tile(name: str, amount: str, rest: str) -> Markup:
@@ -33,6 +35,7 @@ def tiles(found: Breakdown) -> Markup:
     made = [
         tile("kept for the backward", bytes_text(kept), f"{of_kept} without recomputation"),
         tile("computed twice", figure(flops, "flops"), of_flops if found.forward_flops else ""),
+        *_time_tiles(found),
         tile("simulated peak", bytes_text(peak), of_peak),
     ]
     if under.amounts.offloaded:
@@ -53,6 +56,22 @@ def tiles(found: Breakdown) -> Markup:
         told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)
         made.append(tile("expectations held", f"{held} of {len(plan.expectations)}", told))
     return joined(*made)
+
+
+def _time_tiles(found: Breakdown) -> list[Markup]:
+    """What recomputation takes, its price, and what the step takes; nothing without a device."""
+    time, without = found.under.time, found.without.time
+    if time is None or without is None:
+        return []
+    forward = figure(time.forward, "seconds")
+    share = f"{figure(time.recomputed / time.forward, 'fraction')} of the forward's {forward}" if time.forward else ""
+    price = price_text(found.seconds_per_gib)
+    priced = f", at a price of {price} of peak" if price else ""
+    rest = [f"{figure(without.step, 'seconds')} without recomputation"]
+    rest += [f"exposed {exposed_text(time)}"] if time.exposed else []
+    rest.append(plan_times_text(found.plan))
+    again = tile("recomputed time", figure(time.recomputed, "seconds"), share + priced)
+    return [again, tile("step time", figure(time.step, "seconds"), "; ".join(rest))]
 
 
 def _expectation(text: str, status: str, found: str) -> str:
@@ -113,17 +132,22 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
     left = f", {bytes_text(amounts.open_bytes)} of it left to PyTorch" if amounts.open_bytes else ""
     moved = f", {bytes_text(amounts.offloaded_bytes)} offloaded" if amounts.offloaded else ""
     saved = f" saved in {counted(amounts.saved, 'value')}{left}{moved}"
-    again = f" and {bytes_text(amounts.recomputed_bytes)} recomputed in {counted(amounts.recomputed, 'value')}"
+    time = f" in {seconds}" if (seconds := seconds_text(amounts.recomputed_seconds)) else ""
+    again = f"{time} and {bytes_text(amounts.recomputed_bytes)} recomputed in {counted(amounts.recomputed, 'value')}"
     summary = element(
         "summary",
         element("span", group.label, times, class_="label"),
         _bar(amounts.saved_bytes / most_saved, "saved", bytes_text(amounts.saved_bytes), saved),
         _bar(amounts.recomputed_flops / most_flops, "recomputed", figure(amounts.recomputed_flops, "flops"), again),
     )
-    shown = [each for each in group.entries if each.bytes or each.flops or each.uncounted or each.fate != "recomputed"]
+    shown = [each for each in group.entries if each.costs or each.fate != "recomputed"]
     views = sum(each.count for each in group.entries) - sum(each.count for each in shown)
     hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
-    values = rows_table(_ENTRIES_HEAD, map(_entry, shown), (4, 5), f"the values of {group.label}")
+    table = [_ENTRIES_HEAD, *map(_entry, shown)]
+    if amounts.recomputed_seconds is None:
+        table = [row[:_TIME_COLUMN] + row[_TIME_COLUMN + 1 :] for row in table]
+    head, *rows = table
+    values = rows_table(head, rows, range(4, len(head) - 1), f"the values of {group.label}")
     rest = element("p", hidden, class_="hint") if views else ""
     return element("details", summary, values, rest, class_="group")
 
@@ -143,5 +167,6 @@ def _entry(entry: ValueEntry) -> tuple[str, ...]:
         f"{shape} {entry.dtype}".strip(),
         bytes_text(entry.bytes) if entry.bytes else "",
         figure(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
+        seconds_text(entry.seconds),
         entry.source or entry.reason or "undecided",
     )

@@ -19,14 +19,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import policylang
 from policylang.backends import path
 from policylang.backends.graph_registry import plan_of
-from policylang.graph.facts import Facts, Group
+from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
 from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.edited import AllAlike, assert_facts_hold
 from tests.support.sharded import ALL_GATHER
-from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, shared_graph
+from tests.support.shared_graphs import BACKWARD, JOINT, shared_facts
 
 ROWS, COLUMNS = 4, 6
 
@@ -216,8 +216,7 @@ def test_without_a_rank_nothing_is_collapsed(at_rank) -> None:
 
 
 def recorded(name: str) -> Facts:
-    groups = {key: Group(key, ranks, len(ranks)) for key, ranks in process_groups(name).items()}
-    return collect(shared_graph(name), groups=groups)
+    return shared_facts(name, True)
 
 
 @pytest.mark.parametrize(

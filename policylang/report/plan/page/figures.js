@@ -10,6 +10,7 @@ function scaled(value, base, units) {
 }
 const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
 const flops = (value) => scaled(value, 1000, ["FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
+const times = (value) => (value ? scaled(value * 1e9, 1000, ["ns", "us", "ms", "s"]) : "0 s");
 const signed = (value, figure) => (value > 0 ? "+" : "") + figure(value);
 const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "");
 const number = (value) => value.toLocaleString("en-US");

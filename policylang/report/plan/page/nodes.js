@@ -4,6 +4,8 @@ const ROW = 26;
 const OVERSCAN = 8;
 const TALLEST = 10_000_000; // browsers clip elements beyond some 16 million pixels
 const cell = (column, row) => nodes[column].values[nodes[column].codes[row]];
+const timed = nodes.seconds.length > 0; // there is a device
+const timeOf = (row) => (timed && nodes.seconds[row] >= 5e-11 ? times(nodes.seconds[row]) : "");
 const rulesOf = new Map(); // owner → the rules that match it, in order
 data.rules.forEach((rule, index) => {
   for (const owner of rule.matched) {
@@ -26,7 +28,8 @@ function showNodes(choose, clear) {
     clear();
   } } }, "Show all");
   byId("filters").append(search, select, all);
-  byId("head").append(...["", "value", "module", "bytes", "FLOPs"].map((name, at) => make("span", { class: at > 2 ? "number" : "", style: at > 2 ? "text-align: right" : "" }, name)));
+  byId("values").classList.toggle("timed", timed);
+  byId("head").append(...["", "value", "module", "bytes", "FLOPs", ...(timed ? ["time"] : [])].map((name, at) => make("span", { class: at > 2 ? "number" : "", style: at > 2 ? "text-align: right" : "" }, name)));
   const box = byId("list");
   box.addEventListener("scroll", paint, { passive: true });
   box.addEventListener("keydown", walk);
@@ -87,10 +90,11 @@ function valueRow(at, top) {
   const lost = list.rule !== null && nodes.rule[row] !== list.rule;
   const what = fate || "not needed by the backward";
   return make("div", { class: `value${row === list.active ? " active" : ""}${lost ? " lost" : ""}`, role: "option", id: `value-${row}`, "aria-selected": String(row === list.active),
-      "aria-posinset": at + 1, "aria-setsize": list.shown.length, "data-name": nodes.name[row], style: `top: ${top}px`, title: `${what}${lost ? ", by another line" : ""}`, on: { click: () => list.choose(row) } },
+      "aria-posinset": at + 1, "aria-setsize": list.shown.length, "data-name": nodes.name[row], style: `top: ${top}px`, title: `${what}${lost ? ", by another line" : ""}${timeOf(row) ? `; one run takes ${timeOf(row)} on ${data.device}` : ""}`, on: { click: () => list.choose(row) } },
     make("span", { class: `dot dot-${spoken(fate)}`, "aria-label": what }),
     make("span", { class: "mono" }, nodes.name[row]), make("span", {}, cell("module", row)),
-    make("span", { class: "number" }, nodes.bytes[row] ? bytes(nodes.bytes[row]) : ""), make("span", { class: "number" }, nodes.flops[row] ? flops(nodes.flops[row]) : cell("uncounted", row) ? "not counted" : ""));
+    make("span", { class: "number" }, nodes.bytes[row] ? bytes(nodes.bytes[row]) : ""), make("span", { class: "number" }, nodes.flops[row] ? flops(nodes.flops[row]) : cell("uncounted", row) ? "not counted" : ""),
+    ...(timed ? [make("span", { class: "number" }, timeOf(row))] : []));
 }
 
 function walk(event) {
@@ -128,7 +132,7 @@ function showDetail(row, choose) {
   const box = byId("detail");
   const fate = cell("fate", row);
   const rules = rulesOf.get(nodes.owner[row]) || [];
-  const facts = [cell("operator", row), cell("shape", row) && `${cell("shape", row)} ${cell("dtype", row)}`, bytes(nodes.bytes[row]), nodes.flops[row] && flops(nodes.flops[row]), cell("uncounted", row) && "FLOPs not counted"];
+  const facts = [cell("operator", row), cell("shape", row) && `${cell("shape", row)} ${cell("dtype", row)}`, bytes(nodes.bytes[row]), nodes.flops[row] && flops(nodes.flops[row]), cell("uncounted", row) && "FLOPs not counted", timeOf(row) && `${timeOf(row)} on ${data.device}`];
   box.replaceChildren(
     make("h3", {}, nodes.name[row]),
     make("p", {}, facts.filter(Boolean).join(" · "), cell("module", row) ? ` · in ${cell("module", row)}` : ""),

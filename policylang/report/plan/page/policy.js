@@ -60,9 +60,11 @@ function ruleNote(rule) {
 function worthTitle(rule) {
   if (!rule.worth) return "";
   const worth = rule.worth;
-  const price = worth.flops_per_gib ? `, ${flops(worth.flops_per_gib)} a GiB` : "";
-  return `It ${worth.verdict}: ${signed(worth.saved_bytes, bytes)} saved, ${signed(worth.recomputed_flops, flops)} recomputed, ` +
-    `${signed(worth.peak_bytes, bytes)} at the peak, compared with the policy without this rule${price}`;
+  const inTime = worth.recomputed_seconds !== null;
+  const price = inTime ? worth.seconds_per_gib && times(worth.seconds_per_gib) : worth.flops_per_gib && flops(worth.flops_per_gib);
+  const again = inTime ? ` in ${signed(worth.recomputed_seconds, times)}` : "";
+  return `It ${worth.verdict}: ${signed(worth.saved_bytes, bytes)} saved, ${signed(worth.recomputed_flops, flops)} recomputed${again}, ` +
+    `${signed(worth.peak_bytes, bytes)} at the peak, compared with the policy without this rule${price ? `, ${price} a GiB` : ""}`;
 }
 
 function markRules(active, matching, deciding) {

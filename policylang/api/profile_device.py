@@ -1,0 +1,180 @@
+"""``policylang.profile_device``: from the machine it runs on to the file of a device profile."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from policylang.errors import PolicyError
+from policylang.language.codes import diagnose
+from policylang.language.devices.profile import DeviceProfile
+from policylang.profiling.profile_text import FIRST_COLUMNS, FIRST_LINE
+from policylang.profiling.profiler import Profiling, profiled
+
+NO_DEVICE, NO_FILE, NO_FIGURES = "APL616", "APL617", "APL618"
+LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0
+
+
+def profile_device(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+    compiled: bool = False,
+    seconds: float = 45.0,
+    progress: Callable[[str], object] = lambda _: None,
+) -> DeviceProfile:
+    """Measures the machine it runs on and writes what it found to ``path``, a file that every ``device=`` reads.
+
+    Matrix products by dtype and size, streams of bytes by size, attention, convolutions, operators that compute more
+    than they move, the overhead of a kernel, and copies to and from the host: the median of several rounds over all of
+    it. On a CPU it uses the threads that torch has (``torch.set_num_threads``). In a job of several ranks with a
+    default process group, to be called on each of them, the collectives too; the first rank writes them to a table
+    beside the profile, under its name with the ending ``.table``.
+
+    Args:
+        path: The file, as ``our-machine.toml``. One that was measured before is replaced, any other is not.
+        device: ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; by default the GPU where torch sees one.
+        name: Of the profile; by default the file's without its ending.
+        compiled: For steps under ``torch.compile``: what its fusion leaves of pointwise operators is measured too.
+        seconds: That the measurement may take, about. A round over all sizes is made in any case.
+        progress: Called with what is measured next.
+
+    Raises:
+        PolicyError: there is no such device here, the file cannot be written, or nothing could be timed.
+    """
+    target = Path(path)
+    table = target.with_suffix(".table")
+    title = target.stem if name is None else name
+    problem = _first_problem(target, table, title, seconds, device)
+    if (problem := _agreed(problem)) is not None:
+        raise problem
+    where = _device(device)
+    found = profiled(Profiling(where, title, compiled, seconds), table.name, progress=progress)
+    if found is None:
+        raise _problem(NO_FIGURES, f"nothing could be timed on `{where}`", _said_by(where))
+    if _is_first():
+        if found.table:
+            _write(table, found.table)
+        _write(target, found.text)
+    return found.profile
+
+
+def _first_problem(
+    target: Path, table: Path, title: str, seconds: float, device: str | torch.device | None
+) -> PolicyError | None:
+    """What stands in the way, before anything is measured."""
+    try:
+        _device(device)
+        if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+            raise _problem(NO_DEVICE, f"`{seconds:g}` seconds are no time to measure in", "a second to a day")
+        if not title.strip() or not (title + table.name).isprintable() or len(title) > 100:
+            message = "the name of a profile is a text of one line, of at most 100 characters"
+            raise _problem(NO_FILE, message, "give it a name, or its file another one")
+        if _is_first():
+            check_writable(target, FIRST_LINE)
+            if _ranks() > 1:
+                check_writable(table, FIRST_COLUMNS[0])
+    except PolicyError as error:
+        return error
+    return None
+
+
+def _agreed(problem: PolicyError | None) -> PolicyError | None:
+    """The first problem of any rank: where one cannot go on, the others would wait for it."""
+    if _ranks() == 1:
+        return problem
+    import torch.distributed as dist
+
+    problems: list[PolicyError | None] = [None] * _ranks()
+    dist.all_gather_object(problems, problem)
+    return next(filter(None, problems), None)
+
+
+def _said_by(device: torch.device) -> str | None:
+    """What the device says to the smallest product."""
+    try:
+        torch.mm(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
+    except RuntimeError as error:
+        return str(error).splitlines()[0][:200]
+    return None
+
+
+def _device(asked: str | torch.device | None) -> torch.device:
+    try:
+        device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, TypeError):
+        raise _problem(NO_DEVICE, f"there is no device `{asked}`", "`cuda`, `cuda:1` or `cpu`") from None
+    if device.type not in ("cuda", "cpu"):
+        raise _problem(NO_DEVICE, f"a device of the kind `{device.type}` is not measured", "`cuda` or `cpu`")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise _problem(NO_DEVICE, "torch sees no CUDA device here", "`cpu` measures the processor")
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= count:
+            raise _problem(NO_DEVICE, f"there is no device `{asked}`", f"torch sees {count}, from `cuda:0` on")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    return device
+
+
+def check_writable(path: Path, begins: str) -> None:
+    """Raises PolicyError where a measurement could not be written there, or would replace what is no measurement."""
+    shown = os.fspath(path)
+    try:
+        if path.is_dir():
+            raise _problem(NO_FILE, f"`{shown}` is a folder", "name a file in it: `our-machine.toml`")
+        if path.exists() and not _begins(path, begins):
+            help = "name another file, or move it away"
+            raise _problem(NO_FILE, f"`{shown}` is there, and no measurement wrote it", help)
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _problem(NO_FILE, f"cannot write `{shown}`: {reason}") from None
+
+
+def _begins(path: Path, text: str) -> bool:
+    if not path.is_file():  # a terminal or a pipe would be waited for
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(200).lstrip().startswith(text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: what is there is replaced when the new text is."""
+    path = path.resolve()  # of a link, what it leads to
+    written = None
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            written = file.name
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(written, 0o666 & ~mask)  # a temporary file is its owner's alone
+        os.replace(written, path)
+    except OSError as error:
+        if written is not None:
+            Path(written).unlink(missing_ok=True)
+        raise _problem(NO_FILE, f"cannot write `{path}`: {error.strerror or error}") from None
+
+
+def _ranks() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _is_first() -> bool:
+    import torch.distributed as dist
+
+    return _ranks() == 1 or dist.get_rank() == 0
+
+
+def _problem(code: str, message: str, help: str | None = None) -> PolicyError:
+    return PolicyError([diagnose(code, message, help=help)])

@@ -1,0 +1,221 @@
+"""``policylang.tune``: from a budget to a policy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any, TypeVar
+
+from policylang.api.devices import DeviceLike, load_device
+from policylang.api.planned_graphs import PathName
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.files.any_form import read_any
+from policylang.language.codes import diagnose
+from policylang.language.devices.lookup import find_device
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import read_device
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import figure
+from policylang.language.resources import devices_folder
+from policylang.planning.capabilities import Capabilities, capabilities_for
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.simulation.missing_figures import lacking
+from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.tuning.evaluation import Evaluation
+from policylang.tuning.outcome.obstacles import infeasible
+from policylang.tuning.outcome.tuned_policy import TunedPolicy
+from policylang.tuning.outcome.written import memory_of, subject_of, tuned_text
+from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
+from policylang.tuning.request.suitable import UNSUITABLE, decides_nothing, no_copies, unsuitable, without_blocks
+from policylang.tuning.trade_off import Besides, Budget, Infeasible, Tuned
+
+NO_SOLVER = "APL619"
+NOTHING_RECOMPUTED = "APL627"
+
+Read = TypeVar("Read")
+
+
+def tune(
+    graph: Any,
+    *,
+    peak: Size | None = None,
+    saved: Size | None = None,
+    recompute_time: Share | None = None,
+    device: DeviceLike,
+    optimizer: Size | None = None,
+    reserve: Share = 0.0,
+    offload: bool = False,
+    path: PathName | None = None,
+    table: bool = False,
+) -> TunedPolicy:
+    """The policy that takes the least time within a budget of memory, or the least memory within one of time.
+
+    Args:
+        graph: a snapshot, facts, or whatever :func:`policylang.snapshot` takes: a graph module, a traced step, a model
+            that ran compiled under a policy.
+        peak: bytes that the step may take at its highest moment, parameters, gradients and all: ``"70 GiB"``, or a
+            number.
+        saved: instead, bytes that may be kept for the backward.
+        recompute_time: instead, how much of the forward's time second runs may take: ``"5%"``, or ``0.05``.
+        device: the name of a bundled device profile, the path of a file, or a profile.
+        optimizer: whose state takes memory beside the graph: ``"adamw"``, another name of
+            :data:`policylang.tuning.request.asked.STATES`, or a size. State has the dtype of its parameter, as in
+            ``torch.optim``, and a parameter without a gradient has none.
+        reserve: the share of the memory that is set aside for what the allocator wastes: ``"5%"``.
+        offload: whether values may also be copied to the host.
+        path: what will carry the policy out, as for :func:`policylang.check`; by default what the graph is.
+        table: whether ``TunedPolicy.table`` is to have policies over the whole range of memory, which takes longer, and
+            not only those that were weighed for the budget.
+
+    Needs no torch for a snapshot. The same graph, device and budget give the same text, byte for byte, everywhere.
+
+    Raises :class:`PolicyMeaningError` for what is no budget, size or device, :class:`PolicyGraphError` for a graph that
+    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget: with the smallest peak
+    that can be reached, the node where it is, and what stands in the way.
+    """
+    facts, name = _facts_of(graph)
+    budget = _value(read_budget(peak, saved, recompute_time))
+    profile = device if isinstance(device, DeviceProfile) else load_device(device)
+    if budget is None:
+        raise PolicyMeaningError([no_budget(profile)])
+    besides = Besides(optimizer=_value(read_optimizer(optimizer, facts)), reserve=_value(read_reserve(reserve)))
+    found = tuned_policy(
+        facts,
+        name,
+        profile,
+        budget,
+        besides=besides,
+        named=None if isinstance(device, DeviceProfile) else os.fspath(device),
+        optimizer=optimizer if isinstance(optimizer, str) else "",
+        offload=offload,
+        path=path,
+        table=table,
+    )
+    if isinstance(found, Diagnostic):
+        raise (PolicyGraphError if found.code == UNSUITABLE else PolicyMatchError)([found])
+    return found
+
+
+def tuned_policy(
+    facts: Facts,
+    graph: str,
+    device: DeviceProfile,
+    budget: Budget | None,
+    *,
+    besides: Besides,
+    named: str | None = None,
+    folder: Path = Path(),
+    optimizer: str = "",
+    offload: bool = False,
+    path: PathName | None = None,
+    table: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> TunedPolicy | Diagnostic:
+    """The same with everything read: the error where it cannot be done.
+
+    ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
+    where the policy will lie, ``optimizer`` the one whose state ``besides`` has. Without a budget it is the trade-off
+    that is asked for: there is no text then, and what is chosen is the fastest.
+    """
+    capabilities = capabilities_for(facts.kind, path)
+    called = f"`{graph}`" if graph else "the graph"
+    times = node_times(facts, device)
+    problem = (
+        unsuitable(facts, called) or decides_nothing(capabilities) or (no_copies(capabilities) if offload else None)
+    )
+    problem = problem or lacking(times, copies=offload)
+    if problem is not None:
+        return problem
+    within = Budget("peak", inf) if budget is None else budget
+    found = _chosen(facts, times, within, capabilities, besides, offload=offload, table=table, progress=progress)
+    if isinstance(found, Infeasible):
+        return infeasible(found, facts, times, capabilities)
+    name = optimizer.strip().lower()
+    named_there = _in_a_policy(device, named, folder)
+    subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
+    notes = [without_blocks(facts, called)]
+    if budget is None:
+        return TunedPolicy("", found, subject, tuple(filter(None, notes)))
+    if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":
+        room = int(budget.limit) - memory_of(found.chosen, found)
+        message = f"nothing has to be recomputed: with all saved, {figure(room, 'bytes')} of the budget are left"
+        notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
+    text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
+    return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
+
+
+def _chosen(
+    facts: Facts,
+    times: NodeTimes,
+    budget: Budget,
+    capabilities: Capabilities,
+    besides: Besides,
+    *,
+    offload: bool,
+    table: bool,
+    progress: Callable[[str], None] | None,
+) -> Tuned | Infeasible:
+    """The tuner's choice. Raises ``PolicyError`` where the extra is not installed: nothing else needs it."""
+    try:
+        from policylang.tuning.tuner import tune as choose
+    except ImportError as error:
+        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
+        raise PolicyError(
+            [diagnose(NO_SOLVER, message, help="install it with `pip install policylang[tune]`")]
+        ) from None
+    return choose(facts, times, budget, capabilities, besides=besides, offload=offload, table=table, progress=progress)
+
+
+def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:
+    """Whether the time of what runs again can be promised: none of it is priced by its bytes for want of a formula."""
+    if not times.uncounted or found.budget.figure != "recompute time":
+        return True
+    made = Evaluation(facts, times, capabilities).planned(found.chosen.rules)
+    return made is not None and not uncounted_operators(facts, saved_and_recomputed(made).recomputed)
+
+
+def no_budget(device: DeviceProfile) -> Diagnostic:
+    """The error where no budget is given, with what the device has."""
+    help = "give a peak, such as `70 GiB`, saved bytes, or a share of the forward's time, such as `5%`"
+    if device.capacity:
+        help = f"`{device.name}` has {figure(device.capacity, 'bytes')}: a peak of `{figure(device.capacity, 'bytes')}`"
+        help = f"{help} uses all of it; a reserve of `5%` leaves some to the allocator"
+    return diagnose(NO_BUDGET, "there is no budget to tune for", help=help)
+
+
+def _in_a_policy(device: DeviceProfile, named: str | None, folder: Path) -> str:
+    """A profile as a policy in a folder names it: a bundled one by its name, a file by its path from there; empty where
+    it is neither."""
+    found = find_device(device.name if named is None else named, Path())
+    if isinstance(found, Diagnostic):
+        return ""
+    path, _ = found
+    if path.parent != devices_folder():
+        return f'"{Path(os.path.relpath(path, folder)).as_posix()}"' if named is not None else ""
+    bundled = read_device(path.stem)
+    same = not isinstance(bundled, Diagnostic) and bundled.canonical == device.canonical
+    return path.stem if same else ""
+
+
+def _facts_of(graph: Any) -> tuple[Facts, str]:
+    if isinstance(graph, Facts):
+        return graph, ""
+    if isinstance(graph, str | os.PathLike):
+        return read_any(graph), Path(os.fsdecode(graph)).name
+    from policylang.api.snapshot import facts_of
+
+    found = facts_of(graph)
+    if len(found) > 1:
+        message = f"the model has {len(found)} graphs, and a policy is tuned for one"
+        help = "write them with `policylang.snapshot`, tune for the one that decides, and check on all"
+        raise PolicyGraphError([diagnose(UNSUITABLE, message, help=help)])
+    return found[0], ""
+
+
+def _value(read: Read | Diagnostic) -> Read:
+    if isinstance(read, Diagnostic):
+        raise PolicyMeaningError([read])
+    return read

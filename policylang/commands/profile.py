@@ -1,0 +1,131 @@
+"""Measure the machine it runs on, and write a device profile: what it computes, moves and sends in a second. Where a
+device is asked for, the file is named: plan mine.apl --graph llama3_8b.graph --device our-machine.toml.
+
+Measured are matrix products by dtype and size, streams of bytes by size, attention, convolutions, the operators that
+compute more than they move, the overhead of a kernel, and copies to and from the host. On a CPU with the threads that
+torch has here: OMP_NUM_THREADS=8 policylang profile … for eight. With --compiled the profile is for steps under
+torch.compile, whose fusion of pointwise operators is measured too.
+
+Under torchrun the collectives of its ranks are measured as well, and written to a table beside the profile.
+
+examples:
+
+  policylang profile -o our-machine.toml
+  policylang profile -o our-machine-compiled.toml --compiled --seconds 20
+  torchrun --nproc-per-node 8 -m policylang profile -o our-node.toml
+
+exit codes: 0 written, 1 nothing could be timed, 2 no such device, or a file that cannot be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import add_form
+
+if TYPE_CHECKING:
+    from policylang.language.devices.profile import DeviceProfile
+
+NAME = "profile"
+SUMMARY = "measure this machine, and write its device profile"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile, such as our-machine.toml")
+    parser.add_argument(
+        "--device", metavar="cuda|cpu", help="what to measure (default: the GPU where torch sees one, else the CPU)"
+    )
+    parser.add_argument("--name", help="of the profile (default: the file's without its ending)")
+    parser.add_argument("--compiled", action="store_true", help="measure for steps that run under torch.compile")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=45.0,
+        metavar="N",
+        help="how long it may take, about; one round is made in any case (default: 45)",
+    )
+    add_form(parser, "json", help="how to print what was written (default: text)")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    from policylang.commands.shared.users_code import need_torch
+
+    need_torch()
+    from policylang.api.profile_device import NO_FIGURES, profile_device
+    from policylang.errors import PolicyError
+
+    with _job(options.device, options.seconds) as (rank, device):
+        progress = _progress(shown=rank == 0 and sys.stderr.isatty())
+        try:
+            profile = profile_device(
+                options.output,
+                device=device,
+                name=options.name,
+                compiled=options.compiled,
+                seconds=options.seconds,
+                progress=progress,
+            )
+        except PolicyError as error:
+            (diagnostic,) = error.diagnostics
+            if diagnostic.code == NO_FIGURES:
+                raise
+            raise UsageError(diagnostic.message, diagnostic.help or "") from None
+        finally:
+            progress("")
+    if rank == 0:
+        _print(profile, options.output, options.output_format)
+    return Exit.CLEAN
+
+
+@contextmanager
+def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]:
+    """The ranks that torchrun started, joined: this one's number, and the device that it measures."""
+    import torch
+    import torch.distributed as dist
+
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() or os.environ["WORLD_SIZE"] == "1":
+        yield 0, device
+        return
+    if not dist.is_available():
+        raise UsageError("this torch has no torch.distributed", "measure without torchrun")
+    on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+    if on_gpu:
+        if ":" in (device or ""):
+            raise UsageError(f"each rank measures on a GPU of its own, and not on `{device}`", "leave out the number")
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    # The others wait while the first measures its device. What ranks tell each other goes by gloo, with a GPU or not.
+    longest = timedelta(seconds=600 + (4 * seconds if 0 < seconds < 1e6 else 0))
+    with_gpu = on_gpu and torch.cuda.is_available() and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if with_gpu else "gloo", timeout=longest)
+    try:
+        yield dist.get_rank(), device
+    finally:
+        dist.destroy_process_group()
+
+
+def _progress(*, shown: bool) -> Callable[[str], object]:
+    """One line that is written over; an empty text takes it away."""
+
+    def tell(text: str) -> None:
+        if shown:
+            print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _print(profile: DeviceProfile, path: str, form: str) -> None:
+    if form == "json":
+        print(json.dumps({"path": path, "name": profile.name, "figures": json.loads(profile.canonical)}))
+        return
+    fastest = {dtype: max(each for _, each in rate.points) for dtype, rate in profile.compute.items()}
+    products = ", ".join(f"{each / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, each in fastest.items())
+    stream = max(each for _, each in profile.bandwidth.points)
+    print(f"{path}: products reach {products}; streams up to {stream / 1e9:,.1f} GB/s")

@@ -1,0 +1,236 @@
+"""Write a policy from a budget: the one that loses the least time within so much memory, or takes the least memory for
+so much time.
+
+The graph is a snapshot (see `policylang snapshot`); no model and no GPU are needed. --peak is what the step may take at
+its highest moment, parameters and gradients included; --optimizer adds the optimizer's state to it, --reserve what the
+allocator wastes. --saved is a budget for what is kept for the backward alone, --recompute-time one for the time of
+second runs. What comes out is a policy as a person writes it, with a comment that says where it is from and what lies
+on either side of it, and an expectation that holds it to the budget.
+
+Without -o the policy is printed, and what it comes to goes to the standard error. --table prints the whole trade-off, a
+row a policy; a budget is not needed for it. --html draws it.
+
+examples:
+
+  policylang tune --graph llama3_8b.graph --peak "70 GiB" --device h100-sxm -o llama3_8b_70g.apl
+  policylang tune --graph llama3_8b.graph --peak "70 GiB" --device h100-sxm --optimizer adamw --reserve 5%
+  policylang tune --graph llama3_8b.graph --saved "6 GiB" --device a100-sxm-80gb
+  policylang tune --graph llama3_8b.graph --recompute-time 5% --device cluster.toml
+  policylang tune --graph llama3_8b.graph --device h100-sxm --table --html trade_off.html
+
+exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile does not do (no file is written then), 2
+a budget that is none, or a file that cannot be read or written
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.inputs import (
+    add_device,
+    add_form,
+    add_graph,
+    add_import,
+    add_path,
+    read_graph,
+    read_profile,
+    refuse,
+    write_page,
+)
+
+if TYPE_CHECKING:
+    from policylang.graph.facts import Facts
+    from policylang.language.devices.profile import DeviceProfile
+    from policylang.language.diagnostics import Diagnostic
+    from policylang.tuning.outcome.tuned_policy import TunedPolicy
+    from policylang.tuning.trade_off import Besides, Budget
+
+NAME = "tune"
+SUMMARY = "write a policy from a budget of memory or time"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_graph(parser)
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--peak", metavar="SIZE", help="what the step may take at its highest moment, such as '70 GiB'")
+    budget.add_argument("--saved", metavar="SIZE", help="what may be kept for the backward, such as '6 GiB'")
+    budget.add_argument(
+        "--recompute-time", metavar="SHARE", help="what second runs may take of the forward's time, such as 5%%"
+    )
+    add_device(parser, of_policy=False)
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the policy goes, such as llama3_8b_70g.apl")
+    parser.add_argument(
+        "--optimizer",
+        metavar="NAME|SIZE",
+        help="count its state in the peak: adamw, sgd and others by what they keep for each parameter in its own "
+        "dtype, or a size, such as '24 GiB'",
+    )
+    parser.add_argument(
+        "--reserve",
+        metavar="SHARE",
+        default="0%",
+        help="set aside so much of the memory for the allocator, such as 5%%",
+    )
+    parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
+    parser.add_argument("--table", action="store_true", help="print the whole trade-off, a row a policy")
+    parser.add_argument("--html", metavar="OUT.html", help="draw the trade-off as a page")
+    add_path(parser)
+    add_import(parser)
+    add_form(parser, "json", help="how to print what was found (default: text)")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    _check(options)
+    device = read_profile(options.device)
+    assert device is not None, "it is asked for above"
+    facts = read_graph(options.graph)
+    asked = _asked(options, facts, device)
+    if not isinstance(asked, tuple):
+        _print_refused(asked, options.output_format)
+        return Exit.USAGE
+    budget, besides = asked
+    found = _tuned(options, facts, device, budget, besides)
+    if found is None:
+        return Exit.DIAGNOSTICS
+    if options.output:
+        _save(found, options.output)
+    if options.html:
+        _write_page(found, facts, device, options)
+    _print(found, options, chosen=budget is not None)
+    return Exit.CLEAN
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ``UsageError`` for what cannot be right whatever the graph is, before the work."""
+    if options.device is None:
+        from policylang.language.devices.lookup import bundled_devices
+
+        known = ", ".join(bundled_devices())
+        raise UsageError("times need a device", f"name one with `--device`: {known}, or the path of a file")
+    budget = any(each is not None for each in (options.peak, options.saved, options.recompute_time))
+    if not budget and options.output:
+        raise UsageError("a policy is tuned for a budget, and none is given", "add `--peak`, or leave `-o` out")
+    for out in filter(None, (options.output, options.html)):
+        if os.path.isdir(out):
+            raise UsageError(f"`{out}` is a folder", "name a file in it")
+        if not (parent := Path(out).parent).is_dir():
+            raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
+
+
+def _asked(
+    options: argparse.Namespace, facts: Facts, device: DeviceProfile
+) -> tuple[Budget | None, Besides] | Diagnostic:
+    from policylang.api.tune import no_budget
+    from policylang.language.diagnostics import Diagnostic
+    from policylang.tuning.request.asked import read_budget, read_optimizer, read_reserve
+    from policylang.tuning.trade_off import Besides
+
+    budget = read_budget(options.peak, options.saved, options.recompute_time)
+    optimizer = read_optimizer(options.optimizer, facts)
+    reserve = read_reserve(options.reserve)
+    for each in (budget, optimizer, reserve):
+        if isinstance(each, Diagnostic):
+            return each
+    if budget is None and not options.table:
+        return no_budget(device)
+    assert not isinstance(budget, Diagnostic)
+    assert not isinstance(optimizer, Diagnostic)
+    assert not isinstance(reserve, Diagnostic)
+    return budget, Besides(optimizer=optimizer, reserve=reserve)
+
+
+def _tuned(
+    options: argparse.Namespace, facts: Facts, device: DeviceProfile, budget: Budget | None, besides: Besides
+) -> TunedPolicy | None:
+    """None where it was refused, which is said."""
+    from policylang.api.tune import tuned_policy
+    from policylang.language.diagnostics import Diagnostic
+
+    with _progress() as progress:
+        found = tuned_policy(
+            facts,
+            Path(options.graph).name,
+            device,
+            budget,
+            besides=besides,
+            named=options.device,
+            folder=Path(options.output).parent if options.output else Path(),
+            optimizer=options.optimizer or "",
+            offload=options.offload,
+            path=options.path,
+            table=options.table or options.html is not None,
+            progress=progress,
+        )
+    if isinstance(found, Diagnostic):
+        _print_refused(found, options.output_format)
+        return None
+    return found
+
+
+def _print_refused(diagnostic: Diagnostic, form: str) -> None:
+    if form == "json":
+        from policylang.report.diagnostics import render_json
+
+        print(render_json((diagnostic,)))
+    else:
+        refuse((diagnostic,))
+
+
+def _save(found: TunedPolicy, out: str) -> None:
+    try:
+        found.save(out)
+    except OSError as error:
+        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
+    print(f"wrote {out}", file=sys.stderr)
+
+
+def _write_page(found: TunedPolicy, facts: Facts, device: DeviceProfile, options: argparse.Namespace) -> None:
+    from policylang.planning.capabilities import capabilities_for
+    from policylang.report.tuning.page import trade_off_page
+    from policylang.tuning.outcome.bundled import bundled_candidates
+
+    with _progress() as progress:
+        known = bundled_candidates(facts, device, capabilities_for(facts.kind, options.path), progress)
+    write_page(trade_off_page(found, known), options.html)
+
+
+def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> None:
+    """The policy, or what stands in its place, on the standard output; the rest beside it."""
+    from policylang.commands.shared.output import say, tell
+    from policylang.report.tuning.account import account_text
+    from policylang.report.tuning.as_json import tuned_json
+    from policylang.report.tuning.rows import trade_off_text
+
+    if found.notes and options.output_format != "json":
+        refuse(found.notes)
+    if options.output_format == "json":
+        print(tuned_json(found, chosen=chosen))
+        return
+    if options.table:
+        say(trade_off_text(found, chosen=chosen))
+    if not chosen:
+        return
+    if options.output or options.table:
+        say(("\n" if options.table else "") + account_text(found))
+    else:
+        tell(account_text(found))
+        print(found.text, end="")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None] | None]:
+    """A line on the standard error that says what is done, where that is a terminal; gone at the end."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        yield lambda doing: print(f"\r\x1b[K{doing}", end="", file=sys.stderr, flush=True)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,134 @@
+"""From timings to the figures of a device profile."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve, field, frozen
+
+from policylang.language.devices.profile import DeviceProfile, Network, Rate
+from policylang.profiling.functions import BEFORE, FUNCTIONS
+from policylang.profiling.fused import FUSED, UNFUSED
+from policylang.profiling.products import DTYPES
+from policylang.profiling.shares import ATTENTION, CONVOLUTION
+from policylang.profiling.streams import FROM_HOST, OVERHEAD, STREAM, TO_HOST
+from policylang.profiling.trials import Timing, Timings, Trial
+
+SLOW = 0.8
+"""An operator has a rate of its own where it reaches less than this share of a stream's."""
+MOST_SHARE = {ATTENTION: 1.0, CONVOLUTION: 10.0}
+"""As profiles allow it."""
+
+
+@frozen
+class Spread:
+    """How far the rounds of timings lie apart, as shares of their medians."""
+
+    middle: float
+    worst: float
+    rounds: int
+
+
+@frozen(eq=False)
+class MeasuredDevice:
+    """A profile and how it came about."""
+
+    profile: DeviceProfile
+    spread: Spread
+    refused: dict[str, str] = field(factory=dict)
+    """What the machine cannot do, and what it said."""
+
+    def joined_by(self, networks: tuple[Network, ...]) -> MeasuredDevice:
+        return evolve(self, profile=evolve(self.profile, networks=networks))
+
+
+def measured(timings: Timings, name: str, dtype: str, capacity: int | None = None) -> MeasuredDevice | None:
+    """The figures, to three digits; None where no products or no stream of bytes could be timed.
+
+    ``dtype`` is that in which attention and convolutions were measured.
+    """
+    overhead = _median(timing.seconds for _, timing in timings.of_key(OVERHEAD))
+    dtypes = [str(each).removeprefix("torch.") for each in DTYPES]
+    compute = {each: rate for each in dtypes if (rate := _rate(timings.of_key(each), overhead)) is not None}
+    bandwidth = _rate(timings.of_key(STREAM), overhead)
+    if bandwidth is None or not compute:
+        return None
+    profile = DeviceProfile(
+        name=name,
+        compute=compute,
+        bandwidth=bandwidth,
+        pointwise=_pointwise(timings),
+        attention=_share(timings, ATTENTION, compute.get(dtype), overhead),
+        convolution=_share(timings, CONVOLUTION, compute.get(dtype), overhead),
+        operators=_operators(timings, overhead),
+        overhead=rounded(overhead),
+        capacity=capacity,
+        host_bandwidth=_host(timings),
+    )
+    return MeasuredDevice(profile, _spread(timings), dict(timings.refused))
+
+
+def rounded(figure: float) -> float:
+    """To the three digits that a measurement is good for: what a profile holds is what its text says."""
+    return float(f"{figure:.3g}")
+
+
+def _rate(timed: Sequence[tuple[Trial, Timing]], overhead: float) -> Rate | None:
+    """By size what a run reaches beyond its overhead, all families of one size together. A size that is mostly overhead
+    says nothing of the rate; the largest is always there."""
+    sizes: dict[float, list[float]] = defaultdict(list)
+    for trial, timing in timed:
+        sizes[trial.work].append(timing.seconds)
+    points = []
+    for size, seconds in sorted(sizes.items()):
+        mean = statistics.fmean(seconds)
+        if mean > 2 * overhead or size == max(sizes):
+            points.append((size, rounded(size / max(mean - overhead, mean / 2))))
+    return Rate(tuple(points)) if points else None
+
+
+def _share(timings: Timings, kind: str, products: Rate | None, overhead: float) -> float:
+    """Of the rate of products with as many FLOPs, the mean over sizes, forward and backward."""
+    if products is None:
+        return 1.0
+    reached = [
+        trial.work / products.at(trial.work) / (timing.seconds - overhead)
+        for trial, timing in timings.of_key(kind)
+        if timing.seconds > overhead
+    ]
+    return min(MOST_SHARE[kind], rounded(statistics.geometric_mean(reached))) if reached else 1.0
+
+
+def _operators(timings: Timings, overhead: float) -> dict[str, float]:
+    def reached(name: str) -> float:
+        timed = timings.of_key(BEFORE + name)
+        return max(
+            (trial.work / max(timing.seconds - overhead, timing.seconds / 2) for trial, timing in timed), default=0
+        )
+
+    stream = reached("mul")
+    return {f"aten.{name}": rounded(rate) for name in sorted(FUNCTIONS) if 0 < (rate := reached(name)) < SLOW * stream}
+
+
+def _pointwise(timings: Timings) -> float:
+    """The mean over the chains; 1 where none was compiled."""
+    compiled, eager = (sum(timing.seconds for _, timing in timings.of_key(key)) for key in (FUSED, UNFUSED))
+    return rounded(min(1.0, compiled / eager)) if compiled and eager else 1.0
+
+
+def _host(timings: Timings) -> float | None:
+    """Of the slower way."""
+    rates = [trial.work / timing.seconds for key in (TO_HOST, FROM_HOST) for trial, timing in timings.of_key(key)]
+    return rounded(min(rates)) if rates else None
+
+
+def _spread(timings: Timings) -> Spread:
+    spreads = [timing.spread for timing in timings.of.values() if len(timing.rounds) > 1]
+    return Spread(_median(spreads), max(spreads, default=0.0), timings.rounds)
+
+
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.median(found) if found else 0.0

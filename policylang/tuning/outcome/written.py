@@ -1,0 +1,227 @@
+"""The text of a tuned policy: where it comes from and what it comes to as a comment, its rules, what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+from attrs import field, frozen
+
+from policylang.graph.facts import Facts
+from policylang.language.figures import counted, figure
+from policylang.language.formatting.canonical import format_source
+from policylang.language.source import Source
+from policylang.language.units import UNITS, write
+from policylang.planning.digest import digest_of
+from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
+
+_SHOWN = 12
+_DIGITS = 3
+_SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
+
+
+@frozen
+class TuningSubject:
+    """What a policy is tuned for, in words that are the same wherever it is done."""
+
+    graph: str
+    """The name of the graph's file, without the folder; empty where it came from none."""
+    kind: str
+    nodes: int
+    fingerprint: str
+    """Of the facts, hex."""
+    device: str
+    """The name that its profile gives itself."""
+    device_named: str
+    """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
+    optimizer: str = ""
+    """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
+    path: str = ""
+    """What is to carry the policy out, where that was said."""
+    priced_by_bytes: Mapping[str, int] = field(factory=dict)
+    """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
+
+    @property
+    def called(self) -> str:
+        """What a heading calls the graph."""
+        return self.graph or f"a {self.kind} graph"
+
+
+def subject_of(
+    facts: Facts, graph: str, times: NodeTimes, device_named: str, optimizer: str = "", path: str = ""
+) -> TuningSubject:
+    """A subject with the fingerprint of its facts."""
+    return TuningSubject(
+        graph=" ".join(graph.split()),
+        kind=facts.kind.value,
+        nodes=len(facts),
+        fingerprint=fingerprint(facts),
+        device=times.device.name,
+        device_named=device_named,
+        optimizer=optimizer,
+        path=path,
+        priced_by_bytes=times.uncounted,
+    )
+
+
+def fingerprint(facts: Facts) -> str:
+    """Hex SHA-256 of what planning and simulation read of a graph; the same for the graph and its snapshot, on every
+    machine. What differs by rank is left out."""
+    columns = (
+        facts.names,
+        facts.targets,
+        facts.phases,
+        facts.modules,
+        facts.user_tags,
+        facts.flags,
+        facts.shapes,
+        facts.dtypes,
+        facts.bytes,
+        facts.flops,
+        facts.inputs,
+        facts.owners,
+        facts.input_kinds,
+    )
+    return digest_of(digest_of(map(str, column)) for column in columns)
+
+
+def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> str:
+    """The policy, in canonical form, with a line end. ``timed``: whether it may promise a time."""
+    promises = _promises(tuned, subject, timed=timed and bool(subject.device_named))
+    text = "\n".join([*_comment(tuned, subject), "", tuned.chosen.rules.strip("\n"), "", *promises]) + "\n"
+    canonical = format_source(Source("<tuned>", text)).text
+    return text if canonical is None else canonical
+
+
+def budget_words(budget: Budget) -> str:
+    """``a peak of at most 70 GiB``."""
+    if budget.figure == "recompute time":
+        return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
+    limit = int(budget.limit)
+    size = write(limit, "bytes")
+    if size.endswith(" B") and limit >= 1024:
+        size = f"{figure(limit, 'bytes')} ({limit:,} bytes)"
+    return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
+
+
+def memory_of(each: Candidate, tuned: Tuned) -> int:
+    """The bytes that a budget of its kind is about."""
+    return each.saved if tuned.budget.figure == "saved" else tuned.besides.on(each.peak)
+
+
+def neighbour_words(tuned: Tuned) -> str:
+    """``with 2.1 GiB more, 14 ms less; with 1.2 GiB less, 9 ms more``; empty where there is neither."""
+    said = []
+    for other, memory, time in ((tuned.more, "more", "less"), (tuned.less, "less", "more")):
+        if other is not None:
+            size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
+            seconds = abs(other.recompute - tuned.chosen.recompute)
+            said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
+    return "; ".join(said)
+
+
+def recomputed_words(tuned: Tuned) -> str:
+    """``14.2 ms, 3.1% of the forward``."""
+    again = tuned.chosen.recompute
+    share = f", {figure(again / tuned.forward, 'fraction')} of the forward" if tuned.forward else ""
+    return f"{figure(again, 'seconds')}{share}" if again else "nothing that takes time"
+
+
+def step_words(each: Candidate) -> str:
+    """The time of the step, fine enough to tell neighbours apart: ``1.12 s``, ``905.3 ms``."""
+    return f"{each.step:.2f} s" if each.step >= 1 else figure(each.step, "seconds")
+
+
+def besides_words(besides: Besides, subject: TuningSubject) -> str:
+    """``24 GiB of optimizer state (adamw) and 5% in reserve``; empty where there is nothing."""
+    name = f" ({subject.optimizer})" if subject.optimizer else ""
+    parts = [
+        f"{figure(besides.optimizer, 'bytes')} of optimizer state{name}" if besides.optimizer else "",
+        f"{figure(besides.gradients, 'bytes')} of gradients" if besides.gradients else "",
+        f"{figure(besides.reserve, 'fraction')} in reserve" if besides.reserve else "",
+    ]
+    return " and ".join(filter(None, parts))
+
+
+def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
+    chosen, besides = tuned.chosen, besides_words(tuned.besides, subject)
+    nodes, facts = counted(subject.nodes, "node"), f"facts {subject.fingerprint[:_SHOWN]}"
+    graph = f"{subject.called} of {nodes} ({facts})"
+    if subject.graph:
+        graph = f"{subject.graph} ({subject.kind} graph of {nodes}, {facts})"
+    peak = f"{figure(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
+    figures = [
+        ("peak", peak),
+        ("of it", f"{figure(chosen.peak, 'bytes')} of the graph, {besides}" if besides else ""),
+        ("saved", f"{figure(chosen.saved, 'bytes')} for the backward"),
+        ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
+        ("recomputed", recomputed_words(tuned)),
+        ("bound", bound_words(tuned)),
+        ("step", step_words(chosen)),
+        (
+            "waiting",
+            f"{figure(chosen.exposed, 'seconds')} of the step for copies and collectives" if chosen.exposed else "",
+        ),
+    ]
+    beside = neighbour_words(tuned)
+    said = [
+        f"Tuned with `policylang tune` for {graph}, on {subject.device}.",
+        *([f"It is for `--path {subject.path}`."] if subject.path else []),
+        f"The budget: {budget_words(tuned.budget)}.",
+        "",
+        *(f"  {name:<10}  {words}" for name, words in figures if words),
+        *(["", f"On either side: {beside}." if "; " in beside else f"Beside it: {beside}."] if beside else []),
+    ]
+    return [f"# {line}".rstrip() for line in said]
+
+
+def bound_words(tuned: Tuned) -> str:
+    """What no choice of values can beat; empty where it is not known, and where nothing is lost."""
+    if tuned.bound is None or not tuned.chosen.recompute:
+        return ""
+    return f"{figure(tuned.bound, 'seconds')}: no choice of values that saves as much recomputes for less"
+
+
+def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]:
+    budget, chosen, besides = tuned.budget, tuned.chosen, tuned.besides
+    if budget.figure == "saved":
+        return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
+    if budget.figure == "recompute time":
+        share = write(budget.limit, "fraction")
+        promised = [f"device {subject.device_named}", f"expect recomputed time <= {share}"] if timed else []
+        return [*promised, f"expect peak <= {rounded_up(chosen.peak)}"]
+    alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
+    less = besides_words(besides, subject)
+    why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
+    return [f"expect peak <= {at_most(max(alone, chosen.peak), chosen.peak)}{why}"]
+
+
+def at_most(limit: int, least: int) -> str:
+    """A size of few digits between ``least`` and ``limit`` bytes, near the limit: ``42.5 GiB``."""
+    exact = write(limit, "bytes")
+    if not exact.endswith(" B") or limit < 1024:
+        return exact
+    for text, size in _rounded(limit, ROUND_FLOOR):
+        if size >= least:
+            return text
+    return exact
+
+
+def rounded_up(size: int) -> str:
+    """A size of few digits that is not less."""
+    return next((text for text, _ in _rounded(size, ROUND_CEILING)), f"{size} B")
+
+
+def _rounded(size: int, way: str) -> list[tuple[str, Decimal]]:
+    """The size with more and more digits, in the largest unit that it reaches."""
+    unit = next((each for each in _SIZES if size >= UNITS[each][0]), "B")
+    scale = Decimal(int(UNITS[unit][0]))
+    whole = len(str(int(size // scale)))
+    found = []
+    for decimals in range(max(_DIGITS - whole, 0), 7):
+        number = (Decimal(size) / scale).quantize(Decimal(1).scaleb(-decimals), rounding=way)
+        text = format(number, "f")
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        found.append((f"{text} {unit}", number * scale))
+    return found

@@ -1,0 +1,328 @@
+"""Times on a device, wherever something is printed: `--device`, beside the other figures and nowhere without it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import policylang as library
+from policylang.errors import PolicyError
+from policylang.graph.files.snapshot import load, write
+from policylang.planning.capabilities import JOINT
+from policylang.planning.inspection.breakdown import breakdown
+from policylang.planning.planner import plan
+from policylang.simulation.node_times import node_times
+from policylang.simulation.step_time import step_time
+from tests.support.textgraph import facts_of
+
+PROFILE = """
+name = "slow"
+[compute]
+bfloat16 = 1e12
+float32 = 1e11
+[memory]
+bandwidth = 1e9
+[host]
+bandwidth = 1e8
+[[network]]
+bandwidth = 1e9
+latency = 1e-3
+"""
+BFLOAT = "shape=8x8 dtype=bfloat16"
+LAYER = f"""
+    %a{{n}} = aten.mm.default(%b{{before}}, %w) layers.{{n}} bytes=1000000 flops=20000000000 {BFLOAT}
+    %b{{n}} = aten.sin.default(%a{{n}}) layers.{{n}} bytes=1000000 {BFLOAT}
+"""
+BACKWARD = f"    %g{{n}} = aten.mul.Tensor(%g{{after}}, %b{{n}}, %a{{n}}) bytes=1000000 {BFLOAT}"
+GRAPH = "\n".join(
+    [
+        *(f"%b0 = input bytes=1000000 {BFLOAT}", f"%w = parameter bytes=1000000 {BFLOAT}"),
+        *(LAYER.format(n=n, before=n - 1) for n in range(1, 5)),
+        *("---", f"%g5 = tangent bytes=1000000 {BFLOAT}"),
+        *(BACKWARD.format(n=n, after=n + 1) for n in (4, 3, 2, 1)),
+        "output(%b4, %g1)",
+    ]
+)
+"""Four layers: a product takes 20 ms, a sine 2 ms, and what the backward does of each layer 4 ms."""
+POLICY = "blocks layers.*\nrecompute everything in block\nsave sin in block\n"
+OTHER = "blocks layers.*\nrecompute everything in block\nsave mm in block\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(facts_of(GRAPH), "small.graph")
+    (tmp_path / "slow.toml").write_text(PROFILE)
+    (tmp_path / "mine.apl").write_text(POLICY)
+    (tmp_path / "other.apl").write_text(OTHER)
+    return tmp_path
+
+
+ON = ("--graph", "small.graph", "--device", "./slow.toml")
+
+
+def test_a_plan_says_its_times_beside_the_other_figures(policylang, folder):
+    outcome = policylang("plan", "mine.apl", *ON)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.search(r"recomputed time +80 ms \(90\.9%\) +-\n", outcome.out), "four products of 88 ms"
+    assert re.search(r"step time +184 ms +104 ms\n", outcome.out)
+    assert "exposed" not in outcome.out, "nothing is"
+    assert "\n\ntimes: slow\n\n" in outcome.out
+    save = r"save sin in block +4 +4 +\+\S+ MiB +0 +-8 ms +\S+ \S+ +buys time +\S+ s\n"
+    assert re.search(save, outcome.out), "no FLOPs, and time all the same"
+    assert "976.6 KiB and 20 GFLOP recomputed in 20 ms, each\n" in outcome.out
+    assert re.search(r"recomputed +aten.mm.default +8×8 bfloat16 +976.6 KiB +20 GFLOP +20 ms +mine.apl:2", outcome.out)
+
+
+def test_json_has_what_the_simulation_gives(policylang, folder):
+    found = json.loads(policylang("plan", "mine.apl", *ON, "--output-format", "json").out)
+    facts, device = load("small.graph"), library.load_device("./slow.toml")
+    made = plan(library.load("mine.apl"), facts, JOINT, device=device)
+    times = node_times(facts, device)
+    time = step_time(facts, made.schedule, times)
+    assert found["device"] == "slow"
+    assert found["forward_seconds"] == time.forward == pytest.approx(0.088)
+    under, without = found["with"], found["without"]
+    assert [each["recomputed_seconds"] for each in (under, without)] == [time.recomputed, 0.0]
+    assert under["step_seconds"] == time.step
+    assert under["exposed_seconds"] == time.exposed == 0.0
+    freed = without["peak"]["backward"] - under["peak"]["backward"]
+    assert freed > 0
+    assert found["seconds_per_gib"] == pytest.approx((time.step - without["step_seconds"]) / (freed / 2**30))
+    (again,) = (value for group in found["groups"] for value in group["values"] if value["flops"])
+    assert again["seconds"] == times.seconds[facts.index["a1"]]
+    ground, save = (rule["worth"] for rule in found["rules"])
+    assert (ground["verdict"], save["verdict"]) == ("buys memory", "buys time")
+    assert (save["recomputed_seconds"], save["step_seconds"]) == (pytest.approx(-0.008), pytest.approx(-0.008))
+    assert save["seconds_per_gib"] == pytest.approx(0.008 / (save["saved_bytes"] / 2**30))
+    assert save["flops_per_gib"] is None
+    shown = json.loads(policylang("show", "small.graph", *ON[2:], "--output-format", "json").out)
+    assert [each["seconds"] for each in shown["nodes"]] == list(times.seconds)
+    assert shown["total"]["seconds"] == pytest.approx(time.forward)
+    assert shown["total"]["backward_seconds"] == pytest.approx(0.016)
+    compared = json.loads(policylang("diff", "other.apl", "mine.apl", *ON, "--output-format", "json").out)
+    assert compared["new"]["step_seconds"] == time.step
+    assert (compared["old"]["device"], compared["old"]["recomputed_seconds"]) == ("slow", pytest.approx(0.008))
+    node = json.loads(policylang("explain", "mine.apl", *ON, "--node", "a1", "--output-format", "json").out)
+    assert (node["seconds"], node["device"]) == (times.seconds[facts.index["a1"]], "slow")
+
+
+def test_without_a_device_nothing_speaks_of_time(policylang, folder):
+    for command in (
+        ("plan", "mine.apl", "--graph", "small.graph"),
+        ("diff", "other.apl", "mine.apl", "--graph", "small.graph"),
+        ("explain", "mine.apl", "--graph", "small.graph", "--node", "a1"),
+        ("explain", "mine.apl", "--graph", "small.graph", "--rule", "2"),
+        ("show", "small.graph"),
+        ("show", "small.graph", "--operator", "mm"),
+        ("check", "mine.apl", "--graph", "small.graph"),
+    ):
+        said = policylang(*command).out
+        assert not re.search(r"\btimes?\b|\bms\b", said), said
+    found = json.loads(policylang("plan", "mine.apl", "--graph", "small.graph", "--output-format", "json").out)
+    assert found["device"] is found["forward_seconds"] is found["seconds_per_gib"] is None
+    for side in (found["with"], found["without"]):
+        assert side["recomputed_seconds"] is side["step_seconds"] is side["exposed_seconds"] is None
+    assert found["groups"][0]["values"][0]["seconds"] is found["groups"][0]["recomputed_seconds"] is None
+    assert found["rules"][0]["worth"]["recomputed_seconds"] is found["rules"][0]["worth"]["seconds_per_gib"] is None
+    shown = json.loads(policylang("show", "small.graph", "--output-format", "json").out)
+    assert shown["device"] is shown["total"]["seconds"] is shown["nodes"][3]["seconds"] is None
+
+
+def test_a_graph_is_shown_by_what_takes_longest(policylang, folder):
+    out = policylang("show", "small.graph", *ON[2:]).out
+    assert re.search(r"\noperator +forward +backward +bytes +FLOPs +time +backward time\naten\.mm\.default ", out)
+    assert re.search(r"aten\.mm\.default .* 80 ms\naten\.mul\.Tensor .* 16 ms\naten\.sin\.default .* 8 ms\n", out)
+    assert re.search(r"layers\.\*? +aten\.mm\.default +4 +3\.8 MiB +80 GFLOP +80 ms\n +aten\.sin", out)
+    assert "\n\ntimes: slow\n" in out
+    nodes = policylang("show", "small.graph", *ON[2:], "--operator", "mm").out
+    assert re.search(r"a1 +aten.mm.default +layers.1 +forward +8×8 bfloat16 +976.6 KiB +20 GFLOP +20 ms\n", nodes)
+    assert "80 GFLOP in 80 ms, 0 in the backward;" in nodes
+
+
+def test_a_comparison_and_an_explanation(policylang, folder):
+    text = policylang("diff", "other.apl", "mine.apl", *ON).out
+    assert re.search(r"recomputed time +8 ms +80 ms +\+72 ms\nstep time +112 ms +184 ms +\+72 ms\n", text)
+    assert "\ntimes: slow" in text
+    marked = policylang("diff", "other.apl", "mine.apl", *ON, "--output-format", "markdown").out
+    assert "| step time | 112 ms | 184 ms | +72 ms |" in marked
+    assert "\n\ntimes: slow\n" in marked
+    assert "976.6 KiB, 20 GFLOP, 20 ms on slow\n" in policylang("explain", "mine.apl", *ON, "--node", "a1").out
+    several = policylang("explain", "mine.apl", *ON, "--node", "layers.1").out
+    assert several.startswith("layers.1: 2 nodes, 22 ms on slow\n")
+    assert re.search(r"b1 .* 2 ms\n", several)
+    assert "matches 4, decides 4, 8 ms on slow\n" in policylang("explain", "mine.apl", *ON, "--rule", "3").out
+    assert policylang("check", "mine.apl", *ON).out == "checked 1 file on 1 graph, with times of slow: clean\n"
+
+
+def test_a_page_says_times_in_its_head_and_tables(policylang, folder):
+    policylang("plan", "mine.apl", *ON, "--html", "plan.html")
+    text = (folder / "plan.html").read_text()
+    static = re.sub(r"<script.*?</script>|<style>.*?</style>", "", text, flags=re.DOTALL)
+    assert '<dt>recomputed time</dt><dd class="big">80 ms</dd>' in static
+    assert re.search(r"90\.9% of the forward&#x27;s 88 ms, at a price of \S+ s a GiB of peak", static)
+    assert (
+        '<dt>step time</dt><dd class="big">184 ms</dd><dd class="small">104 ms without recomputation; times: slow'
+        in static
+    )
+    assert '<th scope="col" class="number">time again</th>' in static
+    data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)[0])
+    assert data["device"] == "slow"
+    assert data["nodes"]["seconds"][0] == pytest.approx(0.02)
+    policylang("diff", "other.apl", "mine.apl", *ON, "--html", "diff.html")
+    both = (folder / "diff.html").read_text()
+    assert '<dt>step time</dt><dd class="big">184 ms</dd><dd class="small">+72 ms, from 112 ms; times: slow' in both
+    policylang("plan", "mine.apl", "--graph", "small.graph", "--html", "plan.html")
+    without = (folder / "plan.html").read_text()
+    assert "recomputed time" not in without
+    assert "time again" not in without
+
+
+def test_what_is_priced_by_bytes_is_named_once(policylang, folder):
+    from attrs import evolve
+
+    facts = facts_of(GRAPH)
+    write(evolve(facts, uncounted=["mylab.scan" if name == "b1" else "" for name in facts.names]), "small.graph")
+    for command in (("plan", "mine.apl", "--graph"), ("show",), ("diff", "other.apl", "mine.apl", "--graph")):
+        out = policylang(*command, "small.graph", *ON[2:]).out
+        assert out.count("times: slow; mylab.scan (no FLOP formula, so priced by bytes)") == 1, command
+
+
+def test_a_collective_that_nothing_hides(policylang, folder):
+    """Its wait stands right behind it: all of it is exposed."""
+    gathered = f"""
+        %x = input bytes=8 {BFLOAT}
+        %w = parameter bytes=1000000 {BFLOAT}
+        %g = _c10d_functional.all_gather_into_tensor.default(%w) collective group=dp:2 bytes=2000000 {BFLOAT}
+        %v = _c10d_functional.wait_tensor.default(%g) bytes=2000000 follows=g {BFLOAT}
+        %a = aten.mm.default(%x, %v) layers.0 bytes=1000000 flops=20000000000 {BFLOAT}
+        ---
+        %t = tangent bytes=8 {BFLOAT}
+        %b = aten.mul.Tensor(%t, %a) bytes=8 {BFLOAT}
+        output(%a, %b)
+    """
+    write(facts_of(gathered), "small.graph")
+    out = policylang("plan", "mine.apl", *ON, "--summary").out
+    assert re.search(r"exposed +\S+ ms \(\d+(\.\d)?%\) +\S+ ms \(\d", out)
+
+
+@pytest.mark.parametrize("command", [("plan", "mine.apl", "--graph"), ("show",)])
+def test_what_is_no_device(policylang, folder, command):
+    outcome = policylang(*command, "small.graph", "--device", "h10")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "there is no device profile `h10`" in outcome.err
+    for name in ("cuda", "cuda:0", "meta"):
+        outcome = policylang(*command, "small.graph", "--device", name)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert f"error[APL416]: `{name}` is a device that a step is traced for, and times are" in outcome.err
+    assert policylang("check", "mine.apl", "--device", "h100-sxm").code == 2, "times of what?"
+
+
+def test_a_device_in_python(folder):
+    device = library.load_device("./slow.toml")
+    assert (device.name, device.host_bandwidth) == ("slow", 1e8)
+    for given in (device, "./slow.toml", folder / "slow.toml"):
+        found = library.check("mine.apl", graph="small.graph", device=given)
+        assert found.devices == ("slow",)
+        assert breakdown(found.plans[0]).forward_seconds == pytest.approx(0.088)
+    assert library.check("mine.apl", graph="small.graph").devices == ()
+    with pytest.raises(PolicyError, match="there is no device profile `h10`"):
+        library.check("mine.apl", graph="small.graph", device="h10")
+    with pytest.raises(PolicyError, match="APL416"):
+        library.load("mine.apl", device="cuda")
+
+
+def test_times_need_no_torch(process, folder):
+    script = (
+        "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(code)"
+    )
+    outcome = process("-c", script, "plan", "mine.apl", *ON, "--html", "plan.html", cwd=str(folder))
+    assert outcome.code == 0, outcome.err
+
+
+def test_the_groups_add_up_to_the_time_of_the_step(folder):
+    device = library.load_device("./slow.toml")
+    found = breakdown(plan(library.load("mine.apl"), load("small.graph"), JOINT, device=device))
+    total = sum((group.amounts.recomputed_seconds or 0.0) * group.times for group in found.groups)
+    assert total == pytest.approx(found.under.amounts.recomputed_seconds)
+
+
+WRITTEN_OUT = f"""
+    %w = parameter bytes=1000000 device=cpu {BFLOAT}
+    %s = aten._safe_softmax.default(%w) layers.1 bytes=1000000 {BFLOAT}
+    ---
+    %t = tangent bytes=8 {BFLOAT}
+    %g = aten.mul.Tensor(%t, %s) bytes=8 {BFLOAT}
+    output(%s, %g)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", "mine.apl", "--node", "layers.1", "--graph"),
+        ("explain", "mine.apl", "--rule", "2", "--output-format", "json", "--graph"),
+        ("diff", "mine.apl", "mine.apl", "--graph"),
+        ("diff", "mine.apl", "mine.apl", "--output-format", "json", "--graph"),
+    ],
+)
+def test_what_the_graph_was_traced_for_is_told_wherever_it_is_planned(policylang, folder, command):
+    (folder / "mine.apl").write_text("blocks layers.*\nrecompute everything in block\n")
+    write(facts_of(WRITTEN_OUT), "cpu.graph")
+    outcome = policylang(*command, "cpu.graph")
+    assert outcome.code == 0
+    assert outcome.err.startswith("note[APL320]: 1 attention is written out in bmm and softmax, as the CPU runs it\n")
+    assert "APL320" not in outcome.out
+    assert policylang(*command, "small.graph").err == ""
+
+
+def test_a_profile_that_lacks_a_figure_makes_no_time_up(policylang, folder):
+    (folder / "slow.toml").write_text(PROFILE.replace("bfloat16 = 1e12\n", ""))
+    said = "error[APL159]: the profile of `slow` has no figure for matrix work in bfloat16 (4 calls)"
+    shown = policylang("show", "small.graph", *ON[2:])
+    assert (shown.code, shown.out) == (1, "")
+    assert said in shown.err
+    plan = policylang("plan", "mine.apl", *ON)
+    assert plan.code == 1
+    assert plan.out.startswith(said)
+    assert "no times: the profile of `slow` has no figure" in plan.out
+    assert " ms" not in plan.out
+    found = json.loads(policylang("plan", "mine.apl", *ON, "--output-format", "json").out)
+    assert found["device"] is found["with"]["recomputed_seconds"] is None
+    for command in (("diff", "other.apl", "mine.apl"), ("explain", "mine.apl", "--node", "a1")):
+        outcome = policylang(*command, *ON)
+        assert said in outcome.err
+        assert " ms" not in outcome.out
+
+
+def test_the_device_of_a_policy_and_the_flag_that_wins(policylang, folder):
+    (folder / "named.apl").write_text(f'device "slow.toml"\n{POLICY}')
+    (folder / "fast.toml").write_text(PROFILE.replace("slow", "fast").replace("1e9", "1e12"))
+    graph = ("--graph", "small.graph")
+    assert "\ntimes: slow\n" in policylang("plan", "named.apl", *graph).out
+    assert re.search(r"step time +184 ms", policylang("plan", "named.apl", *graph).out)
+    assert "\ntimes: fast\n" in policylang("plan", "named.apl", *graph, "--device", "./fast.toml").out
+    assert policylang("explain", "named.apl", *graph, "--node", "a1").out.count("20 ms on slow") == 1
+    assert "with times of slow: clean" in policylang("check", "named.apl", *graph).out
+    found = json.loads(policylang("check", "named.apl", "mine.apl", *graph, "--output-format", "json").out)
+    assert found["devices"] == ["slow"]
+    loaded = library.load("named.apl")
+    assert library.load("mine.apl", device="./slow.toml").canonical.replace("mine", "named") == loaded.canonical
+    assert library.load("named.apl", device="./fast.toml").device.name == "fast"
+
+
+def test_two_policies_of_which_one_names_a_device(policylang, folder):
+    """They are compared by the same times; two devices are both named."""
+    (folder / "named.apl").write_text(f'device "slow.toml"\n{POLICY}')
+    for sides in (("other.apl", "named.apl"), ("named.apl", "other.apl")):
+        out = policylang("diff", *sides, "--graph", "small.graph").out
+        assert re.search(r"recomputed time +\d+ ms +\d+ ms +[+-]72 ms\n", out)
+        assert "\ntimes: slow\n" in out
+    (folder / "fast.toml").write_text(PROFILE.replace("slow", "fast").replace("1e9", "1e12"))
+    (folder / "fast.apl").write_text(f'device "fast.toml"\n{POLICY}')
+    out = policylang("diff", "named.apl", "fast.apl", "--graph", "small.graph").out
+    assert "no decision changes" in out
+    assert "\ntimes before: slow\ntimes after: fast\n" in out

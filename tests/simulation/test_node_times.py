@@ -1,0 +1,346 @@
+"""The time of each node: what is priced how, by hand and against the slow account."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, Ref
+from policylang.language.devices.profile import DeviceProfile, Network, Rate
+from policylang.simulation.missing_figures import lacking
+from policylang.simulation.node_times import NodeTimes, is_fused, node_times
+from tests.simulation.time_reference import slow_seconds
+from tests.support.drawn import examples
+from tests.support.textgraph import GraphBuilder
+
+WIDTH = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int64": 8, "bool": 1, "int8": 1}
+FLAT = DeviceProfile(
+    "flat",
+    {"float32": Rate.constant(10.0), "bfloat16": Rate.constant(100.0), "float8_e4m3fn": Rate.constant(1000.0)},
+    Rate.constant(10.0),
+    pointwise=0.5,
+    attention=0.25,
+    host_bandwidth=2.0,
+)
+"""A device so slow that seconds are whole numbers."""
+
+
+class Built(GraphBuilder):
+    """Rows with a shape, a dtype, and strides of a tensor that lies densely unless they are given."""
+
+    def tensor(self, target: str, inputs: tuple[int, ...] = (), shape=(4,), dtype="float32", **more) -> int:
+        strides = more.pop("strides", tuple(prod(shape[at + 1 :]) for at in range(len(shape))))
+        numel = prod(shape)
+        return self.add(
+            f"n_{len(self.rows)}",
+            target,
+            inputs,
+            shape=shape,
+            dtype=dtype,
+            numel=numel,
+            bytes=numel * WIDTH[dtype],
+            strides=strides,
+            **{"device": "cuda:0", **more},
+        )
+
+
+def of_last(built: Built, device: DeviceProfile = FLAT) -> float:
+    return priced(built, device).seconds[-1]
+
+
+def priced(built: Built, device: DeviceProfile = FLAT) -> NodeTimes:
+    return node_times(built.facts(GraphKind.FLAT), device)
+
+
+def test_an_operator_takes_the_longer_of_computing_and_moving() -> None:
+    built = Built()
+    x = built.tensor("input", shape=(5, 5))
+    built.tensor("aten.mm.default", (x,), shape=(5, 5), flops=1000)
+    assert of_last(built) == 100  # 1000 FLOP at 10; 200 bytes would take 20
+    built.tensor("aten.mm.default", (x,), shape=(5, 5), flops=100)
+    assert of_last(built) == 20
+
+
+@pytest.mark.parametrize(
+    ("operands", "seconds"),
+    [
+        (("bfloat16", "bfloat16"), 10),
+        (("float8_e4m3fn", "float8_e4m3fn"), 1),
+        (("bfloat16", "float8_e4m3fn"), 10),  # the narrower is brought to the wider
+        (("float8_e4m3fn", "bfloat16"), 10),
+    ],
+)
+def test_the_dtype_of_a_product_is_that_of_its_operands(operands: tuple[str, str], seconds: float) -> None:
+    built = Built()
+    bias = built.tensor("input", shape=(2,), dtype="float32")
+    scale = built.tensor("input", shape=(2, 1), dtype="float32")
+    index = built.tensor("input", shape=(1, 2), dtype="int64")
+    left, right = (built.tensor("input", shape=(1, 1), dtype=dtype) for dtype in operands)
+    built.tensor("aten._scaled_mm.default", (index, bias, left, right, scale), shape=(1, 1), flops=1000)
+    device = DeviceProfile("fast memory", FLAT.compute, Rate.constant(1e9))
+    assert of_last(built, device) == seconds
+
+
+def test_products_of_whole_numbers_are_products_of_whole_numbers() -> None:
+    built = Built()
+    x = built.tensor("input", shape=(2, 2), dtype="int64")
+    built.tensor("aten.mm.default", (x,), shape=(2, 2), dtype="int64", flops=16)
+    times = priced(built)
+    assert times.unknown_dtypes == {"int64": 1}
+    assert times.seconds[-1] == 6.4  # by its bytes
+
+
+def test_attention_reaches_a_share() -> None:
+    built = Built()
+    query = built.tensor("input", shape=(1, 1), dtype="bfloat16")
+    for target in ("aten._scaled_dot_product_flash_attention.default", "higher_order.flex_attention"):
+        built.tensor(target, (query,), shape=(1, 1), dtype="bfloat16", flops=1000)
+        assert of_last(built) == 40
+
+
+def test_convolutions_reach_a_share_and_some_operators_compute_more_than_they_move() -> None:
+    device = evolve(FLAT, convolution=2.0, operators={"aten.tanh": 1.0})
+    built = Built()
+    x = built.tensor("input", shape=(1, 1))
+    built.tensor("aten.convolution.default", (x,), shape=(1, 1), flops=1000)
+    assert of_last(built, device) == 50
+    built.tensor("aten.tanh.default", (x,))
+    assert of_last(built, device) == 20
+    assert of_last(built) == 1  # fused: half of 20 bytes at 10
+
+
+def test_views_pieces_waits_sizes_and_allocations_take_no_time() -> None:
+    built = Built()
+    x = built.tensor("input")
+    built.tensor("aten.view.default", (x,), flags=Flag.VIEW)
+    built.tensor("aten._unsafe_view.default", (x,))
+    several = built.tensor("aten.native_layer_norm.default", (x,), flags=Flag.MULTI_OUTPUT)
+    piece = built.tensor("builtin.getitem", (several,))
+    built.tensor("_c10d_functional.wait_tensor.default", (piece,))
+    built.tensor("aten.empty.memory_format", ())
+    built.add("size", "aten.sym_size.int", (x,), flags=Flag.SYMBOLIC)
+    built.add("sum", "builtin.add", (x,))
+    built.add("check", "aten._assert_async.msg", (x,))
+    assert [seconds for seconds in priced(built).seconds if seconds] == [3.2]  # the norm
+
+
+def test_a_compiler_moves_a_share_of_what_pointwise_operators_and_reductions_move() -> None:
+    for target in (
+        "aten.mul.Tensor",
+        "aten.add_.Tensor",
+        "aten._to_copy.default",
+        "prims.convert_element_type.default",
+        "autoparallel.dtype_cast.default",
+        "aten.native_dropout.default",
+        "aten.mean.dim",
+        "aten.where.self",
+    ):
+        assert is_fused(target), target
+    for target in (
+        "aten.mm.default",
+        "aten._softmax.default",
+        "aten.cat.default",
+        "mylib.add.default",
+        "aten.sort.default",
+    ):
+        assert not is_fused(target), target
+    built = Built()
+    x = built.tensor("input")
+    built.tensor("aten.mul.Tensor", (x, x))
+    built.tensor("aten.cat.default", (x,))
+    assert [*priced(built).seconds] == [0, 2.4, 3.2]  # `x` twice: the builder does not take duplicates out
+
+
+def test_an_expanded_tensor_is_read_as_often_as_it_lies_in_memory() -> None:
+    built = Built()
+    wide = built.tensor("input", shape=(5, 10), strides=(0, 1))
+    built.tensor("aten.cat.default", (wide,), shape=(10,))
+    assert of_last(built) == (40 + 40) / 10
+    window = built.tensor("input", shape=(3, 4), strides=(1, 1))  # 6 elements
+    built.tensor("aten.cat.default", (window,), shape=(10,))
+    assert of_last(built) == (24 + 40) / 10
+
+
+def test_look_ups_read_what_they_find() -> None:
+    built = Built()
+    table = built.tensor("input", shape=(1000, 5))
+    index = built.tensor("input", shape=(2,), dtype="int64")
+    built.tensor("aten.embedding.default", (table, index), shape=(2, 5))
+    assert of_last(built) == (40 + 40 + 16) / 10
+    built.tensor("aten._embedding_bag.default", (table, index), shape=(1, 5))
+    assert of_last(built) == (40 + 20 + 16) / 10
+
+
+def test_what_is_written_in_place() -> None:
+    built = Built()
+    x, value = built.tensor("input", shape=(1000,)), built.tensor("input", shape=(5,))
+    index = built.tensor("input", shape=(5,), dtype="int64")
+    written = Flag.WRITES
+    built.tensor("aten.index_put_.default", (x, index, value), shape=(1000,), flags=written)
+    assert of_last(built) == (40 + 20 + 2 * 40) / 10
+    built.tensor("aten.zero_.default", (x,), shape=(1000,), flags=written)
+    assert of_last(built) == 200  # 4000 bytes written, none read, half of it fused
+    built.tensor("aten.mm.out", (value, x), shape=(1000,), flags=written)
+    assert of_last(built) == (20 + 4000) / 10
+    built.add("step", "aten._fused_adamw_.default", (x, value), flags=written)
+    assert of_last(built) == 2 * (4000 + 20) / 10
+    built.add("kernel", "higher_order.triton_kernel_wrapper_mutation", (x, value), flags=written)
+    assert of_last(built) == (4000 + 20) / 10
+
+
+def test_copies_to_the_host_and_back_go_at_the_host_s_pace() -> None:
+    built = Built()
+    x = built.tensor("input")
+    there = built.tensor("aten._to_copy.default", (x,), device="cpu")
+    back = built.tensor("prims.device_put.default", (there,))
+    number = built.tensor("input", shape=(), device="cpu")
+    built.tensor("aten.mul.Tensor", (number, back))
+    assert [*priced(built).seconds] == [0, 8, 8, 0, 0.5 * (4 + 32) / 10]
+    alone = DeviceProfile("alone", {}, Rate.constant(1.0))
+    problem = lacking(priced(built, alone))
+    assert problem is not None
+    assert problem.message == "the profile of `alone` has no figure for copy between the device and the host (2 calls)"
+    assert problem.help == "add `[host]` with `bandwidth = …`, in bytes per second each way"
+
+
+def test_what_has_no_formula_is_priced_by_its_bytes_and_named() -> None:
+    built = Built()
+    x = built.tensor("input")
+    built.tensor("mylib.scan.default", (x,), uncounted="mylib.scan.default")
+    times = priced(built)
+    assert (times.seconds[-1], times.uncounted) == (3.2, {"mylib.scan.default": 1})
+    assert lacking(times) is None
+
+
+def test_a_dtype_that_the_profile_lacks_is_an_error_that_says_what_to_add() -> None:
+    built = Built()
+    x = built.tensor("input", shape=(2, 2), dtype="int8")
+    built.tensor("aten._int_mm.default", (x,), shape=(2, 2), flops=16)
+    problem = lacking(priced(built), copies=True)
+    assert problem is not None
+    assert problem.code == "APL159"
+    assert problem.message == "the profile of `flat` has no figure for matrix work in int8 (1 call)"
+    assert problem.help is not None
+    assert problem.help.startswith("add `int8 = …` to `[compute]`")
+    no_host = DeviceProfile("no host", {"int8": Rate.constant(1)}, Rate.constant(1))
+    assert lacking(priced(built, no_host)) is None
+    copies = lacking(priced(built, no_host), copies=True)
+    assert copies is not None
+    assert copies.message.endswith("copies to the host")
+
+
+def test_a_collective_that_nothing_prices_is_named() -> None:
+    built = Built()
+    x = built.tensor("input")
+    built.tensor("_c10d_functional.all_reduce.default", (x,), flags=Flag.COLLECTIVE, group="dp:64")
+    device = DeviceProfile("d", {}, Rate.constant(1), networks=(Network(8, 1.0),))
+    times = priced(built, device)
+    assert times.unpriced == {"all-reduce among 64 ranks": 1}
+    problem = lacking(times)
+    assert problem is not None
+    assert problem.help is not None
+    assert problem.help.startswith("add a `[[network]]`")
+
+
+def test_a_kernel_that_gathers_while_it_multiplies_takes_the_longer_of_both() -> None:
+    built = Built()
+    x = built.tensor("input", shape=(2, 2))
+    more = {"flags": Flag.COLLECTIVE, "group": "tp:2", "shape": (4, 2)}
+    built.tensor("symm_mem.fused_all_gather_matmul.default", (x,), flops=1000, **more)
+    device = DeviceProfile("d", FLAT.compute, Rate.constant(1e9), networks=(Network(bandwidth=1.0),))
+    assert of_last(built, device) == 100
+    built.tensor("symm_mem.fused_all_gather_matmul.default", (x,), flops=10, **more)
+    assert of_last(built, device) == 16
+
+
+def test_overhead_is_a_kernel_s_and_fused_operators_share_one() -> None:
+    built = Built()
+    x = built.tensor("input", shape=())
+    built.tensor("aten.cat.default", (x,), shape=())
+    built.tensor("aten.mul.Tensor", (x,), shape=())
+    device = DeviceProfile("d", {}, Rate.constant(8.0), pointwise=0.5, overhead=100.0)
+    assert [*priced(built, device).seconds] == [0, 101, 50.5]
+
+
+def test_times_are_worked_out_once_for_equal_figures_and_name() -> None:
+    built = Built()
+    built.tensor("input")
+    facts = built.facts(GraphKind.FLAT)
+    again = DeviceProfile("flat", dict(reversed(FLAT.compute.items())), FLAT.bandwidth, 0.5, 0.25, host_bandwidth=2)
+    assert node_times(facts, FLAT) is node_times(facts, again)
+    assert node_times(facts, DeviceProfile("other", {}, Rate.constant(1.0))).device.name == "other"
+
+
+# --- against the slow account ----------------------------------------------------------------------------------------
+
+TARGETS = (
+    *("aten.mm.default", "aten.bmm.default", "aten._scaled_dot_product_flash_attention.default"),
+    *("aten.add.Tensor", "aten.mul.Tensor", "aten.add_.Tensor", "prims.convert_element_type.default", "aten.sum.dim"),
+    *("aten.cat.default", "aten._softmax.default", "aten.embedding.default", "aten.copy_.default", "mylib.op.default"),
+    *("aten.view.default", "aten.expand.default", "builtin.getitem", "_c10d_functional.wait_tensor.default"),
+)
+COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single", "broadcast")
+RATES = st.lists(
+    st.tuples(st.sampled_from([1.0, 8.0, 100.0]), st.integers(1, 50)), min_size=1, max_size=3, unique_by=lambda p: p[0]
+)
+
+
+def rate(points: list[tuple[float, int]]) -> Rate:
+    return Rate(tuple((size, float(figure)) for size, figure in sorted(points)))
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> DeviceProfile:
+    networks = draw(st.lists(st.tuples(st.sampled_from([None, 2, 4]), st.integers(1, 9)), max_size=2))
+    return DeviceProfile(
+        "any",
+        {dtype: rate(draw(RATES)) for dtype in draw(st.sets(st.sampled_from(["float32", "bfloat16", "int8"])))},
+        rate(draw(RATES)),
+        pointwise=draw(st.sampled_from([1.0, 0.35])),
+        attention=draw(st.sampled_from([1.0, 0.5])),
+        overhead=draw(st.sampled_from([0.0, 2.0])),
+        host_bandwidth=draw(st.sampled_from([None, 3.0])),
+        networks=tuple(Network(ranks, float(bandwidth), 0.5) for ranks, bandwidth in networks),
+    )
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Facts:
+    built = Built()
+    built.groups = {
+        name: Group(name, ranks, len(ranks))
+        for name, ranks in (("one", (3,)), ("near", (4, 5)), ("far", (3, 4)), ("four", (0, 1, 2, 3)))
+    }
+    for _ in range(draw(st.integers(2, 12))):
+        earlier = list(range(len(built.rows)))
+        reads = tuple(draw(st.lists(st.sampled_from(earlier), max_size=3, unique=True))) if earlier else ()
+        shape = tuple(draw(st.lists(st.integers(1, 3), max_size=3)))
+        strides = draw(st.sampled_from(["dense", "zeros", "window", None]))
+        given = {"shape": shape, "dtype": draw(st.sampled_from(sorted({*WIDTH} - {"bool"})))}
+        if strides != "dense":
+            given["strides"] = strides and tuple(0 if strides == "zeros" else 1 for _ in shape)
+        if not reads:
+            built.tensor("input", **given)
+        elif draw(st.integers(0, 3)):
+            target = draw(st.sampled_from(TARGETS))
+            flags = Flag.VIEW if target in ("aten.view.default", "aten.expand.default") else 0
+            multiplies = "mm" in target or "attention" in target
+            built.tensor(target, reads, flops=draw(st.integers(0, 5)) * 100 * multiplies, flags=flags, **given)
+        else:
+            target = f"_c10d_functional.{draw(st.sampled_from(COLLECTIVES))}.default"
+            group = draw(st.sampled_from(sorted(built.groups)))
+            first = (Ref(reads[0]), group)
+            built.tensor(target, reads[:1], flags=Flag.COLLECTIVE, group=group, arguments=first, **given)
+    return built.facts(GraphKind.FLAT)
+
+
+@given(tensors(), devices())
+@settings(max_examples=examples(60, 500), deadline=None)
+def test_every_node_is_priced_as_the_slow_account_prices_it(facts: Facts, device: DeviceProfile) -> None:
+    times = node_times(facts, device)
+    for row in range(len(facts)):
+        assert times.seconds[row] == pytest.approx(slow_seconds(facts, row, device)), facts.targets[row]
