@@ -77,6 +77,7 @@ def test_a_measurement_is_replaced_and_nothing_else(
         (("-o", "{tmp}"), "is a folder"),
         (("-o", "{tmp}/nowhere/our.toml"), "cannot write `{tmp}/nowhere/our.toml`: No such file or directory"),
         (("-o", "{tmp}/our.toml", "--device", "cuda"), "torch sees no CUDA device here\nhelp: `cpu`"),
+        (("-o", os.devnull), "is there, and no measurement wrote it"),
         (("-o", "{tmp}/our.toml", "--device", "gpu"), "there is no device `gpu`"),
         (("-o", "{tmp}/our.toml", "--device", "mps"), "a device of the kind `mps` is not measured"),
         (("-o", "{tmp}/our.toml", "--seconds", "0"), "`0` seconds are no time to measure in"),
@@ -108,6 +109,24 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
     assert "Traceback" not in told
     assert machine.timed == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "our.toml").symlink_to(tmp_path / "kept" / "machine.toml")
+    for _ in range(2):
+        assert profile("-o", str(tmp_path / "our.toml")) == 0
+        assert (tmp_path / "our.toml").is_symlink()
+        assert isinstance(read_device(tmp_path / "kept" / "machine.toml"), DeviceProfile)
+
+
+def test_ranks_do_not_share_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    assert profile("-o", str(tmp_path / "our.toml"), "--device", "cuda:1") == 2
+    assert "each rank measures on a GPU of its own" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -15,7 +15,8 @@ from typing import Any
 
 from policylang.errors import PolicyError
 from policylang.language.codes import diagnose
-from policylang.tuning.choices import NONE, Choices
+from policylang.tuning.solving.choices import Choices
+from policylang.tuning.solving.second_runs import NONE
 
 SCALE = 2.0**50
 
@@ -110,7 +111,7 @@ class Relaxation:
         self.highs.run()
         self.solves += 1
         values = numpy.asarray(self.highs.getSolution().col_value)
-        self.is_cut = bool((values == numpy.rint(values)).all())
+        self.is_cut = bool((abs(values - numpy.rint(values)) < 1e-6).all())
         if not self.is_cut:
             values = self._whole(numpy.ceil(values))
         return tuple((values > 0.5).nonzero()[0].tolist())
