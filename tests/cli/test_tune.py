@@ -216,6 +216,7 @@ def test_graphs_and_devices_that_cannot_be(policylang, here):
     assert empty.err.startswith("error[APL630]: `empty.graph` is empty: no operator runs in it\n")
 
 
+@pytest.mark.slow
 def test_it_needs_no_torch(process, here):
     program = "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
     program += "assert 'torch' not in sys.modules; sys.exit(code)"
