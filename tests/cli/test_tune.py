@@ -181,6 +181,9 @@ def test_a_page(policylang, here):
     assert "<title>a peak of at most 500 MiB for small.graph</title>" in page
     assert "torchtitan_full" in page  # a bundled policy that fits
     assert "expect peak &lt;= 500 MiB" in page
+    alone = policylang("tune", *SMALL, "--html", "alone.html")
+    assert (alone.code, alone.out) == (0, "")
+    assert "<title>memory and time of small.graph</title>" in Path("alone.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
 
 
