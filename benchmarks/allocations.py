@@ -37,6 +37,15 @@ def step_allocations(forward: Callable[[], Tensor]) -> StepMemory:
     return StepMemory(saved, max(live, default=0))
 
 
+def peak_allocated(run: Callable[[], object]) -> int:
+    """The most bytes that were alive at once while this ran, beyond those that were there before."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    changes = sorted(_changes(_events(profiled)), key=lambda change: change[0])
+    return max(accumulate(size for _, size in changes), default=0)
+
+
 def _changes(events: list[dict[str, Any]]) -> Iterator[tuple[float, int]]:
     """When memory was taken, or given back, and how many bytes."""
     for event in events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ def llama_joint(layers: int) -> JointGraph:
     """The joint graph of a Hugging Face Llama, narrow (width changes no node), under ``torch.compile``."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch._dynamo.reset()
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -45,15 +45,21 @@ def llama_joint(layers: int) -> JointGraph:
             attn_implementation="sdpa",
         )
     )
+    tokens = torch.randint(64, (2, 16))
+    return joint_of(lambda: model(input_ids=tokens, labels=tokens).loss)
+
+
+def joint_of(loss: Callable[[], torch.Tensor]) -> JointGraph:
+    """The joint graph of a model that compiles whole, from one forward; ``loss`` calls the model."""
+    torch._dynamo.reset()
     captured: list[JointGraph] = []
 
     def partition(module: torch.fx.GraphModule, inputs: Any, **arguments: Any) -> Any:
         captured.append(JointGraph(copy.deepcopy(module), inputs, arguments))
         return default_partition(module, inputs, **arguments)
 
-    tokens = torch.randint(64, (2, 16))
-    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=nop, partition_fn=partition), fullgraph=True)
-    compiled(input_ids=tokens, labels=tokens).loss.backward()
+    compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=nop, partition_fn=partition), fullgraph=True)
+    compiled()
     return captured[0]
 
 

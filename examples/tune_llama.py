@@ -55,7 +55,7 @@ def tune(graph: Path, peak: str | None, device: str) -> policylang.TunedPolicy:
     """The policy for a budget; without one, for what lies half way between the least and the most memory."""
     if peak is not None:
         return policylang.tune(graph, peak=peak, device=device)
-    table = policylang.tune(graph, peak="1 TiB", device=device).table
+    table = policylang.tune(graph, peak="1 TiB", device=device, table=True).table
     return policylang.tune(graph, peak=(table[0].peak + table[-1].peak) // 2, device=device)
 
 

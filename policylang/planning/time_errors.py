@@ -60,13 +60,12 @@ def _timed_tests(statement: Rule | Expectation, policy: Policy) -> Iterator[Comp
 
 def _no_device(asked: list[tuple[str, Span]]) -> Diagnostic:
     (words, span), *others = asked
-    more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}," if others else ""
-    bundled = ", ".join(bundled_devices())
+    more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}" if others else ""
     return diagnose(
         NO_DEVICE,
-        f"`{words}` is about time{more} and no device says how long anything takes",
+        f"`{words}` is about time{more}, and no device says how long anything takes",
         span,
-        help="write `device h100-sxm` into the policy, or name it with `--device` or `device=`; "
-        f'there are {bundled}, and `device "cluster.toml"` is a profile of your own',
+        help="write `device h100-sxm` into the policy, or plan it with `--device h100-sxm`, in Python with `device=`; "
+        f'bundled are {", ".join(bundled_devices())}, and a profile of your own is `device "cluster.toml"`',
         details=first_lines([f"{where.location}: {phrase}" for phrase, where in others], _MOST_NAMES),
     )

@@ -1,4 +1,4 @@
-"""The exact figures of a policy's text on the graph that is tuned for: parsed, planned and simulated as it is written."""
+"""The exact figures of a policy's text on the graph that is tuned for: planned and simulated as it is written."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from math import inf
 import numpy as np
 from attrs import frozen
 
-from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
@@ -24,13 +23,16 @@ from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
 from policylang.tuning.patterns import Fates, by_hand, of_choice, thinned
 from policylang.tuning.phrases import Vocabulary
 from policylang.tuning.prospects import Prospects, Writer, prospects
+from policylang.tuning.stacks import stacks
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.value_classes import Fate, value_classes
 
 Progress = Callable[[str], None]
+NOTHING_BESIDES = Besides()
 _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
+_LOW = 1.1
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -41,15 +43,15 @@ def tune(
     budget: Budget,
     capabilities: Capabilities,
     *,
-    besides: Besides = Besides(),
+    besides: Besides = NOTHING_BESIDES,
     offload: bool = False,
     table: bool = False,
     progress: Progress | None = None,
 ) -> Tuned | Infeasible:
     """The fastest candidate within the budget; of a budget of time the one that takes the least memory.
 
-    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on the
-    way.
+    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on
+    the way.
     """
     tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
     return tuner.tuned(budget, table=table)
@@ -74,7 +76,7 @@ class Tuner:
         times: NodeTimes,
         capabilities: Capabilities,
         *,
-        besides: Besides = Besides(),
+        besides: Besides = NOTHING_BESIDES,
         offload: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -86,7 +88,9 @@ class Tuner:
         self.forward = sum(times.seconds[row] for row in facts.forward)
         self._say = progress or (lambda _: None)
         self.evaluation = Evaluation(facts, times, capabilities)
-        self.classes = value_classes(facts, blocks_of(facts), capabilities)
+        glob, blocks = stacks(facts)
+        self.head = f"blocks {glob}\n" if glob else ""
+        self.classes = value_classes(facts, blocks, capabilities, glob)
         operators = self.evaluation.operators
         self.inside = Vocabulary(facts, self.classes, operators, inside=True)
         self.outside = Vocabulary(facts, self.classes, operators, inside=False)
@@ -103,7 +107,7 @@ class Tuner:
         return lower_hull(self.facts, self.times, self.capabilities, override=self.override)
 
     def _set(self, budget: Budget) -> _Set:
-        """What is chosen among: in a peak, blocks keep what they hand on; in bytes kept for the backward, they may not."""
+        """What is chosen among. For a peak, blocks keep what they hand on; for what is saved they may not."""
         by_peak = budget.figure != "saved"
         if by_peak not in self._sets:
             self._sets[by_peak] = self._made_set(by_peak=by_peak)
@@ -118,6 +122,7 @@ class Tuner:
             points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
         points = thinned(points, _STRAIGHT * self.forward)
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
+        found = [composition.mended(fates) for fates in found]
         found += by_hand(classes, self.inside, self.outside)
         if self.capabilities.block_by_block:
             saved = int(Fate.SAVE)
@@ -131,15 +136,17 @@ class Tuner:
             pieces = composition.pieces(fates, with_peak=by_peak)
             simulated.setdefault(pieces.asked, pieces)
         made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
-        writer = Writer(tuple(simulated), self.inside, self.outside, override=self.override)
+        writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
         return _Set(made, writer, np.lexsort((memory, made.figures.recompute)).tolist())
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
         """The choice for one budget."""
         chosen = self._picked(budget)
-        if chosen is None:
-            return Infeasible(budget, self.besides, self.smallest(budget))
+        if chosen is None:  # what was composed for a candidate may be more than it comes to
+            chosen = self.smallest(budget)
+            if budget.figure == "recompute time" or self.memory(chosen, budget) > budget.limit:
+                return Infeasible(budget, self.besides, chosen)
         memory = self.memory(chosen, budget)
         less = self._at(budget, 0.92 * memory)
         more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None
@@ -166,8 +173,8 @@ class Tuner:
     def smallest(self, budget: Budget) -> Candidate:
         """The candidate that takes the least memory."""
         found = self._cheapest(budget, inf)
-        assert found is not None
-        return found
+        known = [found] if found is not None else [*self.evaluation.evaluated]
+        return min(known, key=lambda each: self.memory(each, budget))
 
     def _picked(self, budget: Budget) -> Candidate | None:
         if budget.figure == "recompute time":
@@ -178,7 +185,7 @@ class Tuner:
         """The memory of each prospect."""
         figures = self._set(budget).prospects.figures
         if budget.figure == "saved":
-            return figures.saved.tolist()
+            return list(map(int, figures.saved))
         return [self.besides.on(each) for each in figures.peak.tolist()]
 
     def _at(self, budget: Budget, limit: float) -> Candidate | None:
@@ -188,13 +195,16 @@ class Tuner:
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
         seconds = chosen.prospects.figures.recompute.tolist()
         best: Candidate | None = None
+        if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
+            smallest = self.smallest(budget)
+            best = smallest if self.memory(smallest, budget) <= limit else None
         for at in chosen.order:
             if best is not None and seconds[at] >= best.recompute - same:
                 break
             if memory[at] > limit:
                 continue
             made = self._candidate(chosen, at)
-            if made is None or made.recompute < seconds[at] - same or self.memory(made, budget) > limit:
+            if made is None or self.memory(made, budget) > limit:
                 continue
             if best is None or made.recompute < best.recompute:
                 best = made
@@ -205,6 +215,8 @@ class Tuner:
         chosen, memory = self._set(budget), self._composed(budget)
         seconds = chosen.prospects.figures.recompute.tolist()
         best: Candidate | None = None
+        if self.save_all is not None:
+            best = self.save_all
         for at in np.lexsort((seconds, memory)).tolist():
             if best is not None and memory[at] >= self.memory(best, budget):
                 break
@@ -218,8 +230,12 @@ class Tuner:
         return best
 
     def _candidate(self, chosen: _Set, at: int) -> Candidate | None:
+        """What a prospect comes to as it is written; None where it cannot be written, or would take less time than was
+        composed for it: the search goes by what nothing falls below."""
         text = chosen.writer.text(chosen.prospects, at, self.blocks)
-        return None if text is None else self.evaluation.of(text)
+        made = None if text is None else self.evaluation.of(text)
+        least = float(chosen.prospects.figures.recompute[at]) - _SAME * self.forward
+        return None if made is None or made.recompute < least else made
 
     def _fill(self, budget: Budget) -> None:
         """Plan candidates over the whole range of memory."""

@@ -17,6 +17,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.dtypes import DTYPES
 from policylang.language.source import Source
 from policylang.report.diagnostics import render_json, render_text
+from tests.support.drawn import examples
 
 KEYS = ("name", "compute", "memory", "host", "network", "bandwidth", "latency", "ranks", "times", "group", "pointwise")
 MORE = ("capacity", "overhead", "attention", "float32", "bf16", "tf32", "other", "a b", '"', "é", "")
@@ -74,7 +75,7 @@ def accept(found: DeviceProfile | Diagnostic) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 1000), deadline=None)
 def test_random_bytes(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "d.toml").write_bytes(content)
@@ -82,7 +83,7 @@ def test_random_bytes(content: bytes) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(KEYS + MORE), TREES, max_size=5), PROFILES, st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(60, 1000), deadline=None)
 def test_random_trees(tree: dict[str, Any], profile: dict[str, Any], near: bool) -> None:
     text = "\n".join(f"{quoted(key)} = {toml(value)}" for key, value in (profile if near else tree).items())
     accept(parse_device(Source("d.toml", text), Path("/nowhere")))
@@ -94,7 +95,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=25).map("".join))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80, 1000), deadline=None)
 def test_places_are_looked_for_in_any_text(text: str) -> None:
     for position in positions(Source("d.toml", text)).values():
         for span in (position.key, position.value):
@@ -124,7 +125,7 @@ CELLS = st.sampled_from(
 
 
 @given(st.lists(CELLS, max_size=25).map(" ".join))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80, 1000), deadline=None)
 def test_any_table(text: str) -> None:
     found = table_rows(Source("t.table", text))
     if isinstance(found, Diagnostic):

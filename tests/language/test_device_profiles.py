@@ -74,6 +74,16 @@ def test_every_figure_is_read(tmp_path: Path) -> None:
     assert found.networks == (Network(8, 400e9, 20e-6), Network(None, 45e9, 30e-6))
 
 
+def test_operators_and_convolutions_have_figures_of_their_own(tmp_path: Path) -> None:
+    more = "[operators]\ntanh = 4e11\n'aten.exp' = 2e11\n'my_kernels.norm' = 1e12\n"
+    found = good(LEAST.replace("[memory]", "convolution = 2.5\n[memory]") + more, tmp_path)
+    assert found.convolution == 2.5
+    assert found.operators == {"aten.tanh": 4e11, "aten.exp": 2e11, "my_kernels.norm": 1e12}
+    plain = good(LEAST, tmp_path)
+    assert (plain.convolution, plain.operators) == (1, {})
+    assert len({found.canonical, plain.canonical, evolve(found, operators={}).canonical}) == 3
+
+
 def test_what_is_left_out_has_a_meaning(tmp_path: Path) -> None:
     found = good(LEAST, tmp_path)
     assert (found.name, found.pointwise, found.attention, found.overhead) == ("d", 1, 1, 0)
@@ -213,6 +223,9 @@ MISTAKES = [
         "`group` means nothing without `times`",
         "",
     ),
+    ("[host]", "[operators]\ntahn = 4e11\n[host]", "APL155", "tahn", "`tahn` is no operator", "`tanh`"),
+    ("[host]", "[operators]\ntanh = 0\n[host]", "APL157", "0", "`tanh = 0` cannot be", ""),
+    ("attention = 0.7", "convolution = 11", "APL157", "11", "`convolution = 11` cannot be: it is a share", ""),
     ("bandwidth = 45e9", "times = 3", "APL157", "3", "`times` should be the path of a table", ""),
     ("bandwidth = 45e9", "times = 'no.table'", "APL153", "'no.table'", "`no.table` cannot be read: no such file", ""),
     ('name = "our-cluster"', "name = 3", "APL157", "3", "`name` should be a text of one line", ""),

@@ -91,6 +91,17 @@ def test_what_is_no_device_is_underlined_where_it_is_named(folder: Path) -> None
     assert "profiles/missing.toml" in found.message
 
 
+def test_what_is_wrong_with_a_profile_is_said_in_the_profile(folder: Path) -> None:
+    (folder / "profiles" / "wrong.toml").write_text("[memory]\nbandwidth = 1e12\n", encoding="utf-8")
+    (folder / "profiles" / "bytes.toml").write_bytes(b"\xff\xfe")
+    for file in ("wrong", "bytes"):
+        (folder / "a.apl").write_text(f'device "profiles/{file}.toml"\n{TIMED}', encoding="utf-8")
+        (found,) = load_policy(folder / "a.apl").diagnostics
+        assert found.span is not None
+        assert found.span.source.name == f"profiles/{file}.toml"
+        assert [each.span.text for each in found.related if each.span] == [f'device "profiles/{file}.toml"']
+
+
 def test_the_canonical_text_holds_the_figures_and_no_path(folder: Path) -> None:
     texts = []
     for file in ("ours", "again"):

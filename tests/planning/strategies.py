@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.language import syntax as s
+from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.syntax import Action
 from tests.support.textgraph import GraphBuilder
 from tests.support.trees import span
 
+QUICK = DeviceProfile(
+    name="quick",
+    compute=dict.fromkeys(("bfloat16", "float32"), Rate.constant(1e11)),
+    bandwidth=Rate.constant(1e9),
+    networks=(Network(bandwidth=1e9, latency=4e-9),),
+)
+"""On which the operators of small graphs take nanoseconds."""
 SPAN = span("any")
 MODULES = ("", "head", "layers.0", "layers.0.attn", "layers.1.attn", "layers.1.mlp.up", "layers.2.attn")
 PLAIN = (

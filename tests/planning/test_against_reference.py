@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag
-from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.syntax import CrossesCut, Everything, Is, Policy, Where
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
@@ -17,17 +16,9 @@ from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import Selections
 from policylang.simulation.node_times import NodeTimes, node_times
 from tests.planning.reference import Reference
-from tests.planning.strategies import PROPERTIES, cut_sizes, graphs, policies, predicates, selectors
+from tests.planning.strategies import PROPERTIES, QUICK, cut_sizes, graphs, policies, predicates, selectors
 from tests.support.drawn import examples
 from tests.support.trees import policy_of, span
-
-QUICK = DeviceProfile(
-    name="quick",
-    compute=dict.fromkeys(("bfloat16", "float32"), Rate.constant(1e11)),
-    bandwidth=Rate.constant(1e9),
-    networks=(Network(bandwidth=1e9, latency=4e-9),),
-)
-"""On which the operators of small graphs take nanoseconds."""
 
 
 def the_planner(replays_random: bool) -> Capabilities:
@@ -47,13 +38,6 @@ def test_a_selector_denotes_what_its_sentence_says(facts, selector):
 @settings(max_examples=100, deadline=None)
 @given(graphs(), predicates)
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
-    selector = Where(Everything(span("everything")), predicate, span("everything where …"))
-    assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
-
-
-@settings(max_examples=100, deadline=None)
-@given(graphs(), predicates)
-def test_times_filter_as_their_sentences_say(facts, predicate):
     times = node_times(facts, QUICK)
     selector = Where(Everything(span("everything")), predicate, span("everything where …"))
     reference = Reference(policy_of(), facts, list(times.seconds))

@@ -212,7 +212,7 @@ def test_a_time_without_a_device_is_one_error_that_says_how_to_name_one() -> Non
     assert found.span is not None
     assert found.span.text == "time > 1 ms"
     assert found.help is not None
-    for way in ("`device h100-sxm`", "`--device`", "`device=`", "mi300x", 'device "cluster.toml"'):
+    for way in ("`device h100-sxm`", "`--device h100-sxm`", "`device=`", "mi300x", 'device "cluster.toml"'):
         assert way in found.help
     (path,) = policylang.check(policylang.parse(RULES + TIMED), graph=FACTS).diagnostics
     assert path.code == "APL370", "what follows from it is a note, and nothing is said of waiting"
@@ -223,7 +223,7 @@ def test_a_time_without_a_device_is_one_error_that_says_how_to_name_one() -> Non
 
 def test_an_expectation_alone_needs_a_device_too() -> None:
     (found,) = (each for each in planned("save mm\nexpect exposed <= 5%", device=None).diagnostics)
-    assert found.message == "`expect exposed <= 5%` is about time and no device says how long anything takes"
+    assert found.message == "`expect exposed <= 5%` is about time, and no device says how long anything takes"
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,19 @@ _DESCRIPTORS = {name: getattr(descriptors, name) for name in dir(descriptors) if
 _library: torch.library.Library | None = None
 
 
-def recorded(name: str) -> dict[str, Any]:
-    """One recording as it stands in its file."""
-    with gzip.open(FOLDER / f"{name}.json.gz", "rt") as file:
+def recorded(name: str | Path) -> dict[str, Any]:
+    """One recording as it stands in its file, by its name here or by its path."""
+    with gzip.open(name if isinstance(name, Path) else FOLDER / f"{name}.json.gz", "rt") as file:
         found: dict[str, Any] = json.load(file)
     return found
 
 
-def process_groups(name: str) -> dict[str, tuple[int, ...]]:
+def process_groups(name: str | Path) -> dict[str, tuple[int, ...]]:
     """The ranks of each process group that a recording names."""
     return {group: tuple(ranks) for group, ranks in recorded(name)["groups"].items()}
 
 
-def shared_graph(name: str) -> fx.GraphModule:
+def shared_graph(name: str | Path) -> fx.GraphModule:
     """A recording rebuilt, anew for every call."""
     _define_operators()
     recording = recorded(name)

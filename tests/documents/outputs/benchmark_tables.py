@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from benchmarks.tune import rows_of
+from benchmarks.tuned_steps import PATHS
 from tests.documents.outputs.pages import ROOT, Shown
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -171,6 +173,58 @@ def _difference(row: Row) -> str:
     return "none" if row["gradients differ by"] == 0 else f"{row['gradients differ by'] * 100:.0f}%"
 
 
+def tuning(which: str) -> str:
+    found = results("tune")
+    if which == "growth":
+        columns: list[Column] = [("graph", text("graph")), ("nodes", number("nodes", 0))]
+        return markdown([*columns, ("seconds to tune", number("seconds", 2))], found["growth"]["rows"])
+    if which == "peaks":
+        graph = found["graphs"][0]
+        families = {"tuned": "tuned", "bundled": "bundled", "by hand": "by hand", "torch": "PyTorch's budget"}
+        columns = [("peak at most", number("peak GiB", 0, " GiB"))]
+        columns += [(title, _share(f"{name} %")) for name, title in families.items()]
+        return markdown(columns, rows_of(graph))
+    columns = [
+        ("graph", text("graph")),
+        ("nodes", number("nodes", 0)),
+        ("seconds to tune", number("seconds to tune", 1)),
+        ("furthest above the bound, of the forward", _share("worst excess over the bound, of the forward", 100)),
+        ("times the bound at the budget, at most", number("worst ratio to the bound above 5%", 3)),
+        ("and at what is used of it", number("worst ratio to the bound of the bytes used", 3)),
+        ("others that are faster at their peak", lambda row: f"{len(row['beaten'])} of {len(row['others'])}"),
+        ("more memory never costs time", lambda row: "yes" if row["monotone"] and row["fits"] else "no"),
+    ]
+    return markdown(columns, found["graphs"])
+
+
+def _share(key: str, times: float = 1.0) -> Callable[[Row], str]:
+    return lambda row: "" if row[key] is None else f"{row[key] * times:.2f}%"
+
+
+def tuned_steps(which: str) -> str:
+    rows: list[Row] = []
+    for path in PATHS:
+        for model in dict.fromkeys(row["model"] for row in results("tuned_steps")["rows"]):
+            here = [r for r in results("tuned_steps")["rows"] if (r["model"], r["path"]) == (model, path)]
+            if here:
+                ratios = [row["measured / simulated"] for row in here]
+                peaks = [row["simulated MiB"] for row in here]
+                rows.append(
+                    {
+                        "model": model,
+                        "path": path,
+                        "budgets": len(here),
+                        "peaks": f"{min(peaks):.0f} to {max(peaks):.0f} MiB",
+                        "least": min(ratios),
+                        "most": max(ratios),
+                    }
+                )
+    columns = [("model", text("model")), ("path", text("path")), ("budgets", number("budgets", 0))]
+    columns += [("simulated peaks", text("peaks"))]
+    columns += [("measured / simulated, least", number("least", 3)), ("most", number("most", 3))]
+    return markdown(columns, rows)
+
+
 _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost,
     "training-step": training_step,
@@ -182,6 +236,8 @@ _TABLES: dict[str, Callable[[str], str]] = {
     "many-ranks": many_ranks,
     "compared": compared,
     "predicted-times": predicted_times,
+    "tuning": tuning,
+    "tuned-steps": tuned_steps,
 }
 
 

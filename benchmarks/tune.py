@@ -1,0 +1,321 @@
+"""How near is a tuned policy to the least that can be had, and does anything that people use beat it?
+
+On recorded joint graphs of Llama-3 8B and on joint graphs of three Hugging Face models at full size (without weights),
+on one device profile: the linear program's bound, tuned policies at many budgets, the policies that come along,
+policies as people write them, and PyTorch's ``activation_memory_budget``. All are points of simulated peak and seconds
+of second runs, by the same simulator and the same times of nodes (``benchmarks/tuning_peers.py`` says how). Then the
+seconds that tuning takes, and how they grow with the nodes.
+
+    python -m benchmarks.tune --recorded tests/data/llama3_8b_one_device_joint.json.gz \\
+        --json benchmarks/results/tune.json --picture docs/tuned_policies.svg
+    python -m benchmarks.tune --models tiny --budgets 8          # seconds
+
+The results file is written again after each graph: a graph that is measured again takes the place of its older rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import asdict
+from torch import fx
+
+from benchmarks.common import growth_exponent, table, write_results
+from benchmarks.graphs import llama_joint, synthetic_joint
+from benchmarks.tuning_graphs import MODELS, Subject, recorded
+from benchmarks.tuning_peers import SOLVERS, Point, bundled, by_hand, by_torch, untagged
+from benchmarks.tuning_picture import picture
+from policylang.api.devices import load_device
+from policylang.graph.facts import Facts
+from policylang.graph.reading.collect import collect
+from policylang.language.devices.profile import DeviceProfile
+from policylang.planning.capabilities import JOINT
+from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.tuning.lower_hull import bound_at
+from policylang.tuning.trade_off import Budget, Candidate, Infeasible
+from policylang.tuning.tuner import Tuner, tune
+
+GIB = 2**30
+DEVICE = "h100-sxm"
+SAME = 1e-6
+"""The share of the forward's time below which two times are one."""
+LAYERS = (8, 18, 36, 90)
+SYNTHETIC = 40_000
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+def spread(low: float, high: float, count: int) -> list[float]:
+    """So many budgets from the least that can be met to what saves everything."""
+    return [low + (high - low) * step / max(1, count - 1) for step in range(count)]
+
+
+def measure(
+    subject: Subject,
+    device: DeviceProfile,
+    count: int,
+    solvers: Sequence[str],
+    say: Callable[[str], None],
+    of_torch: int | None = None,
+) -> dict[str, Any]:
+    """One graph: the points of every contender, and the verdicts. ``of_torch``: PyTorch's budgets, if not ``count``."""
+    facts = subject.facts()
+    times = node_times(facts, device)
+    taken = seconds_to_tune(facts, times)
+    tuner = Tuner(facts, times, JOINT)
+    forward = tuner.forward
+    save_all = next(iter(by_saving(tuner)))
+    say(f"{subject.name}: {len(facts)} nodes, tuned in {taken:.1f} s")
+    smallest = tuner.smallest(Budget("peak", inf))
+    tuned = at_budgets(tuner, "peak", spread(smallest.peak, save_all.peak, count))
+    hull = tuner.hull
+    kept = at_budgets(tuner, "saved", spread(hull[-1].saved, hull[0].saved, count))
+    say("tuned at every budget")
+    others = [*bundled(facts, times), *by_hand(facts, times, few_of(tuner.blocks))]
+    say(f"{len(others)} policies of others")
+    arguments = subject.arguments
+    shares = spread(0.0, 1.0, count if of_torch is None else of_torch)
+    started = time.perf_counter()
+    others += by_torch(subject.gm, subject.inputs, facts, times, shares, solvers, say, **arguments)
+    say(f"PyTorch's budgets took {time.perf_counter() - started:.0f} s")
+    held = at_their_peaks(tuner, others)
+    return {
+        "graph": subject.name,
+        "nodes": len(facts),
+        "blocks": tuner.blocks,
+        "device": device.name,
+        "budgets": count,
+        "PyTorch's budgets": len(shares),
+        "PyTorch's solvers": list(solvers),
+        "forward s": forward,
+        "seconds to tune": taken,
+        "parameters and inputs GiB": sum(
+            size for op, size in zip(facts.ops, facts.bytes, strict=True) if op == "placeholder"
+        )
+        / GIB,
+        "save all peak GiB": save_all.peak / GIB,
+        "smallest peak GiB": smallest.peak / GIB,
+        **near_the_bound(kept, tuner),
+        **fits_and_is_monotone(tuned, kept),
+        "beaten": beaten(held, forward),
+        "hull": [{"saved": each.saved, "recompute": each.seconds} for each in hull],
+        "tuned": [row(budget, found) for budget, found in tuned],
+        "tuned at the peaks of others": [row(each.peak, made) for each, made in held],
+        "tuned saved": [
+            {**row(budget, found), "bound": bound_at(hull, budget)} for budget, found in kept if found is not None
+        ],
+        "others": [asdict(each) for each in others],
+    }
+
+
+def by_saving(tuner: Tuner) -> Iterator[Candidate]:
+    if tuner.save_all is None:
+        raise SystemExit("`save everything` has something to be said against it on this graph")
+    yield tuner.save_all
+
+
+Found = list[tuple[float, Candidate | None]]
+
+
+def at_budgets(tuner: Tuner, figure: Any, budgets: Sequence[float]) -> Found:
+    """What is chosen for each budget; None where none fits."""
+    found: Found = []
+    for limit in budgets:
+        made = tuner.tuned(Budget(figure, limit))
+        found.append((limit, None if isinstance(made, Infeasible) else made.chosen))
+    return found
+
+
+def row(budget: float, found: Candidate | None) -> dict[str, Any]:
+    if found is None:
+        return {"budget": budget, "rules": None}
+    return {
+        "budget": budget,
+        "peak": found.peak,
+        "saved": found.saved,
+        "recompute": found.recompute,
+        "rules": found.rules,
+    }
+
+
+def near_the_bound(kept: Found, tuner: Tuner) -> dict[str, Any]:
+    """Of budgets for the bytes that are kept: how far above the bound at the budget, and at what is used of it."""
+    excess, ratio, used = 0.0, 1.0, 1.0
+    for budget, found in kept:
+        if found is None:
+            continue
+        bound = bound_at(tuner.hull, budget)
+        excess = max(excess, (found.recompute - bound) / tuner.forward)
+        if found.recompute > 0.05 * tuner.forward:
+            ratio = max(ratio, found.recompute / bound)
+            used = max(used, found.recompute / bound_at(tuner.hull, found.saved))
+    return {
+        "worst excess over the bound, of the forward": excess,
+        "worst ratio to the bound above 5%": ratio,
+        "worst ratio to the bound of the bytes used": used,
+        "budgets in bytes kept that none meets": sum(found is None for _, found in kept),
+    }
+
+
+def fits_and_is_monotone(tuned: Found, kept: Found) -> dict[str, Any]:
+    memory = {"peak": (tuned, "peak"), "saved": (kept, "saved")}
+    fits = all(
+        getattr(found, which) <= budget
+        for each, which in memory.values()
+        for budget, found in each
+        if found is not None
+    )
+    monotone = True
+    for each, _ in memory.values():
+        times = [inf if found is None else found.recompute for _, found in each]
+        monotone &= all(later <= earlier for earlier, later in pairwise(times))
+    return {"fits": fits, "monotone": monotone}
+
+
+def at_their_peaks(tuner: Tuner, others: Sequence[Point]) -> list[tuple[Point, Candidate | None]]:
+    """The points of others that none of them beats, each with what is tuned for its own peak."""
+    points = undominated(others)
+    found = at_budgets(tuner, "peak", [each.peak for each in points])
+    return [(each, made) for each, (_, made) in zip(points, found, strict=True)]
+
+
+def beaten(held: Sequence[tuple[Point, Candidate | None]], forward: float) -> list[dict[str, Any]]:
+    """The points that take less time than what is tuned for their own peak."""
+    found = []
+    for each, made in held:
+        ours = inf if made is None else made.recompute
+        if each.recompute < ours - SAME * forward:
+            by = None if made is None else (ours - each.recompute) / forward
+            found.append({**asdict(each), "tuned": None if made is None else ours, "faster by": by})
+    return found
+
+
+def undominated(points: Sequence[Point]) -> list[Point]:
+    kept: list[Point] = []
+    for each in sorted(points, key=lambda each: (each.peak, each.recompute, each.family, each.name)):
+        if not kept or each.recompute < kept[-1].recompute:
+            kept.append(each)
+    return kept
+
+
+def few_of(blocks: int) -> list[int]:
+    """Numbers of blocks, all of few and ever fewer of many."""
+    found = {1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, blocks - 2, blocks - 1}
+    return sorted(number for number in found if 0 < number < blocks)
+
+
+def seconds_to_tune(facts: Facts, times: NodeTimes) -> float:
+    """Of one budget in the middle, by processor time: from facts and times to the policy's text."""
+    save_all = Tuner(facts, times, JOINT).save_all
+    limit = 0.6 * save_all.peak if save_all is not None else inf
+    start = time.process_time()
+    tune(facts, times, Budget("peak", limit), JOINT)
+    return time.process_time() - start
+
+
+def growth(device: DeviceProfile, layers: Sequence[int], synthetic: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Narrow Llamas of rising depth, and a graph made by hand of blocks of four operators in turn."""
+    rows = []
+    made: list[tuple[str, Callable[[], fx.GraphModule]]] = [
+        (f"llama, {each} layers", lambda each=each: untagged(llama_joint(each).module)) for each in layers
+    ]
+    if synthetic:
+        made.append(("synthetic", lambda: synthetic_joint(synthetic)))
+    for name, make in made:
+        facts = collect(make())
+        rows.append({"graph": name, "nodes": len(facts), "seconds": seconds_to_tune(facts, node_times(facts, device))})
+        say(f"{name}: {len(facts)} nodes in {rows[-1]['seconds']:.1f} s")
+    llamas = [each for each in rows if each["graph"] != "synthetic"]
+    sizes, taken = [each["nodes"] for each in llamas], [each["seconds"] for each in llamas]
+    return {"rows": rows, "exponent": growth_exponent(sizes, taken) if len(llamas) > 1 else None}
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def verdicts(result: dict[str, Any]) -> str:
+    forward = result["forward s"]
+    lines = [
+        f"\n{result['graph']}: {result['nodes']:,} nodes, {result['blocks']} blocks, on {result['device']}; "
+        f"forward {forward * 1e3:.1f} ms, tuned in {result['seconds to tune']:.1f} s",
+        f"worst excess over the bound: {result['worst excess over the bound, of the forward']:.2%} of the forward",
+        f"worst ratio to the bound, above 5% of the forward: {result['worst ratio to the bound above 5%']:.3f} "
+        f"at the budget, {result['worst ratio to the bound of the bytes used']:.3f} at what is used of it",
+        f"fits: {'yes' if result['fits'] else 'NO'}; monotone: {'yes' if result['monotone'] else 'NO'}",
+        f"faster at the same peak: {len(result['beaten'])} of {len(result['others'])} others",
+    ]
+    lines += [
+        f"  {each['family']} {each['name']} at {each['peak'] / GIB:.2f} GiB: "
+        + ("where no tuned policy fits" if each["tuned"] is None else f"by {each['faster by']:.2%} of the forward")
+        for each in result["beaten"]
+    ]
+    return "\n".join(lines)
+
+
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """At some peaks, the least time of second runs of each family, in shares of the forward's time."""
+    peaks = [each["budget"] for each in result["tuned"]]
+    chosen = peaks[:: max(1, len(peaks) // 10)]
+    rows = []
+    for limit in chosen:
+        line: dict[str, Any] = {"peak GiB": limit / GIB}
+        families = {"tuned": result["tuned"], **{name: [] for name in ("bundled", "by hand", "torch")}}
+        for each in result["others"]:
+            families[each["family"]] = [*families[each["family"]], each]
+        for name, points in families.items():
+            fitting = [each["recompute"] for each in points if each.get("peak", inf) <= limit]
+            line[f"{name} %"] = 100 * min(fitting) / result["forward s"] if fitting else None
+        rows.append(line)
+    return rows
+
+
+def written(path: Path | None) -> dict[str, Any]:
+    if path is None or not path.exists():
+        return {"graphs": [], "growth": None}
+    found = json.loads(path.read_text())
+    return {"graphs": found["graphs"], "growth": found["growth"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="recorded joint graphs")
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=[])
+    parser.add_argument("--device", default=DEVICE)
+    parser.add_argument("--budgets", type=int, default=50)
+    parser.add_argument("--torch-budgets", type=int, help="fewer, on large graphs: each is a min-cut of seconds")
+    parser.add_argument("--solvers", nargs="*", choices=SOLVERS, default=list(SOLVERS), help="of PyTorch's knapsack")
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="of the Llamas whose growth is measured")
+    parser.add_argument("--synthetic", type=int, default=0, help="nodes of a graph made by hand")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--picture", type=Path, help="an SVG of the first graph in the results")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    device = load_device(options.device)
+    results = written(options.json)
+    subjects: list[Callable[[], Subject]] = [lambda path=path: recorded(path) for path in options.recorded]
+    subjects += [lambda name=name: Subject.of(name, MODELS[name]()) for name in options.models]
+    for make in subjects:
+        result = measure(make(), device, options.budgets, options.solvers, print, options.torch_budgets)
+        print(verdicts(result))
+        print(table(rows_of(result)))
+        results["graphs"] = [each for each in results["graphs"] if each["graph"] != result["graph"]] + [result]
+        write_results(options.json, results)
+    if options.layers or options.synthetic:
+        results["growth"] = growth(device, options.layers, options.synthetic, print)
+        print(table(results["growth"]["rows"]))
+        write_results(options.json, results)
+    if options.picture is not None:
+        options.picture.write_text(picture(results["graphs"][0]))
+
+
+if __name__ == "__main__":
+    main()
