@@ -66,8 +66,10 @@ def measure(
     solvers: Sequence[str],
     say: Callable[[str], None],
     of_torch: int | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """One graph: the points of every contender, and the verdicts. ``of_torch``: PyTorch's budgets, if not ``count``."""
+    """One graph: the points of every contender, and the verdicts. ``of_torch``: PyTorch's budgets, if not ``count``;
+    ``numbers``: of blocks that recompute in policies by hand."""
     facts = subject.facts()
     times = node_times(facts, device)
     taken = seconds_to_tune(facts, times)
@@ -80,7 +82,7 @@ def measure(
     hull = tuner.hull
     kept = at_budgets(tuner, "saved", spread(hull[-1].saved, hull[0].saved, count))
     say("tuned at every budget")
-    others = [*bundled(facts, times), *by_hand(facts, times, few_of(tuner.blocks))]
+    others = [*bundled(facts, times), *by_hand(facts, times, numbers or few_of(tuner.blocks))]
     say(f"{len(others)} policies of others")
     arguments = subject.arguments
     shares = spread(0.0, 1.0, count if of_torch is None else of_torch)
@@ -292,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default=DEVICE)
     parser.add_argument("--budgets", type=int, default=50)
     parser.add_argument("--torch-budgets", type=int, help="fewer, on large graphs: each is a min-cut of seconds")
+    parser.add_argument("--blocks", type=int, nargs="*", help="that recompute in policies by hand")
     parser.add_argument("--solvers", nargs="*", choices=SOLVERS, default=list(SOLVERS), help="of PyTorch's knapsack")
     parser.add_argument("--layers", type=int, nargs="*", default=[], help="of the Llamas whose growth is measured")
     parser.add_argument("--synthetic", type=int, default=0, help="nodes of a graph made by hand")
@@ -304,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subjects: list[Callable[[], Subject]] = [lambda path=path: recorded(path) for path in options.recorded]
     subjects += [lambda name=name: Subject.of(name, MODELS[name]()) for name in options.models]
     for make in subjects:
-        result = measure(make(), device, options.budgets, options.solvers, print, options.torch_budgets)
+        result = measure(make(), device, options.budgets, options.solvers, print, options.torch_budgets, options.blocks)
         print(verdicts(result))
         print(table(rows_of(result)))
         results["graphs"] = [each for each in results["graphs"] if each["graph"] != result["graph"]] + [result]
