@@ -118,7 +118,11 @@ class Tuner:
     def hull(self) -> tuple[HullPoint, ...]:
         """What nothing goes below: seconds against bytes kept."""
         self._say("solving for the bound")
-        return lower_hull(self.facts, self.times, self.capabilities, override=self.override)
+        return self._hull(())
+
+    def _hull(self, keep: Sequence[int]) -> tuple[HullPoint, ...]:
+        blocks = self.classes.blocks if self.capabilities.block_by_block else None
+        return lower_hull(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
 
     def _set(self, budget: Budget) -> _Set:
         """What is chosen among. For a peak, blocks keep what they hand on; for what is saved they may not."""
@@ -133,7 +137,7 @@ class Tuner:
         points = list(self.hull)
         if by_peak and crossing:
             self._say("solving for the candidates")
-            points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
+            points = list(self._hull(crossing))
         points = thinned(points, _STRAIGHT * self.forward)
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
         found = [composition.mended(fates) for fates in found]
