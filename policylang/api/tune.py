@@ -20,7 +20,7 @@ from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
-from policylang.planning.capabilities import Capabilities, capabilities_for
+from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.missing_figures import lacking
 from policylang.simulation.node_times import NodeTimes, node_times
@@ -33,6 +33,7 @@ from policylang.tuning.request.suitable import UNSUITABLE, decides_nothing, no_c
 from policylang.tuning.trade_off import Besides, Budget, Infeasible, Tuned
 
 NO_SOLVER = "APL619"
+NO_PATH = "APL633"
 NOTHING_RECOMPUTED = "APL627"
 
 Read = TypeVar("Read")
@@ -81,6 +82,9 @@ def tune(
     profile = device if isinstance(device, DeviceProfile) else load_device(device)
     if budget is None:
         raise PolicyMeaningError([no_budget(profile)])
+    if path is not None and path not in PLANNED:
+        help = f"the paths are {', '.join(PLANNED)}"
+        raise PolicyMeaningError([diagnose(NO_PATH, f"there is no path `{path}`", help=help)])
     besides = Besides(optimizer=_value(read_optimizer(optimizer, facts)), reserve=_value(read_reserve(reserve)))
     found = tuned_policy(
         facts,

@@ -138,7 +138,7 @@ def _asked(
     for each in (budget, optimizer, reserve):
         if isinstance(each, Diagnostic):
             return each
-    if budget is None and not options.table:
+    if budget is None and not (options.table or options.html):
         return no_budget(device)
     assert not isinstance(budget, Diagnostic)
     assert not isinstance(optimizer, Diagnostic)

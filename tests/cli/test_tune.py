@@ -181,6 +181,9 @@ def test_a_page(policylang, here):
     assert "<title>a peak of at most 500 MiB for small.graph</title>" in page
     assert "torchtitan_full" in page  # a bundled policy that fits
     assert "expect peak &lt;= 500 MiB" in page
+    alone = policylang("tune", *SMALL, "--html", "alone.html")
+    assert (alone.code, alone.out) == (0, "")
+    assert "<title>memory and time of small.graph</title>" in Path("alone.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
 
 
@@ -216,6 +219,7 @@ def test_graphs_and_devices_that_cannot_be(policylang, here):
     assert empty.err.startswith("error[APL630]: `empty.graph` is empty: no operator runs in it\n")
 
 
+@pytest.mark.slow
 def test_it_needs_no_torch(process, here):
     program = "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
     program += "assert 'torch' not in sys.modules; sys.exit(code)"

@@ -156,6 +156,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_are_those_of_torch(name, dtype):

@@ -298,8 +298,20 @@ def test_no_budget_says_what_the_device_has(folder):
     assert (found.code, found.message) == ("APL624", "there is no budget to tune for")
     assert found.help.startswith("`h100-sxm` has 79 GiB: a peak of `79 GiB` uses all of it")
     assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak="70").code == "APL624"
+    assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak=1, path="on foot").code == "APL633"
     assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak=1, optimizer="none").code == "APL628"
     assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak=1, reserve="100%").code == "APL629"
+
+
+@pytest.mark.parametrize("missing", ["highspy", "numpy"])
+def test_without_the_extra_it_says_what_to_install(folder, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    for module in [name for name in sys.modules if name.startswith("policylang.tuning.")]:
+        monkeypatch.delitem(sys.modules, module)  # what has imported it already
+    found = refused(policylang.PolicyError, folder / "small.graph", peak="500 MiB")
+    assert found.code == "APL619"
+    assert f"`{missing}` is not installed" in found.message
+    assert "`pip install policylang[tune]`" in found.help
 
 
 def test_promises_are_read_by_people():
@@ -307,6 +319,7 @@ def test_promises_are_read_by_people():
     assert at_most(int(42.4857 * GIB), 40 * GIB) == "42.4 GiB"
     assert at_most(int(42.4857 * GIB), int(42.45 * GIB)) == "42.48 GiB"
     assert at_most(987_654_321, 987_654_321) == "987654321 B"
+    assert at_most(54602 << 10, 1) == "53.3 MiB"
     assert rounded_up(int(42.41 * GIB)) == "42.5 GiB"
     assert rounded_up(1000) == "1000 B"
     assert rounded_up(1023 * MIB + 1) == "1024 MiB"

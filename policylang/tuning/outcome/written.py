@@ -18,6 +18,7 @@ from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
 
 _SHOWN = 12
 _DIGITS = 3
+_SHORT = 4
 _SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
 
 
@@ -100,7 +101,7 @@ def budget_words(budget: Budget) -> str:
         return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
     limit = int(budget.limit)
     size = write(limit, "bytes")
-    if size.endswith(" B") and limit >= 1024:
+    if len(size.partition(" ")[0]) > _SHORT:
         size = f"{figure(limit, 'bytes')} ({limit:,} bytes)"
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
 
@@ -200,7 +201,7 @@ def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]
 def at_most(limit: int, least: int) -> str:
     """A size of few digits between ``least`` and ``limit`` bytes, near the limit: ``42.5 GiB``."""
     exact = write(limit, "bytes")
-    if not exact.endswith(" B") or limit < 1024:
+    if len(exact.partition(" ")[0]) <= _SHORT or limit < 1024:
         return exact
     for text, size in _rounded(limit, ROUND_FLOOR):
         if size >= least:
