@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import add_form
+from policylang.commands.shared.output import tell
 
 if TYPE_CHECKING:
     from policylang.language.devices.profile import DeviceProfile
@@ -63,6 +64,8 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.errors import PolicyError
 
     with _job(options.device, options.seconds) as (rank, device):
+        if rank == 0:
+            _warn_of_others()
         progress = _progress(shown=rank == 0 and sys.stderr.isatty())
         try:
             profile = profile_device(
@@ -111,14 +114,21 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
         dist.destroy_process_group()
 
 
+def _warn_of_others() -> None:
+    """Where at least as many processes run as there are processors, what is measured is what they leave."""
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
+        message = "others compute on this machine, and what is measured is what they leave of it"
+        tell(f"policylang {NAME}: {message}\nhelp: measure again when it is quiet")
+
+
 def _progress(*, shown: bool) -> Callable[[str], object]:
     """One line that is written over; an empty text takes it away."""
 
-    def tell(text: str) -> None:
+    def line(text: str) -> None:
         if shown:
             print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
-    return tell
+    return line
 
 
 def _print(profile: DeviceProfile, path: str, form: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
@@ -16,8 +16,9 @@ from policylang.language.syntax import Policy, Rule
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
 from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
-from policylang.simulation.missing_figures import lacking
-from policylang.simulation.node_times import NodeTimes
+
+if TYPE_CHECKING:
+    from policylang.simulation.node_times import NodeTimes
 
 
 @frozen
@@ -96,6 +97,8 @@ class Plan:
     @cached_property
     def untold(self) -> Diagnostic | None:
         """Of a plan on a device: what the graph and the plan do that its profile has no figure for."""
+        from policylang.simulation.missing_figures import lacking  # an audit of plans knows no simulation
+
         return None if self.times is None else lacking(self.times, copies=any(map(offloads, self.decisions)))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import bundled_devices
@@ -12,8 +13,9 @@ from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.source import Span
 from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Policy, Rule
 from policylang.language.walk import tests_of
-from policylang.simulation.missing_figures import lacking
-from policylang.simulation.node_times import NodeTimes
+
+if TYPE_CHECKING:
+    from policylang.simulation.node_times import NodeTimes
 
 NO_DEVICE = "APL370"
 _MOST_NAMES = 8
@@ -44,6 +46,8 @@ def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, cop
     ``asked_for``: whether somebody named the device for this plan, who then wants to see times. ``copies``: whether
     the plan moves values to the host.
     """
+    from policylang.simulation.missing_figures import lacking  # digests are of audits too, which know no simulation
+
     asked = list(dict.fromkeys(times_asked(policy)))
     if times is None:
         if asked:

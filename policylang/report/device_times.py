@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from policylang.language.figures import figure, priced_by_bytes_text
-from policylang.planning.plan import Plan
-from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.step_time import StepTime
+
+if TYPE_CHECKING:
+    from policylang.planning.plan import Plan
+    from policylang.simulation.node_times import NodeTimes
+    from policylang.simulation.step_time import StepTime
 
 
 def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") -> str:

@@ -57,7 +57,8 @@ def lower_hull(
     time, outside of which it decides nothing.
 
     With ``offload`` values may wait on the host as well, as many as can be copied while the device computes, each way.
-    The points are then the best that were found: what fits between two of them may be a little below the line.
+    The points are then the best that were found, and what fits between two of them may be a little below the line. What
+    certainly nothing goes below is the hull without ``offload``, at the bytes on device and host together.
 
     Raises:
         PolicyError: the solver is not installed.

@@ -7,20 +7,25 @@ turn, the fastest first, so that few are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from math import inf
 
 import numpy as np
 from attrs import frozen
 
 from policylang.graph.facts import Facts
+from policylang.language.codes import is_error
+from policylang.language.resolution.loader import load_policy
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import Composition, Pieces
 from policylang.tuning.evaluation import Evaluation
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
-from policylang.tuning.patterns import Fates, by_hand, of_choice, thinned
+from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
 from policylang.tuning.phrases import Vocabulary
 from policylang.tuning.prospects import Prospects, Writer, prospects
 from policylang.tuning.stacks import stacks
@@ -32,7 +37,11 @@ NOTHING_BESIDES = Besides()
 _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
+_BUNDLED = ("llama3_sac", "torchtitan_op_sac")
+_OTHERS = 40_000
+"""Nodes that are planned in any case, in whole graphs."""
 _LOW = 1.1
+"""Up to so many times the least that is composed, the smallest candidate counts with what it comes to."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -65,6 +74,9 @@ class _Set:
     writer: Writer
     order: Sequence[int]
     """By time, of those that take as long by memory."""
+    by_memory: Sequence[int]
+    """By memory, of those that take as much by time."""
+    seconds: Sequence[float]
 
 
 class Tuner:
@@ -97,8 +109,10 @@ class Tuner:
         apart = capabilities.block_by_block
         self.composition = Composition(facts, times, self.classes, block_by_block=apart)
         self.blocks = self.composition.count
-        self.save_all = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
+        saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
+        self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
         self._sets: dict[bool, _Set] = {}
+        self._memory: dict[str, list[int]] = {}
 
     @cached_property
     def hull(self) -> tuple[HullPoint, ...]:
@@ -124,6 +138,7 @@ class Tuner:
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
         found = [composition.mended(fates) for fates in found]
         found += by_hand(classes, self.inside, self.outside)
+        found += self._bundled()
         if self.capabilities.block_by_block:
             saved = int(Fate.SAVE)
             found = [
@@ -138,7 +153,29 @@ class Tuner:
         made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
         writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
-        return _Set(made, writer, np.lexsort((memory, made.figures.recompute)).tolist())
+        seconds = made.figures.recompute
+        order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
+        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist())
+
+    def _bundled(self) -> Iterator[Fates]:
+        """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
+        for name in _BUNDLED if not self.override and self.blocks else ():
+            policy = load_policy(name).policy
+            made = None if policy is None else plan(policy, self.facts, self.capabilities)
+            if made is None or any(map(is_error, made.diagnostics)):
+                continue
+            needs, owners = saved_and_recomputed(made), self.facts.owners
+            kept = {owners[row] for row in (*needs.saved, *needs.undecided)}
+            yield of_choice(self.facts, self.classes, kept, {owners[row] for row in needs.recomputed})
+
+    @cached_property
+    def _others(self) -> tuple[Candidate, ...]:
+        """Candidates that are planned in any case: as many as the size of the graph leaves time for."""
+        before = "override " if self.override else ""
+        texts = islice(texts_by_hand(self.blocks), _OTHERS // max(len(self.facts), 1))
+        lines = ([line if "->" in line else before + line for line in text.splitlines(True)] for text in texts)
+        found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
+        return tuple(each for each in found if each is not None)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
         """The choice for one budget."""
@@ -173,7 +210,9 @@ class Tuner:
     def smallest(self, budget: Budget) -> Candidate:
         """The candidate that takes the least memory."""
         found = self._cheapest(budget, inf)
-        known = [found] if found is not None else [*self.evaluation.evaluated]
+        if found is not None:
+            return found
+        known = [*self.evaluation.evaluated] or [self.evaluation.without_rules()]
         return min(known, key=lambda each: self.memory(each, budget))
 
     def _picked(self, budget: Budget) -> Candidate | None:
@@ -183,21 +222,28 @@ class Tuner:
 
     def _composed(self, budget: Budget) -> Sequence[int]:
         """The memory of each prospect."""
-        figures = self._set(budget).prospects.figures
-        if budget.figure == "saved":
-            return list(map(int, figures.saved))
-        return [self.besides.on(each) for each in figures.peak.tolist()]
+        if budget.figure not in self._memory:
+            figures = self._set(budget).prospects.figures
+            if budget.figure == "saved":
+                self._memory["saved"] = list(map(int, figures.saved))
+            else:
+                self._memory[budget.figure] = [self.besides.on(int(each)) for each in figures.peak]
+        return self._memory[budget.figure]
 
     def _at(self, budget: Budget, limit: float) -> Candidate | None:
         """The fastest candidate in so much memory."""
         if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
             return self.save_all
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
-        seconds = chosen.prospects.figures.recompute.tolist()
+        seconds = chosen.seconds
         best: Candidate | None = None
+        for other in self._others:
+            if self.memory(other, budget) <= limit and (best is None or other.recompute < best.recompute):
+                best = other
         if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
             smallest = self.smallest(budget)
-            best = smallest if self.memory(smallest, budget) <= limit else None
+            if self.memory(smallest, budget) <= limit and (best is None or smallest.recompute < best.recompute):
+                best = smallest
         for at in chosen.order:
             if best is not None and seconds[at] >= best.recompute - same:
                 break
@@ -213,11 +259,14 @@ class Tuner:
     def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
         """The candidate that takes the least memory in so much time."""
         chosen, memory = self._set(budget), self._composed(budget)
-        seconds = chosen.prospects.figures.recompute.tolist()
+        seconds = chosen.seconds
         best: Candidate | None = None
-        if self.save_all is not None:
-            best = self.save_all
-        for at in np.lexsort((seconds, memory)).tolist():
+        for other in (self.save_all, *self._others):
+            if other is None or other.recompute > limit:
+                continue
+            if best is None or self.memory(other, budget) < self.memory(best, budget):
+                best = other
+        for at in chosen.by_memory:
             if best is not None and memory[at] >= self.memory(best, budget):
                 break
             if seconds[at] > limit:
@@ -234,7 +283,7 @@ class Tuner:
         composed for it: the search goes by what nothing falls below."""
         text = chosen.writer.text(chosen.prospects, at, self.blocks)
         made = None if text is None else self.evaluation.of(text)
-        least = float(chosen.prospects.figures.recompute[at]) - _SAME * self.forward
+        least = chosen.seconds[at] - _SAME * self.forward
         return None if made is None or made.recompute < least else made
 
     def _fill(self, budget: Budget) -> None:

@@ -10,6 +10,7 @@ import pytest
 import policylang as library
 from policylang.errors import PolicyError
 from policylang.graph.files.snapshot import load, write
+from policylang.language.figures import figure
 from policylang.planning.capabilities import JOINT
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.planner import plan
@@ -326,3 +327,17 @@ def test_two_policies_of_which_one_names_a_device(policylang, folder):
     out = policylang("diff", "named.apl", "fast.apl", "--graph", "small.graph").out
     assert "no decision changes" in out
     assert "\ntimes before: slow\ntimes after: fast\n" in out
+
+
+@pytest.mark.parametrize("path", ["joint", "eager"])
+def test_what_is_expected_of_time_is_what_is_shown(policylang, folder, path):
+    """In eager a block runs again up to the last value that its backward reads: more than a schedule has."""
+    (folder / "all.apl").write_text(
+        OTHER.replace("save mm", "save sin") + "expect step time <= 1 ms\nexpect recomputed time <= 1%\n"
+    )
+    outcome = policylang("plan", "all.apl", *ON, "--path", path, "--output-format", "json")
+    found = json.loads(outcome.out)
+    assert outcome.code == 1
+    step, again = (each["found"] for each in found["expectations"])
+    assert step == figure(found["with"]["step_seconds"], "seconds")
+    assert again == figure(found["with"]["recomputed_seconds"] / found["forward_seconds"], "fraction")

@@ -503,6 +503,21 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
         assert render_text((found,))
 
 
+def test_a_table_is_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "huge").write_bytes(b"#" * ((1 << 20) + 1))
+    for name, message in (
+        ("pipe", "is not a regular file"),
+        ("folder", "is a folder"),
+        ("huge", "larger than the 1 MiB"),
+    ):
+        found = wrong(f"{LEAST}[[network]]\ntimes = '{name}'\n", tmp_path)
+        assert (found.code, message in found.message) == ("APL153", True)
+        assert found.span is not None
+    assert wrong(f"{LEAST}[[network]]\ntimes = 'nu\\u0000ll'\n".replace("'", '"'), tmp_path).code == "APL153"
+
+
 def test_latency_beside_a_table_means_nothing_unless_there_is_a_bandwidth(tmp_path: Path) -> None:
     found = with_table(TABLE, tmp_path, "group = '1'\nlatency = 1e-6")
     assert isinstance(found, Diagnostic)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import policylang
+from policylang.language.figures import beside, figure
 from policylang.language.formatting.canonical import format_source
 from policylang.language.formatting.unparse import format_policy
 from policylang.language.resolution.loader import load_policy, parse_policy
@@ -152,3 +153,16 @@ def test_a_time_is_a_figure_in_seconds() -> None:
     wanted = Rule(Action.SAVE, Where(Operator(None, "mm", None), Compare("time", ">", Quantity(0.0004, "seconds"))))
     for text in ("400 us", "400us", "400 µs", "400\N{GREEK SMALL LETTER MU}s", "0.4 ms", "0.0004 s", "400_000 ns"):
         assert policy(f"save mm where time > {text}").rules == (wanted,)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (3e-9, "3 ns"), (412e-6, "412 us"), (0.0123, "12.3 ms"), (0.99996, "1 s"), (1234.5, "1234.5 s")],
+)
+def test_a_time_as_reports_print_it(seconds: float, text: str) -> None:
+    assert figure(seconds, "seconds") == text
+    assert beside(seconds, seconds, "seconds") == text
+
+
+def test_a_time_that_rounds_to_its_limit_is_given_in_full() -> None:
+    assert beside(0.01231, 0.0123, "seconds") == "12.3 ms (0.01231 s)"

@@ -48,8 +48,10 @@ def test_every_trial_runs_here_and_takes_some_time() -> None:
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
     command = [sys.executable, "-m", "policylang", "profile", "-o", str(path), "--device", "cpu"]
-    ran = subprocess.run([*command, "--compiled", "--seconds", "5"], capture_output=True, text=True, check=True)
-    assert ran.stderr == ""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += ["--compiled", "--seconds", "5"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "Traceback" not in ran.stderr
     device = read_device(path)
     assert isinstance(device, DeviceProfile)
     assert 0 < device.pointwise < 1

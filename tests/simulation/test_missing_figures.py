@@ -14,8 +14,7 @@ from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.report.device_times import device_text
-from policylang.simulation.node_times import node_times
+from policylang.report.device_times import plan_times_text
 from tests.support.textgraph import facts_of
 
 GRAPH = """
@@ -66,11 +65,9 @@ def test_whoever_names_the_device_wants_its_times(facts: Facts) -> None:
     assert found.span is None
 
 
-def test_times_that_are_only_shown_say_what_they_lack(facts: Facts) -> None:
-    assert device_text(node_times(facts, POOR)) == (
-        "times: poor; 1 matrix product in int8 (no figure in the profile, so priced by bytes); "
-        "all-gather among 4 ranks (no figure in the profile, so without a time)"
-    )
+def test_times_that_are_only_shown_are_not_shown_and_it_is_said_why(facts: Facts) -> None:
+    why = "no times: the profile of `poor` has no figure for matrix work in int8 (1 call)"
+    assert plan_times_text(planned("save everything", facts)) == why
 
 
 def test_nothing_is_tuned_by_times_that_are_not_known(facts: Facts) -> None:

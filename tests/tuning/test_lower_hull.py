@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from policylang.api.library import bundled_policies
 from policylang.api.load import load, parse
 from policylang.errors import PolicyError
-from policylang.graph.blocks import blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.files import snapshot
 from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.planning.capabilities import FLAT, JOINT, Capabilities
+from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.liveness import handed_on, saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
@@ -35,8 +35,11 @@ from policylang.tuning.lower_hull import bound_at, bytes_at, hull_of, lower_hull
 from policylang.tuning.solving.choices import choices_of
 from policylang.tuning.solving.movable import hidden_bytes
 from policylang.tuning.solving.second_runs import NONE
+from tests.support.joint import capture_joints
+from tests.support.models import ZOO
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import CHAIN, GraphBuilder, facts_of
+from tests.tracing.steps import trace
 from tests.tuning.small_graphs import (
     DEVICE,
     every_choice,
@@ -220,6 +223,19 @@ def test_no_policy_beats_it(name: str, path: Capabilities) -> None:
         assert bound_at(hull, saved_and_recomputed(made).saved_bytes) <= seconds * (1 + 1e-9)
 
 
+def test_no_policy_beats_it_in_eager_either_where_blocks_run_again_whole() -> None:
+    facts, times = traced("joint")
+    for policy in (load("llama3_sac"), load("every_2nd_layer"), load("torchtitan_op_sac"), parse("save everything")):
+        made = plan(policy, facts, EAGER)
+        blocks = BlockTable(made.block_of, made.block_names)
+        hull, loose = lower_hull(facts, times, EAGER, blocks=blocks), lower_hull(facts, times, EAGER)
+        found = saved_and_recomputed(made)
+        seconds = sum(times.seconds[row] for row in found.recomputed) * (1 + 1e-9)
+        assert (
+            bound_at(loose, found.saved_bytes) <= bound_at(hull, found.saved_bytes) * (1 + 1e-9) <= seconds * (1 + 1e-9)
+        )
+
+
 def test_what_blocks_hand_on_stays_kept_on_a_model() -> None:
     facts, times = traced("joint")
     blocks = blocks_of(facts)
@@ -329,3 +345,20 @@ def test_without_the_solver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "APL619"
     assert diagnostic.help == "install it with `pip install policylang[tune]`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("offload", [False, True])
+def test_on_every_architecture_the_planner_agrees_with_each_point(name: str, offload: bool) -> None:
+    device = read_device("h100-sxm")
+    assert isinstance(device, DeviceProfile)
+    graphs = [(joint.gm, JOINT) for joint in capture_joints(*ZOO[name]())]
+    graphs.append((trace(ZOO[name]()).gm, FLAT))
+    for gm, path in graphs:
+        facts = collect(gm)
+        times = node_times(facts, device)
+        for point in lower_hull(facts, times, path, offload=offload):
+            saved, seconds, _ = planned(facts, times, path, point.again, point.moved)
+            assert saved == point.saved
+            assert seconds == pytest.approx(point.seconds, rel=1e-9)

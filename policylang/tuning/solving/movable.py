@@ -35,7 +35,18 @@ def movable_memory(choices: Choices, *, override: bool) -> dict[int, int]:
     moving = tuple(row for row in choices.asked if offloads(decisions[row]))
     staying = tuple(row for row in choices.asked if not offloads(decisions[row]))
     resolve_offloads(_NO_RULES, facts, decisions, Needs(saved=staying, offloaded=moving))
-    return {roots[row]: row for row in facts.forward if offloads(decisions[row])}
+    needing_more = {roots[row] for row in choices.asked if _needs_more(choices, choices.same_as[row])}
+    found = {roots[row]: row for row in facts.forward if offloads(decisions[row])}
+    return {root: row for root, row in found.items() if root not in needing_more}
+
+
+def _needs_more(choices: Choices, row: int) -> bool:
+    """Whether a view is made again of what is copied and of something else, which would have to be kept for that."""
+    facts = choices.facts
+    if storage_roots(facts)[row] == row:
+        return False
+    others = (each for each in facts.inputs[row][1:] if facts.forward_mask[each])
+    return any(not facts.flags[each] & Flag.SYMBOLIC for each in others)
 
 
 def hidden_bytes(facts: Facts, times: NodeTimes) -> int:
@@ -50,10 +61,14 @@ def hidden_bytes(facts: Facts, times: NodeTimes) -> int:
 
 def most_moved(facts: Facts, kept: Mapping[int, int], room: int) -> dict[int, int]:
     """Of some memory, each with the row that is copied, what is moved: the largest and of equals the earliest first, as
-    far as there is room."""
+    far as there is room. The pieces of an operator share its decision, and go together."""
+    together: dict[int, list[int]] = {}
+    for root, row in kept.items():
+        together.setdefault(facts.owners[row], []).append(root)
+    sizes = {owner: sum(facts.bytes[kept[root]] for root in roots) for owner, roots in together.items()}
     taken: dict[int, int] = {}
-    for root, row in sorted(kept.items(), key=lambda each: (-facts.bytes[each[1]], each)):
-        if facts.bytes[row] <= room:
-            room -= facts.bytes[row]
-            taken[root] = row
+    for owner in sorted(together, key=lambda owner: (-sizes[owner], owner)):
+        if sizes[owner] <= room:
+            room -= sizes[owner]
+            taken.update((root, kept[root]) for root in together[owner])
     return taken

@@ -97,7 +97,6 @@ class Relaxation:
         for name, setting in OPTIONS.items():
             self.highs.setOptionValue(name, setting)
         self.highs.passModel(model)
-        self.solves = 0
 
     def cheapest(self, costs: Sequence[Weighted]) -> tuple[int, ...]:
         """The columns that are 1 where the sum of the weighted costs is least, in order."""
@@ -109,7 +108,6 @@ class Relaxation:
             objective = objective + numpy.asarray(each, dtype=numpy.float64) * float(weight)
         self.highs.changeColsCost(len(objective), self.every_column, numpy.rint(objective * scale))
         self.highs.run()
-        self.solves += 1
         values = numpy.asarray(self.highs.getSolution().col_value)
         self.is_cut = bool((abs(values - numpy.rint(values)) < 1e-6).all())
         if not self.is_cut:
