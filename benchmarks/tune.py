@@ -8,6 +8,7 @@ seconds that tuning takes, and how they grow with the nodes.
 
     python -m benchmarks.tune --recorded tests/data/llama3_8b_one_device_joint.json.gz \\
         --json benchmarks/results/tune.json --picture docs/tuned_policies.svg
+    python -m benchmarks.tune --layers 8 18 36 --synthetic 2000 10000 20000 40000 --json …    # the growth
     python -m benchmarks.tune --models tiny --budgets 8          # seconds
 
 The results file is written again after each graph: a graph that is measured again takes the place of its older rows.
@@ -47,8 +48,6 @@ GIB = 2**30
 DEVICE = "h100-sxm"
 SAME = 1e-6
 """The share of the forward's time below which two times are one."""
-LAYERS = (8, 18, 36, 90)
-SYNTHETIC = 40_000
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------
@@ -66,8 +65,10 @@ def measure(
     solvers: Sequence[str],
     say: Callable[[str], None],
     of_torch: int | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """One graph: the points of every contender, and the verdicts. ``of_torch``: PyTorch's budgets, if not ``count``."""
+    """One graph: the points of every contender, and the verdicts. ``of_torch``: PyTorch's budgets, if not ``count``;
+    ``numbers``: of blocks that recompute in policies by hand."""
     facts = subject.facts()
     times = node_times(facts, device)
     taken = seconds_to_tune(facts, times)
@@ -80,7 +81,7 @@ def measure(
     hull = tuner.hull
     kept = at_budgets(tuner, "saved", spread(hull[-1].saved, hull[0].saved, count))
     say("tuned at every budget")
-    others = [*bundled(facts, times), *by_hand(facts, times, few_of(tuner.blocks))]
+    others = [*bundled(facts, times), *by_hand(facts, times, numbers or few_of(tuner.blocks))]
     say(f"{len(others)} policies of others")
     arguments = subject.arguments
     shares = spread(0.0, 1.0, count if of_torch is None else of_torch)
@@ -222,21 +223,27 @@ def seconds_to_tune(facts: Facts, times: NodeTimes) -> float:
     return time.process_time() - start
 
 
-def growth(device: DeviceProfile, layers: Sequence[int], synthetic: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Narrow Llamas of rising depth, and a graph made by hand of blocks of four operators in turn."""
-    rows = []
+def growth(
+    device: DeviceProfile, layers: Sequence[int], synthetic: Sequence[int], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Narrow Llamas of rising depth, and graphs made by hand of 32 blocks of operators in turn."""
     made: list[tuple[str, Callable[[], fx.GraphModule]]] = [
         (f"llama, {each} layers", lambda each=each: untagged(llama_joint(each).module)) for each in layers
     ]
-    if synthetic:
-        made.append(("synthetic", lambda: synthetic_joint(synthetic)))
+    made += [("32 blocks made by hand", lambda each=each: synthetic_joint(each, each // 64)) for each in synthetic]
+    rows = []
     for name, make in made:
         facts = collect(make())
         rows.append({"graph": name, "nodes": len(facts), "seconds": seconds_to_tune(facts, node_times(facts, device))})
         say(f"{name}: {len(facts)} nodes in {rows[-1]['seconds']:.1f} s")
-    llamas = [each for each in rows if each["graph"] != "synthetic"]
-    sizes, taken = [each["nodes"] for each in llamas], [each["seconds"] for each in llamas]
-    return {"rows": rows, "exponent": growth_exponent(sizes, taken) if len(llamas) > 1 else None}
+    return {"rows": rows, "exponents": {"llama": _exponent(rows, "llama"), "by hand": _exponent(rows, "32")}}
+
+
+def _exponent(rows: Sequence[dict[str, Any]], kind: str) -> float | None:
+    found = [each for each in rows if each["graph"].startswith(kind)]
+    if len(found) < 2:
+        return None
+    return growth_exponent([each["nodes"] for each in found], [each["seconds"] for each in found])
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -292,9 +299,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default=DEVICE)
     parser.add_argument("--budgets", type=int, default=50)
     parser.add_argument("--torch-budgets", type=int, help="fewer, on large graphs: each is a min-cut of seconds")
+    parser.add_argument("--blocks", type=int, nargs="*", help="that recompute in policies by hand")
     parser.add_argument("--solvers", nargs="*", choices=SOLVERS, default=list(SOLVERS), help="of PyTorch's knapsack")
     parser.add_argument("--layers", type=int, nargs="*", default=[], help="of the Llamas whose growth is measured")
-    parser.add_argument("--synthetic", type=int, default=0, help="nodes of a graph made by hand")
+    parser.add_argument("--synthetic", type=int, nargs="*", default=[], help="nodes of graphs made by hand")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--picture", type=Path, help="an SVG of the first graph in the results")
     options = parser.parse_args(arguments)
@@ -304,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subjects: list[Callable[[], Subject]] = [lambda path=path: recorded(path) for path in options.recorded]
     subjects += [lambda name=name: Subject.of(name, MODELS[name]()) for name in options.models]
     for make in subjects:
-        result = measure(make(), device, options.budgets, options.solvers, print, options.torch_budgets)
+        result = measure(make(), device, options.budgets, options.solvers, print, options.torch_budgets, options.blocks)
         print(verdicts(result))
         print(table(rows_of(result)))
         results["graphs"] = [each for each in results["graphs"] if each["graph"] != result["graph"]] + [result]

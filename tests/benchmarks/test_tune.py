@@ -12,7 +12,7 @@ from functorch.compile import min_cut_rematerialization_partition
 
 from benchmarks import tune, tuned_steps
 from benchmarks.graphs import JointGraph, llama_joint
-from benchmarks.tuning_peers import Point, hand_written, of_saved, saved_by_torch
+from benchmarks.tuning_peers import Point, hand_written, of_policy, of_saved, saved_by_torch
 from benchmarks.tuning_picture import picture
 from policylang.api.devices import load_device
 from policylang.planning.liveness import saved_and_recomputed
@@ -33,7 +33,7 @@ def subject() -> tune.Subject:
 
 @cache
 def measured() -> dict[str, Any]:
-    return tune.measure(subject(), DEVICE, 4, ["dp"], lambda _: None)
+    return tune.measure(subject(), DEVICE, 4, ["dp"], lambda _: None, numbers=[1])
 
 
 def test_every_contender_is_measured_and_none_beats_what_is_tuned() -> None:
@@ -73,13 +73,14 @@ def test_what_torch_is_said_to_save_is_what_its_partition_saves() -> None:
 def test_a_choice_of_values_comes_to_what_the_same_policy_comes_to() -> None:
     facts = subject().facts()
     times = node_times(facts, DEVICE)
-    policy = tune.Tuner(facts, times, tune.JOINT).evaluation.planned("recompute everything\nsave mm\n")
+    text = "recompute everything\nsave mm\n"
+    policy = tune.Tuner(facts, times, tune.JOINT).evaluation.planned(text)
     assert policy is not None
-    needs = saved_and_recomputed(policy)
-    made = of_saved("policy", "", {facts.names[row] for row in needs.saved}, facts, times)
-    same = Point("policy", "", made.peak, needs.saved_bytes, made.recompute)
-    assert made == same
-    assert made.recompute == sum(times.seconds[row] for row in needs.recomputed) > 0
+    saved = {facts.names[row] for row in saved_and_recomputed(policy).saved}
+    by_policy = of_policy("policy", "", text, facts, times)
+    assert by_policy is not None
+    assert by_policy == of_saved("policy", "", saved, facts, times)
+    assert by_policy.recompute > 0
 
 
 def test_hand_written_policies_are_of_any_number_of_blocks() -> None:
