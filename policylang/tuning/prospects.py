@@ -17,7 +17,7 @@ from policylang.tuning.phrases import Vocabulary
 FIRST, LAST, EVERY = 0, 1, 2
 _FEW_BLOCKS = 16
 _NEAR = 3
-"""Patterns whose memory is so many ranks apart, of all patterns, are mixed with a third."""
+"""Patterns are mixed with a third that is so many points of the hull apart."""
 
 
 @frozen(eq=False)
@@ -46,13 +46,12 @@ class Prospects:
 
 def prospects(composition: Composition, patterns: Sequence[Pieces], *, mixed: bool) -> Prospects:
     """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth: of those
-    whose blocks keep what they hand on, or with ``mixed`` of all. Where blocks are few, and a step from one number to
-    the next is a large one, the last one or two may follow a third pattern."""
+    whose blocks keep what they hand on, or with ``mixed`` of all. A step from one number of blocks to the next is a
+    large one; between two of them the last block, or where blocks are few the last two, may follow a third pattern."""
     count, blocks = len(patterns), composition.count
     shapes = [(FIRST, blocks)]
     shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
     shapes += [(EVERY, number) for number in range(2, min(blocks // 2, 8) + 1)]
-    rank = {number: at for at, number in enumerate(sorted(range(count), key=lambda each: patterns[each].saved.sum()))}
     rows: list[tuple[int, ...]] = []
     for one in range(count):
         for other in range(count):
@@ -63,13 +62,19 @@ def prospects(composition: Composition, patterns: Sequence[Pieces], *, mixed: bo
             for kind, number in shapes:
                 if alone is (number == blocks) and (kind == EVERY or one <= other):
                     rows += [(one, other, other, around, kind, number, 0) for around in arounds]
-            if alone or blocks > _FEW_BLOCKS or abs(rank[one] - rank[other]) > _NEAR:
+            near = _NEAR if blocks <= _FEW_BLOCKS else 1
+            if alone or abs(one - other) > near:
                 continue
-            thirds = [third for third in range(count) if third not in (one, other) and patterns[third].hands_on]
+            thirds = [
+                third
+                for third in range(count)
+                if third not in (one, other) and patterns[third].hands_on
+                if blocks <= _FEW_BLOCKS or min(abs(one - third), abs(other - third)) <= _NEAR
+            ]
             rows += [
                 (one, other, third, around, FIRST, number, last)
                 for third in thirds
-                for last in (1, 2)
+                for last in ((1, 2) if blocks <= _FEW_BLOCKS else (1,))
                 for number in range(1, blocks - last)
                 for around in arounds
             ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 from math import inf
 
 import numpy as np
@@ -23,11 +23,12 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import Composition, Pieces
+from policylang.tuning.decision_list import MOST_STATEMENTS
 from policylang.tuning.evaluation import Evaluation
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
-from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
+from policylang.tuning.patterns import Fates, by_hand, most_held, of_choice, texts_by_hand, thinned
 from policylang.tuning.phrases import Vocabulary
-from policylang.tuning.prospects import Prospects, Writer, prospects
+from policylang.tuning.prospects import FIRST, Prospects, Writer, place_of, prospects
 from policylang.tuning.stacks import stacks
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.value_classes import Fate, value_classes
@@ -40,6 +41,8 @@ _STRAIGHT = 5e-4
 _BUNDLED = ("llama3_sac", "torchtitan_op_sac")
 _OTHERS = 40_000
 """Nodes that are planned in any case, in whole graphs."""
+_OFFLOADING, _BASES = 300_000, 6
+"""The same of policies that move values to the host, and how many policies are taken that move none."""
 _LOW = 1.1
 """Up to so many times the least that is composed, the smallest candidate counts with what it comes to."""
 _SAME = 1e-9
@@ -96,6 +99,7 @@ class Tuner:
         self.times = times
         self.capabilities = capabilities
         self.besides = besides
+        self.offload = offload
         self.override = any(facts.user_tags) and not capabilities.block_by_block
         self.forward = sum(times.seconds[row] for row in facts.forward)
         self._say = progress or (lambda _: None)
@@ -118,7 +122,11 @@ class Tuner:
     def hull(self) -> tuple[HullPoint, ...]:
         """What nothing goes below: seconds against bytes kept."""
         self._say("solving for the bound")
-        return lower_hull(self.facts, self.times, self.capabilities, override=self.override)
+        return self._hull(())
+
+    def _hull(self, keep: Sequence[int]) -> tuple[HullPoint, ...]:
+        blocks = self.classes.blocks if self.capabilities.block_by_block else None
+        return lower_hull(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
 
     def _set(self, budget: Budget) -> _Set:
         """What is chosen among. For a peak, blocks keep what they hand on; for what is saved they may not."""
@@ -133,7 +141,7 @@ class Tuner:
         points = list(self.hull)
         if by_peak and crossing:
             self._say("solving for the candidates")
-            points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
+            points = list(self._hull(crossing))
         points = thinned(points, _STRAIGHT * self.forward)
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
         found = [composition.mended(fates) for fates in found]
@@ -174,8 +182,35 @@ class Tuner:
         before = "override " if self.override else ""
         texts = islice(texts_by_hand(self.blocks), _OTHERS // max(len(self.facts), 1))
         lines = ([line if "->" in line else before + line for line in text.splitlines(True)] for text in texts)
-        found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
+        written = [self.head + "".join(each) for each in lines]
+        found = (self.evaluation.of(text) for text in (*written, *self._offloading()))
         return tuple(each for each in found if each is not None)
+
+    def _offloading(self) -> Iterator[str]:
+        """Where copies to the host are asked for: saved values of one operator are moved, of some or all blocks, on top
+        of policies that keep all and that keep less."""
+        if not self.offload or not self.capabilities.offloads or not self.blocks:
+            return
+        chosen = self._set(Budget("peak", inf))
+        uniform = [at for at in range(len(chosen.prospects)) if chosen.prospects.zone[at] == chosen.prospects.rest[at]]
+        texts = [chosen.writer.text(chosen.prospects, at, self.blocks) for at in uniform[:_BASES]]
+        subjects = most_held(self.facts, self.classes, self.inside)
+        shares = (1, 2, 4)
+        places = [place_of(FIRST, max(self.blocks // share, 1), self.blocks) for share in shares]
+        room = _OFFLOADING // max(len(self.facts), 1)
+        before = "override " if self.override else ""
+        made = product(filter(None, texts), subjects, places)
+        for text, subject, place in islice(made, room):
+            rest = "undecided -> save\n" if text.endswith("undecided -> save\n") else ""
+            head = text.removesuffix("undecided -> save\n")
+            if text.count("\n") < MOST_STATEMENTS:
+                yield f"{head}{before}offload {subject} {place}\n{rest}"
+
+    def cost(self, each: Candidate) -> float:
+        """Seconds that a step takes more than one that recomputes nothing; of copies what is waited for."""
+        if not each.offloaded or self.save_all is None:
+            return each.recompute
+        return max(each.recompute, each.step - self.save_all.step)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
         """The choice for one budget."""
@@ -187,11 +222,11 @@ class Tuner:
         memory = self.memory(chosen, budget)
         less = self._at(budget, 0.92 * memory)
         more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None
-        if more is not None and more.recompute >= chosen.recompute:
+        if more is not None and self.cost(more) >= self.cost(chosen):
             more = None
         if table or budget.limit == inf:
             self._fill(budget)
-        rows = undominated(self.evaluation.evaluated, lambda each: self.memory(each, budget))
+        rows = undominated(self.evaluation.evaluated, lambda each: self.memory(each, budget), self.cost)
         return Tuned(
             budget=budget,
             besides=self.besides,
@@ -238,21 +273,21 @@ class Tuner:
         seconds = chosen.seconds
         best: Candidate | None = None
         for other in self._others:
-            if self.memory(other, budget) <= limit and (best is None or other.recompute < best.recompute):
+            if self.memory(other, budget) <= limit and (best is None or self.cost(other) < self.cost(best)):
                 best = other
         if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
             smallest = self.smallest(budget)
-            if self.memory(smallest, budget) <= limit and (best is None or smallest.recompute < best.recompute):
+            if self.memory(smallest, budget) <= limit and (best is None or self.cost(smallest) < self.cost(best)):
                 best = smallest
         for at in chosen.order:
-            if best is not None and seconds[at] >= best.recompute - same:
+            if best is not None and seconds[at] >= self.cost(best) - same:
                 break
             if memory[at] > limit:
                 continue
             made = self._candidate(chosen, at)
             if made is None or self.memory(made, budget) > limit:
                 continue
-            if best is None or made.recompute < best.recompute:
+            if best is None or made.recompute < self.cost(best):
                 best = made
         return best
 
@@ -262,7 +297,7 @@ class Tuner:
         seconds = chosen.seconds
         best: Candidate | None = None
         for other in (self.save_all, *self._others):
-            if other is None or other.recompute > limit:
+            if other is None or self.cost(other) > limit:
                 continue
             if best is None or self.memory(other, budget) < self.memory(best, budget):
                 best = other
@@ -294,10 +329,12 @@ class Tuner:
             self._at(budget, low + (high - low) * step / (_ROWS - 1))
 
 
-def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:
+def undominated(
+    found: Iterable[Candidate], memory: Callable[[Candidate], int], cost: Callable[[Candidate], float]
+) -> list[Candidate]:
     """Those that no other beats in both memory and time, by rising memory."""
     kept: list[Candidate] = []
-    for each in sorted(found, key=lambda each: (memory(each), each.recompute, len(each.rules), each.rules)):
-        if not kept or each.recompute < kept[-1].recompute:
+    for each in sorted(found, key=lambda each: (memory(each), cost(each), len(each.rules), each.rules)):
+        if not kept or cost(each) < cost(kept[-1]):
             kept.append(each)
     return kept
