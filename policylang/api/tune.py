@@ -34,6 +34,7 @@ from policylang.tuning.trade_off import Besides, Budget, Infeasible, Tuned
 
 NO_SOLVER = "APL619"
 NO_PATH = "APL633"
+NOTHING_OFFLOADED = "APL634"
 NOTHING_RECOMPUTED = "APL627"
 
 Read = TypeVar("Read")
@@ -141,6 +142,9 @@ def tuned_policy(
     named_there = _in_a_policy(device, named, folder)
     subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
     notes = [without_blocks(facts, called)]
+    if offload and not any(each.offloaded for each in (found.chosen, *found.table)):
+        message = "no policy that copies to the host is on the trade-off: what is tuned saves and recomputes alone"
+        notes.append(diagnose(NOTHING_OFFLOADED, message, help="write `offload` rules below the tuned ones by hand"))
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":

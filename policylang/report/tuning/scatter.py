@@ -15,7 +15,7 @@ from policylang.language.figures import figure
 from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import statements
-from policylang.tuning.outcome.written import memory_of
+from policylang.tuning.outcome.written import lost_seconds, memory_of
 from policylang.tuning.trade_off import Candidate, Tuned
 
 _WIDTH, _HEIGHT = 960, 480
@@ -56,9 +56,13 @@ def trade_off_svg(
     """The picture. ``known`` are policies to compare with, by name; without a ``budget`` none is marked as chosen. With
     ``linked`` each point leads to ``#policy-N`` of the page around it."""
     every = [*tuned.table, *(each for _, each in known)]
-    x_tick = _decimal_tick(max((each.recompute for each in every), default=0.0) / (tuned.forward or 1) / _TICKS)
+    x_tick = _decimal_tick(
+        max((lost_seconds(each, tuned) for each in every), default=0.0) / (tuned.forward or 1) / _TICKS
+    )
     y_tick = _binary_tick(max((memory_of(each, tuned) for each in every), default=1) / _TICKS)
-    most_share = _ceiling(max((each.recompute for each in every), default=0.0) / (tuned.forward or 1), x_tick)
+    most_share = _ceiling(
+        max((lost_seconds(each, tuned) for each in every), default=0.0) / (tuned.forward or 1), x_tick
+    )
     scale = _Scale(
         most_share * (tuned.forward or 1), _ceiling(max((memory_of(each, tuned) for each in every), default=1), y_tick)
     )
@@ -135,7 +139,7 @@ def _line(kind: str, x1: float, x2: float, y1: float, y2: float, said: str) -> M
 def _stairs(scale: _Scale, tuned: Tuned) -> str:
     parts: list[str] = []
     for each in tuned.table:
-        x, y = _number(scale.x(each.recompute)), _number(scale.y(memory_of(each, tuned)))
+        x, y = _number(scale.x(lost_seconds(each, tuned))), _number(scale.y(memory_of(each, tuned)))
         parts.append(f"V{y}H{x}" if parts else f"M{x},{y}")
     return "".join(parts) + f"V{_TOP}"
 
@@ -148,7 +152,7 @@ def _point(
     name: str,
     taken: list[tuple[float, float, float, float]],
 ) -> Markup:
-    x, y = scale.x(each.recompute), scale.y(memory_of(each, tuned))
+    x, y = scale.x(lost_seconds(each, tuned)), scale.y(memory_of(each, tuned))
     size = figure(memory_of(each, tuned), "bytes")
     figures = f"{size}, {figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"
     said = "\n".join([f"{name}: {figures}" if name else figures, *statements(each)])
@@ -178,7 +182,7 @@ def _label(name: str, x: float, y: float, taken: list[tuple[float, float, float,
 
 
 def _dot(scale: _Scale, each: Candidate, tuned: Tuned) -> tuple[float, float, float, float]:
-    x, y = scale.x(each.recompute), scale.y(memory_of(each, tuned))
+    x, y = scale.x(lost_seconds(each, tuned)), scale.y(memory_of(each, tuned))
     return x - 5, y - 5, x + 5, y + 5
 
 

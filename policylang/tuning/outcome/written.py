@@ -111,13 +111,21 @@ def memory_of(each: Candidate, tuned: Tuned) -> int:
     return each.saved if tuned.budget.figure == "saved" else tuned.besides.on(each.peak)
 
 
+def lost_seconds(each: Candidate, tuned: Tuned) -> float:
+    """What a candidate costs: second runs, and where it copies to the host what the step waits longer."""
+    if not each.offloaded:
+        return each.recompute
+    others = [other.step - other.recompute for other in (*tuned.table, tuned.chosen) if not other.offloaded]
+    return max(each.recompute, each.step - min(others, default=each.step))
+
+
 def neighbour_words(tuned: Tuned) -> str:
     """``with 2.1 GiB more, 14 ms less; with 1.2 GiB less, 9 ms more``; empty where there is neither."""
     said = []
     for other, memory, time in ((tuned.more, "more", "less"), (tuned.less, "less", "more")):
         if other is not None:
             size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
-            seconds = abs(other.recompute - tuned.chosen.recompute)
+            seconds = abs(lost_seconds(other, tuned) - lost_seconds(tuned.chosen, tuned))
             said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
     return "; ".join(said)
 
