@@ -7,7 +7,7 @@ of second runs, by the same simulator and the same times of nodes (``benchmarks/
 seconds that tuning takes, and how they grow with the nodes.
 
     python -m benchmarks.tune --recorded tests/data/llama3_8b_one_device_joint.json.gz \\
-        --json benchmarks/results/tune.json --picture docs/tuning.svg
+        --json benchmarks/results/tune.json --picture docs/tuned_policies.svg
     python -m benchmarks.tune --layers 8 18 36 --synthetic 2000 10000 20000 40000 --json …    # the growth
     python -m benchmarks.tune --models tiny --budgets 8          # seconds
 

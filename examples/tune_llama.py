@@ -4,8 +4,9 @@
     python examples/tune_llama.py "120 MiB"           # a budget of your own, for the peak of the step
     python examples/tune_llama.py "120 MiB" h100      # times of another device profile
 
-Needs `transformers` and `policylang[tune]`. Nothing is downloaded: a small Llama with random weights. The step is traced
-and trained as one flat graph; `torch.compile(model, backend=policylang.backend("tuned.apl"))` takes the same file.
+Needs `transformers` and `policylang[tune]`. Nothing is downloaded: a small Llama with random weights. The step is
+traced and trained as one flat graph; `torch.compile(model, backend=policylang.backend("tuned.apl"))` takes the same
+file.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def tune(graph: Path, peak: str | None, device: str) -> policylang.TunedPolicy:
     """The policy for a budget; without one, for what lies half way between the least and the most memory."""
     if peak is not None:
         return policylang.tune(graph, peak=peak, device=device)
-    table = policylang.tune(graph, peak="1 TiB", device=device).table
+    table = policylang.tune(graph, peak="1 TiB", device=device, table=True).table
     return policylang.tune(graph, peak=(table[0].peak + table[-1].peak) // 2, device=device)
 
 

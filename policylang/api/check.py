@@ -49,7 +49,7 @@ class CheckResult:
     @property
     def devices(self) -> tuple[str, ...]:
         """The device profiles that times were worked out from."""
-        return tuple(dict.fromkeys(plan.times.device.name for plan in self.plans if plan.times is not None))
+        return tuple(dict.fromkeys(plan.shown_times.device.name for plan in self.plans if plan.shown_times is not None))
 
     @property
     def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:

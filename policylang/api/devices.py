@@ -26,9 +26,9 @@ def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
 
     Raises :class:`PolicyMeaningError` for a name that there is not, and for a file that is no profile.
     """
-    found = read_device(os.fsdecode(name))
+    found = read_device(name)
     if isinstance(found, Diagnostic):
-        raise PolicyMeaningError([_unlike_tracing(os.fsdecode(name), found)])
+        raise PolicyMeaningError([_unlike_tracing(str(name), found)])
     return found
 
 

@@ -71,9 +71,10 @@ def _first_problem(
     try:
         _device(device)
         if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-            raise _problem(NO_FIGURES, f"`{seconds:g}` seconds are no time to measure in", "a second to a day")
-        if not title.strip() or not title.isprintable() or len(title) > 100:
-            raise _problem(NO_FILE, "the name of a profile is a text of one line, of at most 100 characters")
+            raise _problem(NO_DEVICE, f"`{seconds:g}` seconds are no time to measure in", "a second to a day")
+        if not title.strip() or not (title + table.name).isprintable() or len(title) > 100:
+            message = "the name of a profile is a text of one line, of at most 100 characters"
+            raise _problem(NO_FILE, message, "give it a name, or its file another one")
         if _is_first():
             check_writable(target, FIRST_LINE)
             if _ranks() > 1:
@@ -128,26 +129,38 @@ def check_writable(path: Path, begins: str) -> None:
     try:
         if path.is_dir():
             raise _problem(NO_FILE, f"`{shown}` is a folder", "name a file in it: `our-machine.toml`")
-        if path.exists() and not path.read_text(encoding="utf-8", errors="replace").lstrip().startswith(begins):
+        if path.exists() and not _begins(path, begins):
             help = "name another file, or move it away"
             raise _problem(NO_FILE, f"`{shown}` is there, and no measurement wrote it", help)
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _problem(NO_FILE, f"cannot write `{shown}`: {reason}") from None
 
 
+def _begins(path: Path, text: str) -> bool:
+    if not path.is_file():  # a terminal or a pipe would be waited for
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(200).lstrip().startswith(text)
+
+
 def _write(path: Path, text: str) -> None:
     """Whole or not at all: what is there is replaced when the new text is."""
+    path = path.resolve()  # of a link, what it leads to
+    written = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            written = file.name
             file.write(text)
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(file.name, 0o666 & ~mask)  # a temporary file is its owner's alone
-        os.replace(file.name, path)
+        os.chmod(written, 0o666 & ~mask)  # a temporary file is its owner's alone
+        os.replace(written, path)
     except OSError as error:
+        if written is not None:
+            Path(written).unlink(missing_ok=True)
         raise _problem(NO_FILE, f"cannot write `{path}`: {error.strerror or error}") from None
 
 

@@ -8,9 +8,10 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
+from policylang.api.devices import DeviceLike, load_device
 from policylang.api.planned_graphs import PathName
-from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
-from policylang.graph.facts import Facts
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.files.any_form import read_any
 from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import find_device
@@ -19,16 +20,20 @@ from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
-from policylang.planning.capabilities import capabilities_for
-from policylang.simulation.node_times import node_times
-from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
+from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.simulation.missing_figures import lacking
+from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.tuning.evaluation import Evaluation
 from policylang.tuning.outcome.obstacles import infeasible
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
 from policylang.tuning.outcome.written import memory_of, subject_of, tuned_text
-from policylang.tuning.request.suitable import UNSUITABLE, no_copies, unsuitable, without_blocks
-from policylang.tuning.trade_off import Besides, Budget, Infeasible
-from policylang.tuning.tuner import tune as choose
+from policylang.tuning.request.asked import NO_BUDGET, STATES, Share, Size, read_budget, read_optimizer, read_reserve
+from policylang.tuning.request.suitable import UNSUITABLE, decides_nothing, no_copies, unsuitable, without_blocks
+from policylang.tuning.trade_off import Besides, Budget, Infeasible, Tuned
 
+NO_SOLVER = "APL619"
+NO_PATH = "APL633"
 NOTHING_RECOMPUTED = "APL627"
 
 Read = TypeVar("Read")
@@ -40,11 +45,12 @@ def tune(
     peak: Size | None = None,
     saved: Size | None = None,
     recompute_time: Share | None = None,
-    device: str | os.PathLike[str] | DeviceProfile,
+    device: DeviceLike,
     optimizer: Size | None = None,
     reserve: Share = 0.0,
     offload: bool = False,
     path: PathName | None = None,
+    table: bool = False,
 ) -> TunedPolicy:
     """The policy that takes the least time within a budget of memory, or the least memory within one of time.
 
@@ -62,6 +68,8 @@ def tune(
         reserve: the share of the memory that is set aside for what the allocator wastes: ``"5%"``.
         offload: whether values may also be copied to the host.
         path: what will carry the policy out, as for :func:`policylang.check`; by default what the graph is.
+        table: whether ``TunedPolicy.table`` is to have policies over the whole range of memory, which takes longer, and
+            not only those that were weighed for the budget.
 
     Needs no torch for a snapshot. The same graph, device and budget give the same text, byte for byte, everywhere.
 
@@ -71,9 +79,12 @@ def tune(
     """
     facts, name = _facts_of(graph)
     budget = _value(read_budget(peak, saved, recompute_time))
-    profile = _value(device if isinstance(device, DeviceProfile) else read_device(device))
+    profile = device if isinstance(device, DeviceProfile) else load_device(device)
     if budget is None:
         raise PolicyMeaningError([no_budget(profile)])
+    if path is not None and path not in PLANNED:
+        help = f"the paths are {', '.join(PLANNED)}"
+        raise PolicyMeaningError([diagnose(NO_PATH, f"there is no path `{path}`", help=help)])
     besides = Besides(optimizer=_value(read_optimizer(optimizer, facts)), reserve=_value(read_reserve(reserve)))
     found = tuned_policy(
         facts,
@@ -85,6 +96,7 @@ def tune(
         optimizer=optimizer if isinstance(optimizer, str) else "",
         offload=offload,
         path=path,
+        table=table,
     )
     if isinstance(found, Diagnostic):
         raise (PolicyGraphError if found.code == UNSUITABLE else PolicyMatchError)([found])
@@ -103,6 +115,7 @@ def tuned_policy(
     optimizer: str = "",
     offload: bool = False,
     path: PathName | None = None,
+    table: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> TunedPolicy | Diagnostic:
     """The same with everything read: the error where it cannot be done.
@@ -113,16 +126,20 @@ def tuned_policy(
     """
     capabilities = capabilities_for(facts.kind, path)
     called = f"`{graph}`" if graph else "the graph"
-    problem = unsuitable(facts, called) or (no_copies(device, capabilities) if offload else None)
+    times = node_times(facts, device)
+    problem = (
+        unsuitable(facts, called) or decides_nothing(capabilities) or (no_copies(capabilities) if offload else None)
+    )
+    problem = problem or lacking(times, copies=offload)
     if problem is not None:
         return problem
-    times = node_times(facts, device)
     within = Budget("peak", inf) if budget is None else budget
-    found = choose(facts, times, within, capabilities, besides=besides, offload=offload, progress=progress)
+    found = _chosen(facts, times, within, capabilities, besides, offload=offload, table=table, progress=progress)
     if isinstance(found, Infeasible):
         return infeasible(found, facts, times, capabilities)
     name = optimizer.strip().lower()
-    subject = subject_of(facts, graph, device.name, _in_a_policy(device, named, folder), name if name in STATES else "")
+    named_there = _in_a_policy(device, named, folder)
+    subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
     notes = [without_blocks(facts, called)]
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
@@ -130,8 +147,38 @@ def tuned_policy(
         room = int(budget.limit) - memory_of(found.chosen, found)
         message = f"nothing has to be recomputed: with all saved, {figure(room, 'bytes')} of the budget are left"
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
-    text = tuned_text(found, subject)
+    text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
+
+
+def _chosen(
+    facts: Facts,
+    times: NodeTimes,
+    budget: Budget,
+    capabilities: Capabilities,
+    besides: Besides,
+    *,
+    offload: bool,
+    table: bool,
+    progress: Callable[[str], None] | None,
+) -> Tuned | Infeasible:
+    """The tuner's choice. Raises ``PolicyError`` where the extra is not installed: nothing else needs it."""
+    try:
+        from policylang.tuning.tuner import tune as choose
+    except ImportError as error:
+        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
+        raise PolicyError(
+            [diagnose(NO_SOLVER, message, help="install it with `pip install policylang[tune]`")]
+        ) from None
+    return choose(facts, times, budget, capabilities, besides=besides, offload=offload, table=table, progress=progress)
+
+
+def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:
+    """Whether the time of what runs again can be promised: none of it is priced by its bytes for want of a formula."""
+    if not times.uncounted or found.budget.figure != "recompute time":
+        return True
+    made = Evaluation(facts, times, capabilities).planned(found.chosen.rules)
+    return made is not None and not uncounted_operators(facts, saved_and_recomputed(made).recomputed)
 
 
 def no_budget(device: DeviceProfile) -> Diagnostic:

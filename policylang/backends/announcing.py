@@ -62,7 +62,7 @@ def _log(report: Report, level: int, graph: str) -> None:
     ]
     if report.recomputed:
         seconds = report.recomputed.seconds
-        time = f" in {figure(seconds, 'seconds')} of {report.device}" if seconds else ""
+        time = f" in {figure(seconds, 'seconds')} on {report.device}" if seconds else ""
         found.append(f"{figure(report.recomputed.flops, 'flops')} again{time}")
     gone = sum(rewrite.gone for rewrite in report.rewrites)
     found += [f"{counted(gone, 'collective')} fewer"] if gone else []

@@ -34,7 +34,7 @@ from policylang.commands.shared.inputs import (
     read_graph,
     read_policy,
     read_profile,
-    warn_of_kernels,
+    warn_of_devices,
     write_page,
 )
 from policylang.language.figures import counted
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> Exit:
 
     once_at_most(options.old, options.new)
     facts = read_graph(options.graph)
-    warn_of_kernels(facts)
     plans = _plans([read_policy(name, facts) for name in (options.old, options.new)], facts, options)
+    warn_of_devices(facts, *plans)
     for name, plan in zip((options.old, options.new), plans, strict=True):
         _warn(name, sum(map(is_error, plan.diagnostics)))
     found = compare(*plans)

@@ -37,7 +37,7 @@ from policylang.commands.shared.inputs import (
     read_graph,
     read_policy,
     read_profile,
-    warn_of_kernels,
+    warn_of_devices,
 )
 from policylang.commands.shared.output import say
 
@@ -101,8 +101,8 @@ def _on_graph(options: argparse.Namespace) -> None:
 
     facts = read_graph(options.graph)
     device = read_profile(options.device)
-    warn_of_kernels(facts)
     plan = planned(read_policy(options.subject, facts), facts, options.path, device)
+    warn_of_devices(facts, plan)
     found: NodeExplanation | NodesExplanation | RuleExplanation
     if options.node is not None:
         rows = _rows(plan, options.node)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import add_form
+from policylang.commands.shared.output import tell
 
 if TYPE_CHECKING:
     from policylang.language.devices.profile import DeviceProfile
@@ -63,6 +64,8 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.errors import PolicyError
 
     with _job(options.device, options.seconds) as (rank, device):
+        if rank == 0:
+            _warn_of_others()
         progress = _progress(shown=rank == 0 and sys.stderr.isatty())
         try:
             profile = profile_device(
@@ -91,30 +94,41 @@ def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]
     import torch
     import torch.distributed as dist
 
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ or not dist.is_available():
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() or os.environ["WORLD_SIZE"] == "1":
         yield 0, device
         return
+    if not dist.is_available():
+        raise UsageError("this torch has no torch.distributed", "measure without torchrun")
     on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
-    if on_gpu and ":" not in (device or ""):
+    if on_gpu:
+        if ":" in (device or ""):
+            raise UsageError(f"each rank measures on a GPU of its own, and not on `{device}`", "leave out the number")
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        if torch.cuda.is_available():
-            torch.cuda.set_device(device)
-    longest = timedelta(seconds=600 + 4 * max(seconds, 0))  # the others wait while the first measures its device
-    dist.init_process_group("nccl" if on_gpu and torch.cuda.is_available() else "gloo", timeout=longest)
+    # The others wait while the first measures its device. What ranks tell each other goes by gloo, with a GPU or not.
+    longest = timedelta(seconds=600 + (4 * seconds if 0 < seconds < 1e6 else 0))
+    with_gpu = on_gpu and torch.cuda.is_available() and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if with_gpu else "gloo", timeout=longest)
     try:
         yield dist.get_rank(), device
     finally:
         dist.destroy_process_group()
 
 
+def _warn_of_others() -> None:
+    """Where at least as many processes run as there are processors, what is measured is what they leave."""
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
+        message = "others compute on this machine, and what is measured is what they leave of it"
+        tell(f"policylang {NAME}: {message}\nhelp: measure again when it is quiet")
+
+
 def _progress(*, shown: bool) -> Callable[[str], object]:
     """One line that is written over; an empty text takes it away."""
 
-    def tell(text: str) -> None:
+    def line(text: str) -> None:
         if shown:
             print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
-    return tell
+    return line
 
 
 def _print(profile: DeviceProfile, path: str, form: str) -> None:

@@ -26,6 +26,8 @@ from policylang.commands.shared.inputs import add_device, add_form, read_graph, 
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
+    from policylang.language.devices.profile import DeviceProfile
+    from policylang.simulation.node_times import NodeTimes
 
 NAME = "show"
 SUMMARY = "show what is in a graph: operators, modules, blocks, nodes"
@@ -64,7 +66,6 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.language.globs import PathGlob
     from policylang.planning.inspection.overview import overview, rows_asked
     from policylang.report.graph_overview import nodes_text, overview_json, overview_text
-    from policylang.simulation.node_times import node_times
 
     _check_globs(options)
     device = read_profile(options.device)
@@ -78,13 +79,25 @@ def run(options: argparse.Namespace) -> Exit:
     rows = rows_asked(facts, options.module, options.operator) if asked else range(len(facts))
     if asked and not rows:
         raise _nothing(options, facts)
-    found = overview(facts, blocks, rows, None if device is None else node_times(facts, device))
+    found = overview(facts, blocks, rows, _times(facts, device))
     if options.output_format == "json":
         sys.stdout.writelines(overview_json(options.graph, facts, blocks, found))
         print()
     else:
         say((nodes_text if asked else overview_text)(options.graph, facts, blocks, found))
     return Exit.CLEAN
+
+
+def _times(facts: Facts, device: DeviceProfile | None) -> NodeTimes | None:
+    """Raises ``PolicyError`` where the device has no figure for something in the graph."""
+    from policylang.errors import PolicyGraphError
+    from policylang.simulation.missing_figures import lacking
+    from policylang.simulation.node_times import node_times
+
+    times = None if device is None else node_times(facts, device)
+    if times is not None and (untold := lacking(times)) is not None:
+        raise PolicyGraphError([untold])
+    return times
 
 
 def _check_globs(options: argparse.Namespace) -> None:

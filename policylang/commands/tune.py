@@ -33,7 +33,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
-from policylang.commands.shared.inputs import add_form, add_graph, add_import, add_path, read_graph, refuse, write_page
+from policylang.commands.shared.inputs import (
+    add_device,
+    add_form,
+    add_graph,
+    add_import,
+    add_path,
+    read_graph,
+    read_profile,
+    refuse,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -54,11 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     budget.add_argument(
         "--recompute-time", metavar="SHARE", help="what second runs may take of the forward's time, such as 5%%"
     )
-    parser.add_argument(
-        "--device",
-        metavar="NAME|FILE",
-        help="what times are worked out for: a bundled device profile, or a file of your own",
-    )
+    add_device(parser, of_policy=False)
     parser.add_argument("-o", "--output", metavar="FILE", help="where the policy goes, such as llama3_8b_70g.apl")
     parser.add_argument(
         "--optimizer",
@@ -82,7 +88,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     _check(options)
-    device = _device(options.device)
+    device = read_profile(options.device)
+    assert device is not None, "it is asked for above"
     facts = read_graph(options.graph)
     asked = _asked(options, facts, device)
     if not isinstance(asked, tuple):
@@ -117,17 +124,6 @@ def _check(options: argparse.Namespace) -> None:
             raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
 
 
-def _device(name: str) -> DeviceProfile:
-    from policylang.errors import PolicyMeaningError
-    from policylang.language.devices.reading import read_device
-    from policylang.language.diagnostics import Diagnostic
-
-    found = read_device(name)
-    if isinstance(found, Diagnostic):
-        raise PolicyMeaningError([found])
-    return found
-
-
 def _asked(
     options: argparse.Namespace, facts: Facts, device: DeviceProfile
 ) -> tuple[Budget | None, Besides] | Diagnostic:
@@ -142,7 +138,7 @@ def _asked(
     for each in (budget, optimizer, reserve):
         if isinstance(each, Diagnostic):
             return each
-    if budget is None and not options.table:
+    if budget is None and not (options.table or options.html):
         return no_budget(device)
     assert not isinstance(budget, Diagnostic)
     assert not isinstance(optimizer, Diagnostic)
@@ -169,6 +165,7 @@ def _tuned(
             optimizer=options.optimizer or "",
             offload=options.offload,
             path=options.path,
+            table=options.table or options.html is not None,
             progress=progress,
         )
     if isinstance(found, Diagnostic):

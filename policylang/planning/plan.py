@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
@@ -16,7 +16,9 @@ from policylang.language.syntax import Policy, Rule
 from policylang.planning.graph_edit import Edits
 from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
 from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
-from policylang.simulation.node_times import NodeTimes
+
+if TYPE_CHECKING:
+    from policylang.simulation.node_times import NodeTimes
 
 
 @frozen
@@ -91,6 +93,18 @@ class Plan:
         if self.rerun is not None:
             return build_sequential_schedule(self.facts, self.rerun)
         return schedule_of(self.facts, self.decisions)
+
+    @cached_property
+    def untold(self) -> Diagnostic | None:
+        """Of a plan on a device: what the graph and the plan do that its profile has no figure for."""
+        from policylang.simulation.missing_figures import lacking  # an audit of plans knows no simulation
+
+        return None if self.times is None else lacking(self.times, copies=any(map(offloads, self.decisions)))
+
+    @property
+    def shown_times(self) -> NodeTimes | None:
+        """:attr:`times` that may be printed: none where the profile lacks a figure, since no time is made up."""
+        return None if self.untold is not None else self.times
 
     def rule_of(self, row: int) -> Rule | None:
         """The rule that decided a row, if one did."""

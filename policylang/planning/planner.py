@@ -102,7 +102,7 @@ def plan(
             *(named_alone(policy, facts) if apart else ()),
             *errors.no_blocks(rules),
             *unanswerable(policy, facts),
-            *time_errors(policy, times),
+            *time_errors(policy, times, asked_for=device is not None, copies=bool(needs.offloaded)),
             *errors.shares(),
             *errors.of_rules(rules, by_fsdp.rules, around),
             *by_fsdp.diagnostics,

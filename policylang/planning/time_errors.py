@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import bundled_devices
@@ -12,7 +13,9 @@ from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.source import Span
 from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Policy, Rule
 from policylang.language.walk import tests_of
-from policylang.simulation.node_times import NodeTimes
+
+if TYPE_CHECKING:
+    from policylang.simulation.node_times import NodeTimes
 
 NO_DEVICE = "APL370"
 _MOST_NAMES = 8
@@ -37,13 +40,20 @@ def speaks_of_time(statement: Rule | Expectation, policy: Policy) -> bool:
     return timed or any(True for _ in _timed_tests(statement, policy))
 
 
-def time_errors(policy: Policy, times: NodeTimes | None) -> Iterator[Diagnostic]:
-    """Why times that are asked for are not known: nobody named a device."""
-    if times is not None:
-        return
+def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, copies: bool) -> Iterator[Diagnostic]:
+    """Why times that are asked for are not known: nobody named a device, or its profile lacks a figure.
+
+    ``asked_for``: whether somebody named the device for this plan, who then wants to see times. ``copies``: whether
+    the plan moves values to the host.
+    """
+    from policylang.simulation.missing_figures import lacking  # digests are of audits too, which know no simulation
+
     asked = list(dict.fromkeys(times_asked(policy)))
-    if asked:
-        yield _no_device(asked)
+    if times is None:
+        if asked:
+            yield _no_device(asked)
+    elif (asked or asked_for) and (found := lacking(times, asked[0][1] if asked else None, copies=copies)):
+        yield found
 
 
 def _timed_tests(statement: Rule | Expectation, policy: Policy) -> Iterator[Compare]:
@@ -54,13 +64,12 @@ def _timed_tests(statement: Rule | Expectation, policy: Policy) -> Iterator[Comp
 
 def _no_device(asked: list[tuple[str, Span]]) -> Diagnostic:
     (words, span), *others = asked
-    more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}," if others else ""
-    bundled = ", ".join(bundled_devices())
+    more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}" if others else ""
     return diagnose(
         NO_DEVICE,
-        f"`{words}` is about time{more} and no device says how long anything takes",
+        f"`{words}` is about time{more}, and no device says how long anything takes",
         span,
-        help="write `device h100-sxm` into the policy, or name it with `--device` or `device=`; "
-        f'there are {bundled}, and `device "cluster.toml"` is a profile of your own',
+        help="write `device h100-sxm` into the policy, or plan it with `--device h100-sxm`, in Python with `device=`; "
+        f'bundled are {", ".join(bundled_devices())}, and a profile of your own is `device "cluster.toml"`',
         details=first_lines([f"{where.location}: {phrase}" for phrase, where in others], _MOST_NAMES),
     )

@@ -8,6 +8,7 @@ from math import floor, log10
 
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.profiling.collectives import MIB, MeasuredGroup, milliseconds
+from policylang.profiling.functions import BEFORE
 from policylang.profiling.measured import MeasuredDevice
 
 FIRST_LINE = "# Measured by `policylang profile`"
@@ -39,7 +40,7 @@ def _lines(
     for dtype, rate in profile.compute.items():
         yield f"{dtype} = {_points(rate)}"
     for what, why in measured.refused.items():
-        yield f"# {what} was left out: {_one_line(why)}"
+        yield f"# {what.removeprefix(BEFORE)} was left out: {_one_line(why)}"
     yield "# The share of that rate that these reach."
     yield f"attention = {number(profile.attention)}"
     yield f"convolution = {number(profile.convolution)}"

@@ -68,7 +68,7 @@ def profiled(
         found = [_of_device(what, clock or DeviceClock(what.device), budget, progress)]
     groups: Sequence[MeasuredGroup] = ()
     if together:
-        dist.broadcast_object_list(found, 0, device=what.device)
+        dist.broadcast_object_list(found, 0)
         groups = measured_groups(what.device, what.budget * ON_COLLECTIVES, progress)
     (device,) = found
     if device is None:

@@ -64,7 +64,7 @@ class Timings:
 
     of: dict[Trial, Timing] = field(factory=dict)
     refused: dict[str, str] = field(factory=dict)
-    """Trials that the machine cannot do, by their ladder or name, and the first line of what it said."""
+    """What the machine cannot do in any size, by its key, and the first line of what it said."""
     rounds: int = 0
 
     def of_key(self, key: str) -> list[tuple[Trial, Timing]]:
@@ -81,6 +81,8 @@ def measure(
     start = clock.now()
     found = Timings()
     seconds: dict[Trial, list[float]] = {}
+    ended: set[str] = set()
+    refused: dict[str, str] = {}
     left: Iterable[Trial] = trials
     slowest = 0.0
     while found.rounds < MOST_ROUNDS:
@@ -90,26 +92,29 @@ def measure(
         for trial in left:
             if found.rounds and clock.now() - start > budget:
                 break
-            if not found.rounds and _ends_before(trial, seconds, found, budget):
+            if not found.rounds and _ends_before(trial, seconds, ended, budget):
                 continue
             progress(f"round {found.rounds + 1}: {trial.name}")
             try:
                 seconds.setdefault(trial, []).append(clock.seconds(trial))
             except (RuntimeError, NotImplementedError, AssertionError) as error:
                 seconds.pop(trial, None)
-                found.refused.setdefault(trial.ladder or trial.name, _first_line(error))
+                ended.add(trial.ladder)
+                refused.setdefault(trial.key, _first_line(error))
         left = list(seconds)
         found.rounds += 1
         slowest = max(slowest, clock.now() - began) if found.rounds > 1 else 0.0
     found.of = {trial: Timing(tuple(each)) for trial, each in seconds.items()}
+    able = {trial.key for trial in found.of}
+    found.refused = {key: said for key, said in refused.items() if key not in able}
     return found
 
 
-def _ends_before(trial: Trial, seconds: dict[Trial, list[float]], found: Timings, budget: float) -> bool:
+def _ends_before(trial: Trial, seconds: dict[Trial, list[float]], ended: set[str], budget: float) -> bool:
     """Whether a smaller trial of its ladder could not be done, or says that this one takes too long."""
     if not trial.ladder:
         return False
-    if trial.ladder in found.refused:
+    if trial.ladder in ended:
         return True
     before = [each for each in seconds if each.ladder == trial.ladder]
     return bool(before) and seconds[before[-1]][0] * trial.work / before[-1].work > budget / 400

@@ -90,7 +90,8 @@ def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Ma
     if decided is not None:
         ours, theirs = decided
         message = f"ranks decided differently about `{ours.node}`: rank {left} {ours.did}, rank {right} {theirs.did}"
-        details = (_decision(left, ours), _decision(right, theirs), *rewrites, *parties)
+        devices = _first_unlike(pair, _device_of(one.policy), _device_of(two.policy))
+        details = (_decision(left, ours), _decision(right, theirs), *devices, *rewrites, *parties)
         help = f"{_SAME_FILE}, and let no rule depend on a size that differs between ranks"
         rules = {
             messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
@@ -230,6 +231,11 @@ def _first_unlike(pair: Pair, ours: Sequence[str], theirs: Sequence[str]) -> tup
     return tuple(
         f"rank {rank} has {f'`{line}`' if line else 'nothing there'}" for rank, line in zip(pair, lines, strict=False)
     )
+
+
+def _device_of(policy: str) -> list[str]:
+    """The lines of a policy's canonical text that say by which device times decide: its name and its figures."""
+    return [line for line in policy.splitlines() if line.startswith(("device ", "# "))]
 
 
 def _has(rank: int, row: ComparedNode | None) -> str:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from policylang.language.figures import counted, figure, joined, priced_by_bytes_text
-from policylang.simulation.node_times import NodeTimes
-from policylang.simulation.step_time import StepTime
+from policylang.language.figures import figure, priced_by_bytes_text
+
+if TYPE_CHECKING:
+    from policylang.planning.plan import Plan
+    from policylang.simulation.node_times import NodeTimes
+    from policylang.simulation.step_time import StepTime
 
 
-def device_text(times: NodeTimes | None) -> str:
-    """``times: h100-sxm; mylib.scan.default ×8 (no FLOP formula, so priced by bytes)``; empty without a device."""
-    return "" if times is None else f"times: {times.device.name}{times_note(times.uncounted, times.unknown_dtypes)}"
+def device_text(device: str, uncounted: Mapping[str, int], what: str = "times") -> str:
+    """``times: h100-sxm; mylib.scan.default ×8 (no FLOP formula, so priced by bytes)``."""
+    return f"{what}: {device}" + (f"; {priced_by_bytes_text(uncounted)}" if uncounted else "")
 
 
-def times_note(uncounted: Mapping[str, int], unknown_dtypes: Mapping[str, int]) -> str:
-    """What stands behind the name of a device: whose time is that of bytes alone."""
-    said = [priced_by_bytes_text(uncounted)] if uncounted else []
-    if unknown_dtypes:
-        products = counted(sum(unknown_dtypes.values()), "matrix product")
-        dtypes = joined([dtype or "no dtype" for dtype in unknown_dtypes])
-        said.append(f"{products} in {dtypes} (no figure in the profile, so priced by bytes)")
-    return "".join(f"; {each}" for each in said)
+def times_text(times: NodeTimes | None) -> str:
+    """The same of the times of a graph; empty without a device."""
+    return "" if times is None else device_text(times.device.name, times.uncounted)
+
+
+def plan_times_text(plan: Plan) -> str:
+    """The same of a plan; where its device has no figure for something, that there are no times, and why."""
+    return times_text(plan.shown_times) if plan.untold is None else f"no times: {plan.untold.message}"
 
 
 def seconds_text(seconds: float | None) -> str:

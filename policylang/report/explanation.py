@@ -155,7 +155,7 @@ def _node(plan: Plan, row: int, fates: Fates, *, reasons: bool) -> NodeExplanati
     rules = tuple(map(_line, rules_on(plan, row, reasons=reasons)))
     decision = plan.decisions[row]
     assert decision is not None
-    owner, block, times = facts.owners[row], plan.block_of[row], plan.times
+    owner, block, times = facts.owners[row], plan.block_of[row], plan.shown_times
     return NodeExplanation(
         name=facts.names[row],
         operator=facts.targets[row],
@@ -187,7 +187,7 @@ def _on(device: str | None, seconds: float | None) -> str:
 
 
 def explain_rule(plan: Plan, index: int) -> RuleExplanation:
-    outcome, rules, times = plan.rules[index], plan.policy.rules, plan.times
+    outcome, rules, times = plan.rules[index], plan.policy.rules, plan.shown_times
     return RuleExplanation(
         source=outcome.rule.source,
         text=outcome.rule.text,

@@ -13,7 +13,7 @@ from policylang.graph.facts import Facts
 from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
-from policylang.report.device_times import device_text, seconds_text
+from policylang.report.device_times import seconds_text, times_text
 from policylang.report.width import table
 from policylang.simulation.node_times import NodeTimes
 
@@ -37,7 +37,7 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         table([("operator", *head), *by_operator], right=numbers) if by_operator else "",
         _modules(found),
         _uncounted(found),
-        device_text(found.times),
+        times_text(found.times),
         _NOTE if found.operators else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -57,7 +57,7 @@ def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview
         f"{_total_time(found.total.backward_seconds)}; {_NOTE}"
     )
     listed = table(rows, right=range(5, len(head)), ends=(2,), spare=(4, 3))
-    parts = (_heading(name, facts, blocks, found), listed, total, _uncounted(found), device_text(found.times))
+    parts = (_heading(name, facts, blocks, found), listed, total, _uncounted(found), times_text(found.times))
     return "\n\n".join(part for part in parts if part)
 
 

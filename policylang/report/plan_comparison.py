@@ -10,7 +10,7 @@ from attrs import asdict
 from policylang.language.figures import Measured, figure, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, Figures, PlanComparison, folded
 from policylang.planning.inspection.time_prices import same_time
-from policylang.report.device_times import times_note
+from policylang.report.device_times import device_text
 from policylang.report.expectations import compared_rows, compared_table
 from policylang.report.width import table
 
@@ -134,10 +134,10 @@ def device_of(found: PlanComparison) -> str:
     """What the times are of, in a line or one for each side; empty without a device."""
     if not _times(found.old, found.new):
         return ""
-    before, after = (times_note(each.priced_by_bytes, each.unknown_dtypes) for each in (found.old, found.new))
-    if (found.old.device, before) == (found.new.device, after):
-        return f"times: {found.new.device}{after}"
-    return f"times before: {found.old.device}{before}\ntimes after: {found.new.device}{after}"
+    before, after = ((each.device or "", each.priced_by_bytes) for each in (found.old, found.new))
+    if before == after:
+        return device_text(*after)
+    return f"{device_text(*before, 'times before')}\n{device_text(*after, 'times after')}"
 
 
 def _uncounted(found: PlanComparison) -> str:

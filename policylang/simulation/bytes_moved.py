@@ -83,7 +83,7 @@ def bytes_moved(facts: Facts, row: int) -> int:
 def memory_read(facts: Facts, row: int) -> int:
     """The bytes of memory behind a value: fewer than it has where elements lie in one place, as of an expanded one."""
     size, shape, strides = facts.bytes[row], facts.shapes[row], facts.strides[row]
-    if not size or shape is None or strides is None or len(shape) != len(strides):
+    if not facts.numel[row] or shape is None or strides is None or len(shape) != len(strides):
         return size
     extent = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
     numel = facts.numel[row]

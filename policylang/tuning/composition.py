@@ -128,6 +128,22 @@ class Composition:
             net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
         return Pieces(rise, net, saved, again, asked, hands_on)
 
+    def mended(self, fates: Sequence[int]) -> tuple[int, ...]:
+        """With what takes time and hardly any memory saved: of a flat graph the linear program takes values to be there
+        for nothing that the schedule makes again."""
+        decisions = self.decisions(fates)
+        needs, of, facts = backward_needs(self.facts, decisions), self.classes.of, self.facts
+        forward = sum(self.times.seconds[row] for row in facts.forward)
+        total = sum(facts.bytes[row] for row in facts.forward if self.roots[row] == row)
+        seconds, size = [0.0] * (len(fates) + 1), [0] * (len(fates) + 1)
+        for row in needs.recomputed:
+            seconds[of[row]] += self.times.seconds[row]
+            size[of[row]] += facts.bytes[row] if self.roots[row] == row else 0
+        return tuple(
+            int(Fate.SAVE) if seconds[number] > forward / 2000 and size[number] < total / 1e5 else fate
+            for number, fate in enumerate(fates)
+        )
+
     def mixtures(self, patterns: Sequence[Pieces], blocks: NDArray[np.int32], around: NDArray[np.int32]) -> Mixtures:
         """The figures of mixtures: ``blocks`` says, mixture by block, the number of the pattern, ``around`` that of
         what is done outside."""

@@ -1,8 +1,8 @@
 """Writes what is to become of classes of values as a few rules, last match first, as a person would.
 
-A ground rule, then its exceptions: the fewest phrases, by a greedy cover, that take all classes that are to be otherwise
-and none of which that would be wrong. What the backward does not ask for may fall either way. Blocks that follow
-another pattern get exceptions of their own, or a ground of their own where that is shorter.
+A ground rule, then its exceptions: the fewest phrases, by a greedy cover, that take all classes that are to be
+otherwise and none of which that would be wrong. What the backward does not ask for may fall either way. Blocks that
+follow another pattern get exceptions of their own, or a ground of their own where that is shorter.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Zone:
     """``in first 3 blocks``."""
     fates: tuple[int, ...]
     """By class."""
+    nested: bool = False
+    """Whether they are among the blocks of the zone before."""
 
 
 @frozen
@@ -55,9 +57,9 @@ class Script:
         count = len(self.ground) + bool(self.rest) + sum(len(stage.phrases) for stage in self.stages)
         return count + 0.3 * sum(phrase.cost for stage in self.stages for phrase in stage.phrases)
 
-    def text(self, override: bool) -> str | None:
-        """The policy's text; None where it takes more than ten statements."""
-        room = MOST_STATEMENTS - len(self.ground) - bool(self.rest)
+    def text(self, head: str, *, override: bool) -> str | None:
+        """The policy's text after ``head``, a statement or none; None where it takes more than ten statements."""
+        room = MOST_STATEMENTS - len(self.ground) - bool(self.rest) - bool(head)
         lists = [[[phrase] for phrase in stage.phrases] for stage in self.stages]
         while sum(map(len, lists)) > room:
             if not _join_two(self.stages, lists):
@@ -69,7 +71,7 @@ class Script:
         ]
         before = "override " if override else ""
         lines = [before + line for line in (*self.ground, *said)]
-        return "\n".join([*lines, *([self.rest] if self.rest else [])]) + "\n"
+        return head + "\n".join([*lines, *([self.rest] if self.rest else [])]) + "\n"
 
 
 def scripts(
@@ -116,20 +118,23 @@ def _script(
         return None
     if not _settle(outside, around, beyond, "outside block" if inside.numbers else "", stages):
         return None
+    before = effect
     for zone in zones:
         best: list[Stage] | None = None
+        around_it, after = before if zone.nested else effect, effect
         for start in (None, Fate.RECOMPUTE, Fate.SAVE):
-            own = dict(effect) if start is None else {number: int(start) for number in inside.numbers}
+            own = dict(around_it) if start is None else {number: int(start) for number in inside.numbers}
             added: list[Stage] = []
             if start is not None:
                 everything = next(phrase for phrase in inside.phrases if phrase.subject == EVERYTHING)
                 added.append(Stage(start, zone.place, True, (everything,)))
             done = _settle(inside, zone.fates, own, zone.place, added)
             if done and (best is None or _length(added) < _length(best)):
-                best = added
+                best, after = added, own
         if best is None:
             return None
         stages += best
+        before = after
     return Script(ground.lines, tuple(stages), ground.rest)
 
 

@@ -1,16 +1,19 @@
-"""The exact figures of a policy's text on the graph that is tuned for: parsed, planned and simulated as it is written."""
+"""The exact figures of a policy's text on the graph that is tuned for: planned and simulated as it is written."""
 
 from __future__ import annotations
 
 from policylang.graph.facts import Facts
+from policylang.graph.rowsets import mask_of
 from policylang.language.formatting.canonical import format_source
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
+from policylang.language.syntax import Action
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Plan
+from policylang.planning.liveness import Needs, saved_and_recomputed
+from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
+from policylang.planning.value_decision import Why
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.peak import peak_of
@@ -48,6 +51,13 @@ class Evaluation:
         """All candidates so far, in the order in which they were evaluated."""
         return tuple(each for each in self._known.values() if each is not None)
 
+    def without_rules(self) -> Candidate:
+        """Of a graph of which there is nothing to decide: the step as it is."""
+        schedule = schedule_of(self.facts, [None] * len(self.facts))
+        peak = peak_of(simulate(self.facts, schedule), self.facts)
+        times = step_time(self.facts, schedule, self.times)
+        return Candidate("", peak.bytes, peak.at, 0, 0, 0.0, times.exposed, times.step)
+
     def _evaluate(self, text: str) -> Candidate | None:
         formatted = format_source(Source("<tuned>", text)).text
         made = None if formatted is None else self.planned(formatted)
@@ -56,6 +66,10 @@ class Evaluation:
         needs = saved_and_recomputed(made)
         if not needs.final:
             return None
+        idle = _idle_line(formatted, made, needs)
+        if idle is not None:
+            lines = formatted.splitlines(keepends=True)
+            return self.of("".join(lines[:idle] + lines[idle + 1 :]))
         peak = peak_of(simulate(made.facts, made.schedule), made.facts)
         times = step_time(made.facts, made.schedule, self.times)
         return Candidate(
@@ -68,3 +82,33 @@ class Evaluation:
             exposed=times.exposed,
             step=times.step,
         )
+
+
+def _idle_line(text: str, made: Plan, needs: Needs) -> int | None:
+    """The number of the first line without which all that the backward asks for would be decided alike."""
+    owners = made.facts.owners
+    asked = mask_of((owners[row] for row in (*needs.saved, *needs.recomputed, *needs.offloaded)), len(made.facts))
+    undecided = any(
+        decision.why is Why.UNDECIDED
+        for row, decision in enumerate(made.decisions)
+        if decision is not None and asked[owners[row]]
+    )
+    before: dict[int, Action | None] = {}
+    idle: set[int] = set()
+    rest = made.policy.undecided
+    ground = None if rest is None else Action.SAVE if rest.fate == "save" else Action.RECOMPUTE
+    for index, outcome in enumerate(made.rules):
+        action = outcome.rule.action
+        if all(before.get(row, ground) is action for row in outcome.decided if asked[row]):
+            idle.add(index)
+        before.update(dict.fromkeys(outcome.matched, action))
+    number = 0
+    for at, line in enumerate(text.splitlines()):
+        if "->" in line:
+            if not undecided:
+                return at
+        elif not line.startswith("blocks "):
+            if number in idle:
+                return at
+            number += 1
+    return None

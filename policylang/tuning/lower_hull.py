@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
-from math import frexp, fsum, inf, ldexp
+from collections.abc import Collection, Mapping, Sequence
+from math import fsum, inf
 
 from attrs import field, frozen
 
+from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import storage_roots
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.choices import MUST_RUN, NONE, Choices, choices_of
-from policylang.tuning.relaxation import Relaxation, Weighted
+from policylang.tuning.solving.choices import Choices, choices_of
+from policylang.tuning.solving.fixed import MUST_RUN
+from policylang.tuning.solving.movable import hidden_bytes, most_moved, movable_memory
+from policylang.tuning.solving.second_runs import NONE
+from policylang.tuning.solving.vertices import Hull
 
-TICKS = 45
-"""Times are counted in ticks, 2**45 of them in the time of all that may run again, or half as many."""
-STRAIGHT = 10**9
-"""A point that lies less than this part below the line between its neighbours is on it."""
+SHARES = 4
+"""With copies to the host, the hulls at which a byte that may be moved is worth so many quarters of another."""
+NOTHING: Mapping[int, int] = {}
 
 
 @frozen(eq=False)
@@ -33,6 +36,8 @@ class HullPoint:
     """Owners whose value is saved."""
     again: frozenset[int] = field(repr=False)
     """Owners that run again, views of what runs again among them."""
+    moved: frozenset[int] = field(default=frozenset(), repr=False)
+    """Owners whose value waits on the host in between, views of what is copied among them."""
 
 
 def lower_hull(
@@ -42,75 +47,70 @@ def lower_hull(
     *,
     keep: Collection[int] = (),
     override: bool = False,
+    offload: bool = False,
+    blocks: BlockTable | None = None,
 ) -> tuple[HullPoint, ...]:
     """The lower hull over all choices that planning takes for right: nothing that is safe to decide is below it.
 
     ``keep``: rows whose values are kept where the backward comes down to them, as by a rule that saves them.
-    ``override``: what the user has tagged may be decided otherwise.
+    ``override``: what the user has tagged may be decided otherwise. ``blocks``: of a path that runs one block at a
+    time, outside of which it decides nothing.
+
+    With ``offload`` values may wait on the host as well, as many as can be copied while the device computes, each way.
+    The points are then the best that were found, and what fits between two of them may be a little below the line. What
+    certainly nothing goes below is the hull without ``offload``, at the bytes on device and host together.
 
     Raises:
         PolicyError: the solver is not installed.
     """
-    return hull_of(choices_of(facts, times, capabilities, keep=keep, override=override))
+    choices = choices_of(facts, times, capabilities, keep=keep, override=override, blocks=blocks)
+    if not offload or not capabilities.offloads:
+        return hull_of(choices)
+    return _hull_with_copies(choices, times, override=override)
 
 
 def hull_of(choices: Choices) -> tuple[HullPoint, ...]:
     """The lower hull of a problem."""
     if not choices.rows:
         return (_point(choices, ()),)
-    return tuple(_point(choices, vertex.columns) for vertex in _Hull(choices).vertices())
+    return tuple(_point(choices, vertex.columns) for vertex in Hull(choices).vertices())
 
 
-@frozen
-class _Vertex:
-    bytes: int
-    ticks: int
-    columns: tuple[int, ...]
+def _hull_with_copies(choices: Choices, times: NodeTimes, *, override: bool) -> tuple[HullPoint, ...]:
+    """What is moved is a knapsack: of what a choice has in memory, as much as can be copied. A choice is best for it
+    where a byte that may be moved costs some share of one that may not: none of it while there is room for all, all of
+    it once every choice fills the room."""
+    room = hidden_bytes(choices.facts, times)
+    movable = movable_memory(choices, override=override) if room else {}
+    if not movable:
+        return hull_of(choices)
+    roots = [row if size else NONE for row, size in zip(choices.rows, choices.sizes, strict=True)]
+    hull, found = Hull(choices), dict[tuple[int, ...], HullPoint]()
+    for share in range(SHARES, -1, -1):
+        sizes = [size * (share if root in movable else SHARES) for root, size in zip(roots, choices.sizes, strict=True)]
+        for vertex in hull.vertices(sizes):
+            if vertex.columns not in found:
+                kept = {root: movable[root] for root in map(roots.__getitem__, vertex.columns) if root in movable}
+                moved = most_moved(choices.facts, kept, room)
+                found[vertex.columns] = _point(choices, vertex.columns, moved)
+    return _lower(found.values())
 
 
-class _Hull:
-    """Between two points of the hull the price of a byte at which both are worth the same finds one below the line that
-    joins them, or shows that there is none (Eisner and Severance, "Mathematical techniques for efficient record
-    segmentation in large shared databases", Journal of the ACM 1976)."""
+def _lower(points: Collection[HullPoint]) -> tuple[HullPoint, ...]:
+    """Those on the lower hull of some points, from the most bytes that buy anything to the fewest."""
+    hull: list[HullPoint] = []
+    for point in sorted(points, key=lambda point: (point.seconds, point.saved)):
+        if hull and point.saved >= hull[-1].saved:
+            continue
+        while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return tuple(hull)
 
-    def __init__(self, choices: Choices) -> None:
-        self.sizes = choices.sizes
-        _, exponent = frexp(fsum(choices.seconds))
-        self.ticks = [round(ldexp(each, TICKS - exponent)) for each in choices.seconds]
-        rows = len(choices.facts)
-        self.few = [2 * rows * (1 + (not size)) + row for row, size in zip(choices.rows, choices.sizes, strict=True)]
-        self.relaxation = Relaxation(choices)
 
-    def vertices(self) -> list[_Vertex]:
-        found = [self._best([(1, self.ticks)], [(1, self.sizes)])]
-        ahead = [self._best([(1, self.sizes)], [(1, self.ticks)])]
-        while ahead:
-            here, there = found[-1], ahead[-1]
-            freed, paid = here.bytes - there.bytes, there.ticks - here.ticks
-            if freed <= 0 or paid <= 0:
-                ahead.pop()
-                continue
-            price = [(freed, self.ticks), (paid, self.sizes)]
-            between = self._vertex(self.relaxation.cheapest(price))
-            below = freed * (here.ticks - between.ticks) + paid * (here.bytes - between.bytes)
-            if below * STRAIGHT > freed * paid:
-                ahead.append(self._best(price, [(1, self.sizes)]))
-            else:
-                found.append(ahead.pop())
-        return found
-
-    def _vertex(self, columns: tuple[int, ...]) -> _Vertex:
-        return _Vertex(sum(self.sizes[each] for each in columns), sum(self.ticks[each] for each in columns), columns)
-
-    def _best(self, *costs: list[Weighted]) -> _Vertex:
-        """The least of the first costs, of those the least of the next; of equals the one with few and early parts."""
-        relaxation = self.relaxation
-        for each in costs:
-            relaxation.cheapest(each)
-            relaxation.narrow()
-        columns = relaxation.cheapest([(1, self.few)])
-        relaxation.widen()
-        return self._vertex(columns)
+def _is_above(here: HullPoint, between: HullPoint, there: HullPoint) -> bool:
+    paid = (between.seconds - here.seconds) * (here.saved - there.saved)
+    return paid >= (there.seconds - here.seconds) * (here.saved - between.saved)
 
 
 def bound_at(hull: Sequence[HullPoint], saved: float) -> float:
@@ -139,13 +139,17 @@ def bytes_at(hull: Sequence[HullPoint], seconds: float) -> float:
     return here.saved - (here.saved - there.saved) * (seconds - here.seconds) / (there.seconds - here.seconds)
 
 
-def _point(choices: Choices, columns: Sequence[int]) -> HullPoint:
-    """A choice, and what planning makes of it: the walk of :func:`policylang.planning.liveness.backward_needs`."""
-    facts = choices.facts
+def _point(choices: Choices, columns: Sequence[int], moved: Mapping[int, int] = NOTHING) -> HullPoint:
+    """A choice, and what planning makes of it: the walk of :func:`policylang.planning.liveness.backward_needs`.
+
+    ``moved``: the memory that is copied to the host, and the row that is.
+    """
+    facts, roots = choices.facts, storage_roots(choices.facts)
     decided = again_of(choices, columns)
     needed = bytearray(len(facts))
     for row in choices.read:
         needed[row] = 1
+    offloaded = {facts.owners[row] for row in moved.values()}
     kept: set[int] = set()
     again: set[int] = set()
     forward, flags, owners, inputs = facts.forward_mask, facts.flags, facts.owners, facts.inputs
@@ -157,13 +161,16 @@ def _point(choices: Choices, columns: Sequence[int]) -> HullPoint:
             again.add(owner)
             for source in inputs[row]:
                 needed[source] |= forward[source]
+        elif roots[row] in moved:
+            offloaded.add(owner)
         elif owner not in choices.moved:
             kept.add(owner)
     return HullPoint(
-        saved=sum(choices.sizes[column] for column in columns),
+        saved=sum(choices.sizes[column] for column in columns if choices.rows[column] not in moved),
         seconds=fsum(choices.seconds[column] for column in columns),
         kept=frozenset(kept),
         again=frozenset(again),
+        moved=frozenset(offloaded),
     )
 
 
@@ -182,6 +189,6 @@ def again_of(choices: Choices, columns: Sequence[int]) -> bytearray:
         elif choices.same_as[row] != row:
             keep = keeps[roots[row]]
             decided[owner] |= keep == NONE or not chosen[keep]
-        elif runs[row] != NONE:
-            decided[owner] |= chosen[runs[row]]
+        elif runs[owner] != NONE:
+            decided[owner] |= chosen[runs[owner]]
     return decided

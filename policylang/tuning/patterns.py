@@ -56,8 +56,19 @@ def by_hand(classes: ValueClasses, inside: Vocabulary, outside: Vocabulary) -> I
             int(Fate.SAVE if number in kept or (inside.numbers and not each.inside) else Fate.RECOMPUTE)
             for number, each in enumerate(classes.all)
         )
-    yield tuple(int(Fate.SAVE if number in classes.crossing else Fate.RECOMPUTE) for number in range(len(classes)))
-    yield tuple(int(Fate.RECOMPUTE) for _ in classes.all)
+    for kept_inside in (classes.crossing, frozenset[int]()):
+        yield tuple(int(Fate.SAVE if number in kept_inside else Fate.RECOMPUTE) for number in range(len(classes)))
+    yield tuple(int(Fate.RECOMPUTE if each.inside else Fate.SAVE) for each in classes.all)
+
+
+def texts_by_hand(blocks: int) -> Iterator[str]:
+    """What is no pattern of blocks: every second block without what it hands on, stages that follow what is alive."""
+    if blocks > 1:
+        yield "recompute everything in every 2nd block\nundecided -> save\n"
+    for size in ("2 GiB", "1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
+        yield f"recompute everything\nsave everything where crosses cut per {size}\n"
+    if blocks > 1:
+        yield "recompute everything in every 2nd block\nsave attention in block\nundecided -> save\n"
 
 
 def thinned(points: Sequence[HullPoint], least: float) -> list[HullPoint]:

@@ -63,7 +63,7 @@ class Phrase:
             f"in {self.module}" if self.module else "",
             place,
             f"where {self.predicate}" if self.predicate else "",
-            ("per block" if inside else "per module") if self.position else "",
+            ("per block" if inside and not self.predicate else "per module") if self.position else "",
         ]
         return " ".join(filter(None, parts))
 
@@ -83,7 +83,7 @@ class Vocabulary:
         self.inside = inside
         self.numbers = [number for number, each in enumerate(classes.all) if each.inside is inside]
         self.mask = _mask(self.numbers)
-        self._order = self._in_one_block()
+        self._orders = self._in_blocks()
         found: dict[tuple[str, int], Phrase] = {}
         for phrase in self._all():
             if phrase.mask & self.mask:
@@ -135,17 +135,27 @@ class Vocabulary:
             yield from self._positions(subject, numbers, cost, "")
 
     def _positions(self, subject: str, numbers: Sequence[int], cost: float, path: str) -> Iterator[Phrase]:
+        """Those by which every block means the same classes."""
         if not self.inside:
             return
-        ordered = [number for number in self._order if number in set(numbers)]
-        if len(ordered) < 2 or len(ordered) != len(set(numbers)):
+        wanted = set(numbers)
+        orders = list(dict.fromkeys(tuple(filter(wanted.__contains__, order)) for order in self._orders))
+        longest = max(map(len, orders), default=0)
+        if longest < 2:
             return
-        for at, number in enumerate(ordered):
-            position = _position(at, len(ordered))
-            more = 0.4 if position in ("first", "last") else 0.3 + 0.2 * at
-            yield Phrase(subject, 1 << number, cost + more, position, path)
-        if len(ordered) > 2:
-            yield Phrase(subject, _mask(ordered[1::2]), cost + 0.5, "every 2nd", path)
+        for at in range(longest - 1):
+            more = 0.4 if not at else 0.3 + 0.2 * at
+            yield from self._counted(subject, orders, _position(at, longest), slice(at, at + 1), cost + more, path)
+        yield from self._counted(subject, orders, "last", slice(-1, None), cost + 0.4, path)
+        if longest > 2:
+            yield from self._counted(subject, orders, "every 2nd", slice(1, None, 2), cost + 0.5, path)
+
+    def _counted(
+        self, subject: str, orders: Sequence[tuple[int, ...]], position: str, part: slice, cost: float, path: str
+    ) -> Iterator[Phrase]:
+        union = frozenset(number for order in orders for number in order[part])
+        if all(tuple(filter(union.__contains__, order)) == order[part] for order in orders):
+            yield Phrase(subject, _mask(union), cost, position, path)
 
     def _by_own_module(self, subject: str, numbers: Sequence[int]) -> Iterator[Phrase]:
         """What lies in a module itself, and nowhere deeper."""
@@ -164,20 +174,14 @@ class Vocabulary:
             for at, number in enumerate(ordered if len(ordered) > 1 else ()):
                 yield Phrase(subject, 1 << number, 2.4, _position(at, len(ordered)), predicate=f"module == {glob}")
 
-    def _in_one_block(self) -> list[int]:
-        """The classes in the order in which the block with the most of them comes to them."""
-        if not self.inside or not self.numbers:
-            return []
+    def _in_blocks(self) -> tuple[tuple[int, ...], ...]:
+        """The classes in the order in which a block comes to them, each order once: blocks of a kind have the same."""
         block_of, rows = self._classes.blocks.block_of, self._classes.rows
-        counts = [0] * len(self._classes.blocks.names)
-        for number in self.numbers:
+        orders: list[list[tuple[int, int]]] = [[] for _ in self._classes.blocks.names if self.inside]
+        for number in self.numbers if self.inside else ():
             for row in rows[number]:
-                counts[block_of[row]] += 1
-        most = max(counts)
-        having = [block for block, count in enumerate(counts) if count == most]
-        chosen = having[len(having) // 2]
-        firsts = [(row, number) for number in self.numbers for row in rows[number] if block_of[row] == chosen]
-        return [number for _, number in sorted(firsts)]
+                orders[block_of[row]].append((row, number))
+        return tuple(dict.fromkeys(tuple(number for _, number in sorted(order)) for order in orders))
 
     def _paths(self, numbers: Iterable[int]) -> list[str]:
         """The modules that some of the classes lie in, at any depth, in the order of the graph."""

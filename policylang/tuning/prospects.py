@@ -3,34 +3,41 @@ from. It is fixed for a graph and a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
 
 from policylang.language.formatting.unparse import nth
 from policylang.tuning.composition import Composition, Ints, Mixtures, Pieces
-from policylang.tuning.decision_list import Script, Zone, scripts
+from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.patterns import Fates
 from policylang.tuning.phrases import Vocabulary
 
 FIRST, LAST, EVERY = 0, 1, 2
+_FEW_BLOCKS = 16
+_NEAR = 3
+"""Patterns whose memory is so many ranks apart, of all patterns, are mixed with a third."""
 
 
 @frozen(eq=False)
 class Prospects:
-    """One entry a mixture: the blocks of a zone follow one pattern, all others another."""
+    """One entry a mixture: the blocks of a zone follow one pattern, the last few another, all others a third."""
 
     zone: Ints
     """The number of the pattern in the zone."""
     rest: Ints
     """The number of the pattern of the other blocks."""
+    end: Ints
+    """The number of the pattern of the last few."""
     around: Ints
     """The number of the pattern of what lies outside of blocks."""
     kind: Ints
     """``FIRST``, ``LAST`` or ``EVERY``."""
     number: Ints
     """So many blocks from that end; every so manyth."""
+    last: Ints
+    """How many blocks the last few are; 0 where there are only two patterns."""
     figures: Mixtures
 
     def __len__(self) -> int:
@@ -39,33 +46,44 @@ class Prospects:
 
 def prospects(composition: Composition, patterns: Sequence[Pieces], *, mixed: bool) -> Prospects:
     """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth: of those
-    whose blocks keep what they hand on, or with ``mixed`` of all."""
+    whose blocks keep what they hand on, or with ``mixed`` of all. Where blocks are few, and a step from one number to
+    the next is a large one, the last one or two may follow a third pattern."""
     count, blocks = len(patterns), composition.count
     shapes = [(FIRST, blocks)]
     shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
     shapes += [(EVERY, number) for number in range(2, min(blocks // 2, 8) + 1)]
-    rows: list[tuple[int, int, int, int, int]] = []
+    rank = {number: at for at, number in enumerate(sorted(range(count), key=lambda each: patterns[each].saved.sum()))}
+    rows: list[tuple[int, ...]] = []
     for one in range(count):
         for other in range(count):
+            alone = one == other
+            if not alone and not mixed and not (patterns[one].hands_on and patterns[other].hands_on):
+                continue
+            arounds = dict.fromkeys((one, other))
             for kind, number in shapes:
-                if (one == other) != (number == blocks):
-                    continue
-                if one != other and not mixed and not (patterns[one].hands_on and patterns[other].hands_on):
-                    continue
-                if kind != EVERY and one > other:
-                    continue
-                rows += [(one, other, around, kind, number) for around in dict.fromkeys((one, other))]
+                if alone is (number == blocks) and (kind == EVERY or one <= other):
+                    rows += [(one, other, other, around, kind, number, 0) for around in arounds]
+            if alone or blocks > _FEW_BLOCKS or abs(rank[one] - rank[other]) > _NEAR:
+                continue
+            thirds = [third for third in range(count) if third not in (one, other) and patterns[third].hands_on]
+            rows += [
+                (one, other, third, around, FIRST, number, last)
+                for third in thirds
+                for last in (1, 2)
+                for number in range(1, blocks - last)
+                for around in arounds
+            ]
     if not blocks:
-        rows = [(one, one, one, FIRST, 0) for one in range(count)]
-    table = np.array(rows, dtype=np.int64)
-    zone, rest, around, kind, number = table.T
-    in_zone = np.zeros((len(rows), blocks), dtype=bool)
+        rows = [(one, one, one, one, FIRST, 0, 0) for one in range(count)]
+    zone, rest, end, around, kind, number, last = np.array(rows, dtype=np.int64).T
     positions = np.arange(blocks)
-    in_zone |= (kind == FIRST)[:, None] & (positions < number[:, None])
+    in_zone = (kind == FIRST)[:, None] & (positions < number[:, None])
     in_zone |= (kind == LAST)[:, None] & (positions >= blocks - number[:, None])
     in_zone |= (kind == EVERY)[:, None] & ((positions + 1) % np.maximum(number, 1)[:, None] == 0)
     chosen = np.where(in_zone, zone[:, None], rest[:, None])
-    return Prospects(zone, rest, around, kind, number, composition.mixtures(patterns, chosen, around))
+    chosen = np.where(positions >= blocks - last[:, None], end[:, None], chosen)
+    figures = composition.mixtures(patterns, chosen, around)
+    return Prospects(zone, rest, end, around, kind, number, last, figures)
 
 
 def place_of(kind: int, number: int, blocks: int) -> str:
@@ -79,35 +97,41 @@ def place_of(kind: int, number: int, blocks: int) -> str:
 
 
 class Writer:
-    """Writes prospects as policies. How two patterns are told apart is worked out once, and for any number of blocks."""
+    """Writes prospects as policies. How to tell two patterns apart is worked out once for any number of blocks."""
 
-    _MARK = "in first 0 blocks"
+    _MARK, _END = "in first 0 blocks", "in last 0 blocks"
 
-    def __init__(self, patterns: Sequence[Fates], inside: Vocabulary, outside: Vocabulary, *, override: bool) -> None:
+    def __init__(
+        self, patterns: Sequence[Fates], inside: Vocabulary, outside: Vocabulary, *, head: str, override: bool
+    ) -> None:
         self.patterns = patterns
+        self.head = head
         self.inside = inside
         self.outside = outside
         self.override = override
-        self._known: dict[tuple[int, int, int], str | None] = {}
+        self._known: dict[tuple[int, int, int, int, bool], str | None] = {}
 
     def text(self, all_of: Prospects, at: int, blocks: int) -> str | None:
         """The text of a prospect; None where ten statements do not hold it."""
         zone, rest, around = int(all_of.zone[at]), int(all_of.rest[at]), int(all_of.around[at])
-        kind, number = int(all_of.kind[at]), int(all_of.number[at])
+        kind, number, last = int(all_of.kind[at]), int(all_of.number[at]), int(all_of.last[at])
+        end = int(all_of.end[at]) if last else -1
         if zone == rest:
-            return self._template(rest, rest, around)
-        ways = [(self._template(rest, zone, around), place_of(kind, number, blocks))]
+            return self._template(rest, rest, end, around)
+        ways = [(self._template(rest, zone, end, around), place_of(kind, number, blocks))]
         if kind != EVERY:
             opposite = place_of(LAST if kind == FIRST else FIRST, blocks - number, blocks)
-            ways.append((self._template(zone, rest, around), opposite))
+            ways.append((self._template(zone, rest, end, around, nested=True), opposite))
         found = [template.replace(self._MARK, place) for template, place in ways if template is not None]
-        return min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
+        text = min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
+        return None if text is None else text.replace(self._END, place_of(LAST, last, blocks))
 
-    def _template(self, base: int, zone: int, around: int) -> str | None:
-        key = base, zone, around
+    def _template(self, base: int, zone: int, end: int, around: int, *, nested: bool = False) -> str | None:
+        key = base, zone, end, around, nested
         if key not in self._known:
             zones = [] if base == zone else [Zone(self._MARK, self.patterns[zone])]
+            zones += [] if end < 0 else [Zone(self._END, self.patterns[end], nested)]
             made = scripts(self.inside, self.outside, self.patterns[base], zones, self.patterns[around])
-            texts = (script.text(self.override) for script in made)
+            texts = (script.text(self.head, override=self.override) for script in made)
             self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]

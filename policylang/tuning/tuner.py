@@ -7,30 +7,41 @@ turn, the fastest first, so that few are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from math import inf
 
 import numpy as np
 from attrs import frozen
 
-from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
+from policylang.language.codes import is_error
+from policylang.language.resolution.loader import load_policy
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import Composition, Pieces
 from policylang.tuning.evaluation import Evaluation
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
-from policylang.tuning.patterns import Fates, by_hand, of_choice, thinned
+from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
 from policylang.tuning.phrases import Vocabulary
 from policylang.tuning.prospects import Prospects, Writer, prospects
+from policylang.tuning.stacks import stacks
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.value_classes import Fate, value_classes
 
 Progress = Callable[[str], None]
+NOTHING_BESIDES = Besides()
 _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
+_BUNDLED = ("llama3_sac", "torchtitan_op_sac")
+_OTHERS = 40_000
+"""Nodes that are planned in any case, in whole graphs."""
+_LOW = 1.1
+"""Up to so many times the least that is composed, the smallest candidate counts with what it comes to."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -41,15 +52,15 @@ def tune(
     budget: Budget,
     capabilities: Capabilities,
     *,
-    besides: Besides = Besides(),
+    besides: Besides = NOTHING_BESIDES,
     offload: bool = False,
     table: bool = False,
     progress: Progress | None = None,
 ) -> Tuned | Infeasible:
     """The fastest candidate within the budget; of a budget of time the one that takes the least memory.
 
-    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on the
-    way.
+    With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned on
+    the way.
     """
     tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
     return tuner.tuned(budget, table=table)
@@ -63,6 +74,9 @@ class _Set:
     writer: Writer
     order: Sequence[int]
     """By time, of those that take as long by memory."""
+    by_memory: Sequence[int]
+    """By memory, of those that take as much by time."""
+    seconds: Sequence[float]
 
 
 class Tuner:
@@ -74,7 +88,7 @@ class Tuner:
         times: NodeTimes,
         capabilities: Capabilities,
         *,
-        besides: Besides = Besides(),
+        besides: Besides = NOTHING_BESIDES,
         offload: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -86,15 +100,19 @@ class Tuner:
         self.forward = sum(times.seconds[row] for row in facts.forward)
         self._say = progress or (lambda _: None)
         self.evaluation = Evaluation(facts, times, capabilities)
-        self.classes = value_classes(facts, blocks_of(facts), capabilities)
+        glob, blocks = stacks(facts)
+        self.head = f"blocks {glob}\n" if glob else ""
+        self.classes = value_classes(facts, blocks, capabilities, glob)
         operators = self.evaluation.operators
         self.inside = Vocabulary(facts, self.classes, operators, inside=True)
         self.outside = Vocabulary(facts, self.classes, operators, inside=False)
         apart = capabilities.block_by_block
         self.composition = Composition(facts, times, self.classes, block_by_block=apart)
         self.blocks = self.composition.count
-        self.save_all = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
+        saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
+        self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
         self._sets: dict[bool, _Set] = {}
+        self._memory: dict[str, list[int]] = {}
 
     @cached_property
     def hull(self) -> tuple[HullPoint, ...]:
@@ -103,7 +121,7 @@ class Tuner:
         return lower_hull(self.facts, self.times, self.capabilities, override=self.override)
 
     def _set(self, budget: Budget) -> _Set:
-        """What is chosen among: in a peak, blocks keep what they hand on; in bytes kept for the backward, they may not."""
+        """What is chosen among. For a peak, blocks keep what they hand on; for what is saved they may not."""
         by_peak = budget.figure != "saved"
         if by_peak not in self._sets:
             self._sets[by_peak] = self._made_set(by_peak=by_peak)
@@ -118,7 +136,9 @@ class Tuner:
             points = list(lower_hull(self.facts, self.times, self.capabilities, keep=crossing, override=self.override))
         points = thinned(points, _STRAIGHT * self.forward)
         found = [of_choice(self.facts, classes, point.kept, point.again) for point in points]
+        found = [composition.mended(fates) for fates in found]
         found += by_hand(classes, self.inside, self.outside)
+        found += self._bundled()
         if self.capabilities.block_by_block:
             saved = int(Fate.SAVE)
             found = [
@@ -131,15 +151,39 @@ class Tuner:
             pieces = composition.pieces(fates, with_peak=by_peak)
             simulated.setdefault(pieces.asked, pieces)
         made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
-        writer = Writer(tuple(simulated), self.inside, self.outside, override=self.override)
+        writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
-        return _Set(made, writer, np.lexsort((memory, made.figures.recompute)).tolist())
+        seconds = made.figures.recompute
+        order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
+        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist())
+
+    def _bundled(self) -> Iterator[Fates]:
+        """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
+        for name in _BUNDLED if not self.override and self.blocks else ():
+            policy = load_policy(name).policy
+            made = None if policy is None else plan(policy, self.facts, self.capabilities)
+            if made is None or any(map(is_error, made.diagnostics)):
+                continue
+            needs, owners = saved_and_recomputed(made), self.facts.owners
+            kept = {owners[row] for row in (*needs.saved, *needs.undecided)}
+            yield of_choice(self.facts, self.classes, kept, {owners[row] for row in needs.recomputed})
+
+    @cached_property
+    def _others(self) -> tuple[Candidate, ...]:
+        """Candidates that are planned in any case: as many as the size of the graph leaves time for."""
+        before = "override " if self.override else ""
+        texts = islice(texts_by_hand(self.blocks), _OTHERS // max(len(self.facts), 1))
+        lines = ([line if "->" in line else before + line for line in text.splitlines(True)] for text in texts)
+        found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
+        return tuple(each for each in found if each is not None)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
         """The choice for one budget."""
         chosen = self._picked(budget)
-        if chosen is None:
-            return Infeasible(budget, self.besides, self.smallest(budget))
+        if chosen is None:  # what was composed for a candidate may be more than it comes to
+            chosen = self.smallest(budget)
+            if budget.figure == "recompute time" or self.memory(chosen, budget) > budget.limit:
+                return Infeasible(budget, self.besides, chosen)
         memory = self.memory(chosen, budget)
         less = self._at(budget, 0.92 * memory)
         more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None
@@ -166,8 +210,10 @@ class Tuner:
     def smallest(self, budget: Budget) -> Candidate:
         """The candidate that takes the least memory."""
         found = self._cheapest(budget, inf)
-        assert found is not None
-        return found
+        if found is not None:
+            return found
+        known = [*self.evaluation.evaluated] or [self.evaluation.without_rules()]
+        return min(known, key=lambda each: self.memory(each, budget))
 
     def _picked(self, budget: Budget) -> Candidate | None:
         if budget.figure == "recompute time":
@@ -176,25 +222,35 @@ class Tuner:
 
     def _composed(self, budget: Budget) -> Sequence[int]:
         """The memory of each prospect."""
-        figures = self._set(budget).prospects.figures
-        if budget.figure == "saved":
-            return figures.saved.tolist()
-        return [self.besides.on(each) for each in figures.peak.tolist()]
+        if budget.figure not in self._memory:
+            figures = self._set(budget).prospects.figures
+            if budget.figure == "saved":
+                self._memory["saved"] = list(map(int, figures.saved))
+            else:
+                self._memory[budget.figure] = [self.besides.on(int(each)) for each in figures.peak]
+        return self._memory[budget.figure]
 
     def _at(self, budget: Budget, limit: float) -> Candidate | None:
         """The fastest candidate in so much memory."""
         if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
             return self.save_all
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
-        seconds = chosen.prospects.figures.recompute.tolist()
+        seconds = chosen.seconds
         best: Candidate | None = None
+        for other in self._others:
+            if self.memory(other, budget) <= limit and (best is None or other.recompute < best.recompute):
+                best = other
+        if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
+            smallest = self.smallest(budget)
+            if self.memory(smallest, budget) <= limit and (best is None or smallest.recompute < best.recompute):
+                best = smallest
         for at in chosen.order:
             if best is not None and seconds[at] >= best.recompute - same:
                 break
             if memory[at] > limit:
                 continue
             made = self._candidate(chosen, at)
-            if made is None or made.recompute < seconds[at] - same or self.memory(made, budget) > limit:
+            if made is None or self.memory(made, budget) > limit:
                 continue
             if best is None or made.recompute < best.recompute:
                 best = made
@@ -203,9 +259,14 @@ class Tuner:
     def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
         """The candidate that takes the least memory in so much time."""
         chosen, memory = self._set(budget), self._composed(budget)
-        seconds = chosen.prospects.figures.recompute.tolist()
+        seconds = chosen.seconds
         best: Candidate | None = None
-        for at in np.lexsort((seconds, memory)).tolist():
+        for other in (self.save_all, *self._others):
+            if other is None or other.recompute > limit:
+                continue
+            if best is None or self.memory(other, budget) < self.memory(best, budget):
+                best = other
+        for at in chosen.by_memory:
             if best is not None and memory[at] >= self.memory(best, budget):
                 break
             if seconds[at] > limit:
@@ -218,8 +279,12 @@ class Tuner:
         return best
 
     def _candidate(self, chosen: _Set, at: int) -> Candidate | None:
+        """What a prospect comes to as it is written; None where it cannot be written, or would take less time than was
+        composed for it: the search goes by what nothing falls below."""
         text = chosen.writer.text(chosen.prospects, at, self.blocks)
-        return None if text is None else self.evaluation.of(text)
+        made = None if text is None else self.evaluation.of(text)
+        least = chosen.seconds[at] - _SAME * self.forward
+        return None if made is None or made.recompute < least else made
 
     def _fill(self, budget: Budget) -> None:
         """Plan candidates over the whole range of memory."""

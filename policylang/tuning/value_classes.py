@@ -71,8 +71,8 @@ class ValueClasses:
         return len(self.all)
 
 
-def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities) -> ValueClasses:
-    """The classes in the order in which the graph comes to them; one pass."""
+def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, glob: str = "") -> ValueClasses:
+    """The classes in the order in which the graph comes to them; one pass. ``glob`` is of the blocks."""
     owners, flags, block_of = facts.owners, facts.flags, blocks.block_of
     prefixes = _prefixes(facts, blocks)
     of = array("i", [-1]) * len(facts)
@@ -108,7 +108,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities) 
         all=tuple(numbers),
         rows=tuple(map(tuple, rows)),
         blocks=blocks,
-        block_glob=_glob(prefixes),
+        block_glob=glob or _glob(prefixes),
         crossing=frozenset(crossing - {-1}),
         kept=frozenset(kept - {-1}),
         views=frozenset(views - {-1}),

@@ -60,3 +60,11 @@ def test_shares_of_the_forward_are_settled_too(joint, saved):
     assert [each.status for each in partitioned(joint, held).expectations] == ["held"] * 3
     with pytest.raises(PolicyMatchError, match="`expect saved <= 1% of forward` does not hold"):
         partitioned(joint, "expect saved <= 1% of forward")
+
+
+def test_times_are_settled_too(joint):
+    """They are not known while min-cut has a say, and after it they are those of what it left."""
+    held = "device cpu\nexpect recomputed time <= 99%\nexpect exposed <= 0 s\nexpect step time <= 1 s\n"
+    assert [each.status for each in partitioned(joint, held).expectations] == ["held"] * 3
+    with pytest.raises(PolicyMatchError, match=r"`expect step time <= 1 us` does not hold: \d[\d.]* [mu]s"):
+        partitioned(joint, "device cpu\nexpect step time <= 1 us")

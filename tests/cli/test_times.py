@@ -10,6 +10,7 @@ import pytest
 import policylang as library
 from policylang.errors import PolicyError
 from policylang.graph.files.snapshot import load, write
+from policylang.language.figures import figure
 from policylang.planning.capabilities import JOINT
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.planner import plan
@@ -122,7 +123,7 @@ def test_without_a_device_nothing_speaks_of_time(policylang, folder):
         said = policylang(*command).out
         assert not re.search(r"\btimes?\b|\bms\b", said), said
     found = json.loads(policylang("plan", "mine.apl", "--graph", "small.graph", "--output-format", "json").out)
-    assert found["device"] is found["forward_seconds"] is found["seconds_per_gib"] is found["unknown_dtypes"] is None
+    assert found["device"] is found["forward_seconds"] is found["seconds_per_gib"] is None
     for side in (found["with"], found["without"]):
         assert side["recomputed_seconds"] is side["step_seconds"] is side["exposed_seconds"] is None
     assert found["groups"][0]["values"][0]["seconds"] is found["groups"][0]["recomputed_seconds"] is None
@@ -162,7 +163,7 @@ def test_a_page_says_times_in_its_head_and_tables(policylang, folder):
     text = (folder / "plan.html").read_text()
     static = re.sub(r"<script.*?</script>|<style>.*?</style>", "", text, flags=re.DOTALL)
     assert '<dt>recomputed time</dt><dd class="big">80 ms</dd>' in static
-    assert re.search(r"90\.9% of the forward&#x27;s 88 ms; the step takes \S+ s a GiB of peak longer", static)
+    assert re.search(r"90\.9% of the forward&#x27;s 88 ms, at a price of \S+ s a GiB of peak", static)
     assert (
         '<dt>step time</dt><dd class="big">184 ms</dd><dd class="small">104 ms without recomputation; times: slow'
         in static
@@ -277,3 +278,66 @@ def test_what_the_graph_was_traced_for_is_told_wherever_it_is_planned(policylang
     assert outcome.err.startswith("note[APL320]: 1 attention is written out in bmm and softmax, as the CPU runs it\n")
     assert "APL320" not in outcome.out
     assert policylang(*command, "small.graph").err == ""
+
+
+def test_a_profile_that_lacks_a_figure_makes_no_time_up(policylang, folder):
+    (folder / "slow.toml").write_text(PROFILE.replace("bfloat16 = 1e12\n", ""))
+    said = "error[APL159]: the profile of `slow` has no figure for matrix work in bfloat16 (4 calls)"
+    shown = policylang("show", "small.graph", *ON[2:])
+    assert (shown.code, shown.out) == (1, "")
+    assert said in shown.err
+    plan = policylang("plan", "mine.apl", *ON)
+    assert plan.code == 1
+    assert plan.out.startswith(said)
+    assert "no times: the profile of `slow` has no figure" in plan.out
+    assert " ms" not in plan.out
+    found = json.loads(policylang("plan", "mine.apl", *ON, "--output-format", "json").out)
+    assert found["device"] is found["with"]["recomputed_seconds"] is None
+    for command in (("diff", "other.apl", "mine.apl"), ("explain", "mine.apl", "--node", "a1")):
+        outcome = policylang(*command, *ON)
+        assert said in outcome.err
+        assert " ms" not in outcome.out
+
+
+def test_the_device_of_a_policy_and_the_flag_that_wins(policylang, folder):
+    (folder / "named.apl").write_text(f'device "slow.toml"\n{POLICY}')
+    (folder / "fast.toml").write_text(PROFILE.replace("slow", "fast").replace("1e9", "1e12"))
+    graph = ("--graph", "small.graph")
+    assert "\ntimes: slow\n" in policylang("plan", "named.apl", *graph).out
+    assert re.search(r"step time +184 ms", policylang("plan", "named.apl", *graph).out)
+    assert "\ntimes: fast\n" in policylang("plan", "named.apl", *graph, "--device", "./fast.toml").out
+    assert policylang("explain", "named.apl", *graph, "--node", "a1").out.count("20 ms on slow") == 1
+    assert "with times of slow: clean" in policylang("check", "named.apl", *graph).out
+    found = json.loads(policylang("check", "named.apl", "mine.apl", *graph, "--output-format", "json").out)
+    assert found["devices"] == ["slow"]
+    loaded = library.load("named.apl")
+    assert library.load("mine.apl", device="./slow.toml").canonical.replace("mine", "named") == loaded.canonical
+    assert library.load("named.apl", device="./fast.toml").device.name == "fast"
+
+
+def test_two_policies_of_which_one_names_a_device(policylang, folder):
+    """They are compared by the same times; two devices are both named."""
+    (folder / "named.apl").write_text(f'device "slow.toml"\n{POLICY}')
+    for sides in (("other.apl", "named.apl"), ("named.apl", "other.apl")):
+        out = policylang("diff", *sides, "--graph", "small.graph").out
+        assert re.search(r"recomputed time +\d+ ms +\d+ ms +[+-]72 ms\n", out)
+        assert "\ntimes: slow\n" in out
+    (folder / "fast.toml").write_text(PROFILE.replace("slow", "fast").replace("1e9", "1e12"))
+    (folder / "fast.apl").write_text(f'device "fast.toml"\n{POLICY}')
+    out = policylang("diff", "named.apl", "fast.apl", "--graph", "small.graph").out
+    assert "no decision changes" in out
+    assert "\ntimes before: slow\ntimes after: fast\n" in out
+
+
+@pytest.mark.parametrize("path", ["joint", "eager"])
+def test_what_is_expected_of_time_is_what_is_shown(policylang, folder, path):
+    """In eager a block runs again up to the last value that its backward reads: more than a schedule has."""
+    (folder / "all.apl").write_text(
+        OTHER.replace("save mm", "save sin") + "expect step time <= 1 ms\nexpect recomputed time <= 1%\n"
+    )
+    outcome = policylang("plan", "all.apl", *ON, "--path", path, "--output-format", "json")
+    found = json.loads(outcome.out)
+    assert outcome.code == 1
+    step, again = (each["found"] for each in found["expectations"])
+    assert step == figure(found["with"]["step_seconds"], "seconds")
+    assert again == figure(found["with"]["recomputed_seconds"] / found["forward_seconds"], "fraction")

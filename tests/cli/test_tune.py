@@ -160,7 +160,7 @@ def test_the_whole_trade_off(policylang, here):
 
 
 def test_json(policylang, here):
-    found = json.loads(policylang("tune", *SMALL, "--peak", "500 MiB", "--output-format", "json").out)
+    found = json.loads(policylang("tune", *SMALL, "--peak", "500 MiB", "--table", "--output-format", "json").out)
     jsonschema.validate(found, SCHEMA)
     assert found["budget"] == {"figure": "peak", "limit": 500 << 20}
     assert found["chosen"] in found["table"]
@@ -181,6 +181,9 @@ def test_a_page(policylang, here):
     assert "<title>a peak of at most 500 MiB for small.graph</title>" in page
     assert "torchtitan_full" in page  # a bundled policy that fits
     assert "expect peak &lt;= 500 MiB" in page
+    alone = policylang("tune", *SMALL, "--html", "alone.html")
+    assert (alone.code, alone.out) == (0, "")
+    assert "<title>memory and time of small.graph</title>" in Path("alone.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
 
 
@@ -206,7 +209,7 @@ def test_what_cannot_be_asked(policylang, here, words, says):
 
 def test_graphs_and_devices_that_cannot_be(policylang, here):
     unknown = policylang("tune", "--graph", "small.graph", "--device", "h1000", "--peak", "1 GiB")
-    assert unknown.code == 1
+    assert unknown.code == 2
     assert "error[APL152]" in unknown.err
     Path("text.graph").write_bytes(b"\xff\xfe\x00")
     assert policylang("tune", "--graph", "text.graph", "--device", "h100", "--peak", "1 GiB").code in (1, 2)
@@ -216,6 +219,7 @@ def test_graphs_and_devices_that_cannot_be(policylang, here):
     assert empty.err.startswith("error[APL630]: `empty.graph` is empty: no operator runs in it\n")
 
 
+@pytest.mark.slow
 def test_it_needs_no_torch(process, here):
     program = "import sys; from policylang.commands.cli import main; code = main(sys.argv[1:]); "
     program += "assert 'torch' not in sys.modules; sys.exit(code)"

@@ -62,6 +62,10 @@ def cases(rank: int) -> dict[str, str]:
     longer = policylang.parse(SAVE + "optional save addmm\n" * odd)
     lost = policylang.parse(SAVE + "save attention\n" * odd)
     same = policylang.parse(RECOMPUTE)
+    timed, never = (
+        policylang.parse(f"device {'h100-sxm' if odd else 'cpu'}\nundecided -> save\nrecompute mm\n{rule}\n")
+        for rule in ("optional save mm where time > 2 us", "optional save mm where time > 1 s")
+    )
     fused = policylang.parse("undecided -> save\n" + "fuse all_gather chains\n" * (not odd))
     return {
         "same": said(lambda: traced(mesh).apply(same)),
@@ -69,6 +73,8 @@ def cases(rank: int) -> dict[str, str]:
         "another policy": said(lambda: traced(mesh).apply(other)),
         "not compared": said(lambda: traced(mesh).apply(other, agree=False)),
         "another text": said(lambda: traced(mesh).apply(longer)),
+        "another device": said(lambda: traced(mesh).apply(never)),
+        "a device that decides otherwise": said(lambda: traced(mesh).apply(timed)),
         "fused on all but one": said(lambda: traced(mesh).apply(fused)),
         "another graph": said(lambda: traced(mesh, layers=2 + odd).apply(same)),
         "an error of its own": said(lambda: traced(mesh).apply(lost)),
@@ -96,6 +102,17 @@ def test_a_difference_is_an_error_on_every_rank() -> None:
         assert text.startswith("PolicyDivergenceError\nerror[APL603]: ranks 0 and 3 have different policies")
         assert "optional save" in text
         assert "addmm" in text
+
+        device = found["another device"]
+        assert device.startswith("PolicyDivergenceError\nerror[APL603]: ranks 0 and 3 have different policies")
+        assert "rank 0 has `device cpu`" in device
+        assert "rank 3 has `device h100-sxm`" in device
+
+        times = found["a device that decides otherwise"]
+        assert times.startswith("PolicyDivergenceError\nerror[APL601]: ranks decided differently about `mm")
+        assert "rank 0 saves it: `optional save mm where time > 2 us`" in times
+        assert "rank 0 has `device cpu`" in times
+        assert "rank 3 has `device h100-sxm`" in times
 
         fused = found["fused on all but one"]
         assert fused.startswith("PolicyDivergenceError\nerror[APL603]: ranks 0 and 3 have different policies")

@@ -53,6 +53,12 @@ gm = step.gm
 model = torch.compile(model, backend=policylang.backend("save_all"))
 model(tokens)
 """,
+    "docs/tuning.md": """
+import policylang
+from pathlib import Path
+from tests.support.tuned import written
+written(Path(), "llama3_8b.graph")
+""",
     "docs/tutorial.md": MODEL,
     "docs/setups.md": """
 import policylang, torch

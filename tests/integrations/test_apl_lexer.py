@@ -12,7 +12,7 @@ from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.resolution.prelude import group_names
 
 pytest.importorskip("pygments")
-from pygments.token import Error, Keyword, Name, Number, Operator, Token
+from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punctuation, String, Token
 
 from policylang.integrations.apl_lexer import PolicyLexer
 
@@ -45,6 +45,12 @@ def test_every_word_of_the_language_is_more_than_a_name() -> None:
         ("save attention in layers.0.in", [Keyword, Name.Builtin, Operator.Word, Name]),
         ("expect peak <= 40 GiB", [Keyword.Declaration, Name, Operator, Number]),
         ("save every 2nd mm", [Keyword, Operator.Word, Number, Name]),
+        ("device h100-sxm  # ours", [Keyword.Declaration, Name, Comment.Single]),
+        ("device cpu; device cpu", [Keyword.Declaration, Name, Punctuation, Keyword.Declaration, Name]),
+        ('device "cluster.toml"', [Keyword.Declaration, String]),
+        ("device -> save", [Name.Attribute, Operator, Keyword]),
+        ("save mm where time > 400 us", [Keyword, Name, Operator.Word, Name.Attribute, Operator, Number]),
+        ("expect step time <= 0.9ms", [Keyword.Declaration, Name, Name.Attribute, Operator, Number]),
         ("blocks {layers,in}.*", [Keyword.Declaration, Name]),
         ("save ‘mm’", [Keyword, Token.Text, Name, Token.Text]),
     ],

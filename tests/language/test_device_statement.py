@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import policylang
+from policylang.language.figures import beside, figure
 from policylang.language.formatting.canonical import format_source
 from policylang.language.formatting.unparse import format_policy
 from policylang.language.resolution.loader import load_policy, parse_policy
@@ -91,6 +92,17 @@ def test_what_is_no_device_is_underlined_where_it_is_named(folder: Path) -> None
     assert "profiles/missing.toml" in found.message
 
 
+def test_what_is_wrong_with_a_profile_is_said_in_the_profile(folder: Path) -> None:
+    (folder / "profiles" / "wrong.toml").write_text("[memory]\nbandwidth = 1e12\n", encoding="utf-8")
+    (folder / "profiles" / "bytes.toml").write_bytes(b"\xff\xfe")
+    for file in ("wrong", "bytes"):
+        (folder / "a.apl").write_text(f'device "profiles/{file}.toml"\n{TIMED}', encoding="utf-8")
+        (found,) = load_policy(folder / "a.apl").diagnostics
+        assert found.span is not None
+        assert found.span.source.name == f"profiles/{file}.toml"
+        assert [each.span.text for each in found.related if each.span] == [f'device "profiles/{file}.toml"']
+
+
 def test_the_canonical_text_holds_the_figures_and_no_path(folder: Path) -> None:
     texts = []
     for file in ("ours", "again"):
@@ -141,3 +153,16 @@ def test_a_time_is_a_figure_in_seconds() -> None:
     wanted = Rule(Action.SAVE, Where(Operator(None, "mm", None), Compare("time", ">", Quantity(0.0004, "seconds"))))
     for text in ("400 us", "400us", "400 µs", "400\N{GREEK SMALL LETTER MU}s", "0.4 ms", "0.0004 s", "400_000 ns"):
         assert policy(f"save mm where time > {text}").rules == (wanted,)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (3e-9, "3 ns"), (412e-6, "412 us"), (0.0123, "12.3 ms"), (0.99996, "1 s"), (1234.5, "1234.5 s")],
+)
+def test_a_time_as_reports_print_it(seconds: float, text: str) -> None:
+    assert figure(seconds, "seconds") == text
+    assert beside(seconds, seconds, "seconds") == text
+
+
+def test_a_time_that_rounds_to_its_limit_is_given_in_full() -> None:
+    assert beside(0.01231, 0.0123, "seconds") == "12.3 ms (0.01231 s)"

@@ -101,7 +101,9 @@ def test_every_file_that_the_package_reads_is_in_the_wheel(wheel):
     assert len(policies) >= 8
     pages = {f"policylang/codes/{path.name}" for path in (ROOT / "docs" / "codes").glob("APL*.md")}
     assert len(pages) >= 140
-    assert names >= policies | pages | {"policylang/grammar/apl.lark", "policylang/py.typed"}
+    devices = {f"policylang/devices/{path.name}" for path in (ROOT / "devices").glob("*.toml")}
+    assert len(devices) >= 6
+    assert names >= policies | pages | devices | {"policylang/grammar/apl.lark", "policylang/py.typed"}
     in_package = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "policylang").rglob("*")
@@ -112,7 +114,7 @@ def test_every_file_that_the_package_reads_is_in_the_wheel(wheel):
 
 
 def test_the_wheel_out_of_the_sdist_holds_the_files_of_the_checkout_as_they_are(wheel):
-    beside = {"grammar": "grammar", "policies": "policies", "codes": "docs/codes"}
+    beside = {"grammar": "grammar", "policies": "policies", "devices": "devices", "codes": "docs/codes"}
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             package, _, rest = name.partition("/")

@@ -7,6 +7,7 @@ repetition. Every helper is written again here in the plainest way, globs, chain
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -121,8 +122,9 @@ def forward(facts: Facts) -> set[int]:
 
 
 class Reference:
-    def __init__(self, policy: s.Policy, facts: Facts) -> None:
+    def __init__(self, policy: s.Policy, facts: Facts, seconds: Sequence[float] = ()) -> None:
         self.policy = policy
+        self.seconds = seconds
         self.facts = facts
         self.forward = forward(facts)
         self.block = numbered(facts, block_names(policy, facts))
@@ -334,7 +336,18 @@ class Reference:
             case "group_size":
                 name = self.facts.group_names[self.facts.owners[row]]
                 return self.facts.groups[name].size if name else None
+            case "time" | "time_per_gib" if not self.seconds:
+                return None
+            case "time":
+                return self.seconds[self.facts.owners[row]]
+            case "time_per_gib":
+                whole = self.facts.owners[row]
+                looks = self.facts.flags[whole] & Flag.VIEW
+                return None if looks or not self.facts.bytes[whole] else self.price(whole)
         raise AssertionError(compare)
+
+    def price(self, row: int) -> float:
+        return self.seconds[row] * 1024 * 1024 * 1024 / self.facts.bytes[row]
 
     def matches(self, row: int, match: s.Match) -> bool:
         wanted = match.op == "=="

@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.language import syntax as s
+from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.syntax import Action
 from tests.support.textgraph import GraphBuilder
 from tests.support.trees import span
 
+QUICK = DeviceProfile(
+    name="quick",
+    compute=dict.fromkeys(("bfloat16", "float32"), Rate.constant(1e11)),
+    bandwidth=Rate.constant(1e9),
+    networks=(Network(bandwidth=1e9, latency=4e-9),),
+)
+"""On which the operators of small graphs take nanoseconds."""
 SPAN = span("any")
 MODULES = ("", "head", "layers.0", "layers.0.attn", "layers.1.attn", "layers.1.mlp.up", "layers.2.attn")
 PLAIN = (
@@ -215,6 +223,7 @@ def _quantity(value: float) -> s.Quantity:
 
 _numbers = st.sampled_from([0, 1, 2, 4, 8, 64, 100]).map(_quantity)
 cut_sizes = st.sampled_from([1, 8, 16, 64, 100, 128, 200, 1000]).map(_quantity)
+_times = st.sampled_from([0, 1e-9, 4e-9, 8e-9, 64e-9, 1e-7, 1, 5]).map(lambda value: s.Quantity(value, "seconds", SPAN))
 _comparisons = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
 _plain_quantities = st.sampled_from(["bytes", "numel", "ndim", "flops", "users", "inputs", "group_size"])
 _leaf_predicates = st.one_of(
@@ -236,6 +245,7 @@ _leaf_predicates = st.one_of(
         st.sampled_from(PROPERTIES),
         st.just(SPAN),
     ),
+    st.builds(s.Compare, st.sampled_from(s.TIMES), _comparisons, _times, span=st.just(SPAN)),
     st.builds(s.CrossesCut, cut_sizes, st.just(SPAN)),
     st.builds(s.Annotated, st.sampled_from(NOTES), st.just(SPAN)),
 )

@@ -14,8 +14,9 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.selectors import Selections
+from policylang.simulation.node_times import NodeTimes, node_times
 from tests.planning.reference import Reference
-from tests.planning.strategies import PROPERTIES, cut_sizes, graphs, policies, predicates, selectors
+from tests.planning.strategies import PROPERTIES, QUICK, cut_sizes, graphs, policies, predicates, selectors
 from tests.support.drawn import examples
 from tests.support.trees import policy_of, span
 
@@ -24,8 +25,8 @@ def the_planner(replays_random: bool) -> Capabilities:
     return Capabilities("the test", replays_random=replays_random, undecided_auto=True)
 
 
-def one_selector(facts: Facts, selector) -> list[int]:
-    return Selections(facts, {}, blocks_of(facts), Chains(facts)).rows(selector)
+def one_selector(facts: Facts, selector, times: NodeTimes | None = None) -> list[int]:
+    return Selections(facts, {}, blocks_of(facts), Chains(facts), times).rows(selector)
 
 
 @settings(max_examples=examples(80, 200), deadline=None)
@@ -37,8 +38,10 @@ def test_a_selector_denotes_what_its_sentence_says(facts, selector):
 @settings(max_examples=100, deadline=None)
 @given(graphs(), predicates)
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
+    times = node_times(facts, QUICK)
     selector = Where(Everything(span("everything")), predicate, span("everything where …"))
-    assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
+    reference = Reference(policy_of(), facts, list(times.seconds))
+    assert one_selector(facts, selector, times) == sorted(reference.nodes(selector))
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,8 +66,9 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
 @settings(max_examples=examples(40, 100), deadline=None)
 @given(graphs(), policies(), st.booleans())
 def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
-    made = plan(policy, facts, the_planner(replays_random))
-    reference = Reference(policy, facts)
+    times = list(node_times(facts, QUICK).seconds)
+    made = plan(policy, facts, the_planner(replays_random), device=QUICK)
+    reference = Reference(policy, facts, times)
     expected = reference.decisions(replays_random)
     assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(made.decisions) if d is not None} == expected
     for rule, outcome in zip(policy.rules, made.rules, strict=True):

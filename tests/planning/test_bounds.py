@@ -14,7 +14,8 @@ from policylang.language.walk import walk
 from policylang.planning.batch.bounds import Bound, Bounds, size_tests
 from policylang.planning.batch.sizes import BatchSizes
 from policylang.planning.selection.selectors import Selections
-from tests.planning.strategies import graphs, selectors
+from policylang.simulation.node_times import node_times
+from tests.planning.strategies import QUICK, graphs, selectors
 from tests.support.drawn import examples
 from tests.support.textgraph import facts_of
 
@@ -30,7 +31,7 @@ GRAPH = facts_of("""
 
 
 def bounds_of(facts: Facts, selector: Selector, lets: dict) -> tuple[Bound, list[int]]:
-    selections = Selections(facts, lets, blocks_of(facts), Chains(facts))
+    selections = Selections(facts, lets, blocks_of(facts), Chains(facts), node_times(facts, QUICK))
     return Bounds(selections, BatchSizes(facts)).of(selector), selections.rows(selector)
 
 
@@ -59,6 +60,11 @@ def test_what_is_denoted_lies_between_them(facts: Facts, selector: Selector) -> 
         ("first (everything where bytes > 4 KiB) per graph", "", "cast a b c"),
         ("mm chain after (everything where bytes > 4 KiB)", "", "b c s"),
         ("mm chain before (cos where bytes > 4 KiB)", "", "a b"),
+        ("everything where time > 17 us", "cast", "cast a b c s"),
+        ("everything where not time > 17 us", "", "a b c s"),
+        ("everything where time > 0", "cast", "cast a b c s"),
+        ("everything where time > 60 ms", "", ""),
+        ("everything where time_per_gib > 2 s", "cast", "cast a b c s"),
         ("everything where shape[0] > 16", "cast", "cast a b c"),
         ("everything where shape[1] > 16", "cast a b c", "cast a b c"),
         ("everything where crosses cut per 1 KiB", "", "a b c"),

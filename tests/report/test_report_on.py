@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,9 @@ import torch
 
 import policylang
 from policylang.audit.summary.report import DecisionReport
+from policylang.graph.reading.collect import collect
+from policylang.language.figures import figure
+from policylang.simulation.node_times import node_times
 from tests.support.joint import capture_joint
 from tests.support.models import aliased_output, llama
 
@@ -55,6 +59,53 @@ def test_a_planned_graph(joint, policy):
     ground = report.rules[0]
     assert ground.overridden == report.rules[1].matched + 2, "the matmuls, and what crosses"
     assert report.forward_nodes >= sum(rule.decided for rule in report.rules) + report.undecided
+
+
+PROFILE = """
+name = "slow"
+compute.float32 = 1e9
+memory.bandwidth = 1e9
+"""
+
+
+@pytest.fixture
+def device(tmp_path):
+    (tmp_path / "slow.toml").write_text(PROFILE)
+    return policylang.load_device(tmp_path / "slow.toml")
+
+
+def test_a_report_on_a_device_says_the_time_of_what_runs_again(joint, policy, device, tmp_path):
+    """Given where the policy is carried out, or by its own line; what is decided is the same."""
+    more = {"num_fwd_outputs": joint.num_fwd_outputs}
+    plain, *timed = (
+        policylang.report(policylang.partition(copy_of(joint.gm), joint.joint_inputs, policy=given, **more, **on)[0])
+        for given, on in (
+            (policy, {}),
+            (policy, {"device": device}),
+            (policylang.parse(f'device "{tmp_path / "slow.toml"}"\n{TEXT}'), {}),
+        )
+    )
+    facts = collect(joint.gm)
+    seconds = dict(zip(facts.names, node_times(facts, device).seconds, strict=True))
+    for report in timed:
+        assert report.device == "slow"
+        assert report.forward_seconds == pytest.approx(sum(seconds[facts.names[row]] for row in facts.forward))
+        assert report.recomputed.seconds == pytest.approx(sum(seconds[name] for name in report.recomputed.names))
+        by_rule = [rule.recomputed_seconds for rule in report.rules]
+        of_rules = [seconds[name] for name in report.recomputed.names if report.decisions[name].rule is not None]
+        assert sum(by_rule) == pytest.approx(sum(of_rules))
+        assert by_rule[1] == 0.0 < by_rule[2]
+        scalars = report.scalars(prefix="")
+        assert scalars["recomputed_seconds"] == report.recomputed.seconds
+        assert scalars["recomputed_time_share"] == report.recomputed.seconds / report.forward_seconds
+        said = figure(report.recomputed.seconds, "seconds")
+        assert re.search(rf"\nrecomputed .* of the forward, {said} on slow, \d+% of its time\n", str(report))
+        assert report.decisions.keys() == plain.decisions.keys()
+        assert [each.action for each in report.decisions.values()] == [e.action for e in plain.decisions.values()]
+        assert json.loads(report.to_json())["recomputed"]["seconds"] == report.recomputed.seconds
+    assert (plain.device, plain.forward_seconds, plain.recomputed.seconds) == (None, None, None)
+    assert "recomputed_seconds" not in plain.scalars(prefix="")
+    assert not re.search(r"\btime\b", str(plain))
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])

@@ -55,6 +55,27 @@ warning     p.apl:4: something to know (APL999)
 audit       the graphs that came out do what the plan says"""
 
 
+def test_times_stand_beside_flops():
+    rules = [evolve(rule, recomputed_seconds=each) for rule, each in zip(REPORT.rules, (2.5e-3, 0.0), strict=True)]
+    recomputed = evolve(REPORT.recomputed, seconds=2.5e-3)
+    timed = evolve(REPORT, rules=tuple(rules), recomputed=recomputed, device="h100-sxm", forward_seconds=0.01)
+    assert (
+        "decided  saved  recomputed    time\n"
+        "llama3_sac.apl:8  recompute everything in block      200      120          2.5 MFLOP  2.5 ms\n"
+        "llama3_sac.apl:9  save matmul in block                80       80  5 MiB\n"
+    ) in str(timed)
+    assert (
+        "\nrecomputed  3 MiB in 1 value, 2.5 MFLOP, 25% of the forward, 2.5 ms on h100-sxm, 25% of its time\n"
+        in str(timed)
+    )
+    both = combined([timed, timed])
+    assert (both.device, both.recomputed.seconds, both.rules[0].recomputed_seconds) == ("h100-sxm", 5e-3, 5e-3)
+    assert "5 ms on h100-sxm, 25% of its time" in str(both)
+    assert report_from_dict(timed.to_dict()) == timed
+    assert "<th>time</th>" in timed._repr_html_()
+    assert "<th>time</th>" not in REPORT._repr_html_()
+
+
 def test_one_graph():
     assert str(REPORT) == TEXT
 

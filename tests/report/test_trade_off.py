@@ -12,6 +12,7 @@ import policylang
 from policylang.report.tuning.page import trade_off_page
 from policylang.report.tuning.rows import distinctions
 from policylang.report.tuning.scatter import trade_off_svg
+from policylang.simulation.node_times import node_times
 from policylang.tuning.outcome.written import subject_of
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
 
@@ -35,7 +36,8 @@ def tuned(budget: Budget = Budget("peak", 25 << 30), bound: float | None = 0.15)
 
 def policy(graph: str = "a.graph", **how: object) -> policylang.TunedPolicy:
     facts = policylang.load_snapshot("docs/graphs/tutorial.graph")
-    subject = subject_of(facts, graph, "h100-sxm", "h100-sxm")
+    device = policylang.load_device("h100-sxm")
+    subject = subject_of(facts, graph, node_times(facts, device), "h100-sxm")
     return policylang.TunedPolicy("save everything\n", tuned(**how), subject)  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.simulation.missing_figures import lacking
 from policylang.simulation.node_times import NodeTimes, is_fused, node_times
 from tests.simulation.time_reference import slow_seconds
+from tests.support.drawn import examples
 from tests.support.textgraph import GraphBuilder
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int64": 8, "bool": 1, "int8": 1}
@@ -98,6 +100,17 @@ def test_attention_reaches_a_share() -> None:
     for target in ("aten._scaled_dot_product_flash_attention.default", "higher_order.flex_attention"):
         built.tensor(target, (query,), shape=(1, 1), dtype="bfloat16", flops=1000)
         assert of_last(built) == 40
+
+
+def test_convolutions_reach_a_share_and_some_operators_compute_more_than_they_move() -> None:
+    device = evolve(FLAT, convolution=2.0, operators={"aten.tanh": 1.0})
+    built = Built()
+    x = built.tensor("input", shape=(1, 1))
+    built.tensor("aten.convolution.default", (x,), shape=(1, 1), flops=1000)
+    assert of_last(built, device) == 50
+    built.tensor("aten.tanh.default", (x,))
+    assert of_last(built, device) == 20
+    assert of_last(built) == 1  # fused: half of 20 bytes at 10
 
 
 def test_views_pieces_waits_sizes_and_allocations_take_no_time() -> None:
@@ -326,7 +339,7 @@ def tensors(draw: st.DrawFn) -> Facts:
 
 
 @given(tensors(), devices())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 500), deadline=None)
 def test_every_node_is_priced_as_the_slow_account_prices_it(facts: Facts, device: DeviceProfile) -> None:
     times = node_times(facts, device)
     for row in range(len(facts)):

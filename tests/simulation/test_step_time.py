@@ -14,6 +14,7 @@ from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.step_time import StepTime, step_time
 from tests.planning.strategies import graphs
 from tests.simulation.time_reference import slow_step
+from tests.support.drawn import examples
 from tests.support.textgraph import GraphBuilder, facts_of
 
 SECOND = DeviceProfile("one byte a second", {}, Rate.constant(1.0), host_bandwidth=1.0)
@@ -197,14 +198,14 @@ DEVICE = DeviceProfile(
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(60, 500), deadline=None)
 def test_random_orders_take_as_long_as_the_slow_account_says(data: st.DataObject) -> None:
     facts = data.draw(flat())
     compare(facts, Schedule.of(data.draw(schedules(facts))), DEVICE)
 
 
 @given(graphs(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 200), deadline=None)
 def test_planned_orders_take_as_long_as_the_slow_account_says(facts: Facts, data: st.DataObject) -> None:
     again = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
     moved = data.draw(st.lists(st.sampled_from(facts.forward), unique=True, max_size=2)) if facts.forward else []

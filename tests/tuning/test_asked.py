@@ -122,6 +122,14 @@ def test_an_optimizer_that_nobody_knows():
     assert said(read_optimizer("-1 GiB", facts))[0] == "the optimizer's state of `-1 GiB` is negative"
 
 
+def test_a_step_with_its_optimizer_has_the_state_in_it():
+    facts = tuned_facts(1)
+    names = ["optimizer.up.weight.exp_avg" if name == "w0" else "" for name in facts.names]
+    message, help = said(read_optimizer("adamw", attrs.evolve(facts, input_names=names)))
+    assert message == "the graph holds the state of its optimizer already: the update is part of the step"
+    assert help == "leave `optimizer` out"
+
+
 def test_a_graph_that_does_not_say_what_its_parameters_are():
     facts = tuned_facts(1)
     facts = attrs.evolve(facts, input_kinds=[min(kind, InputKind.NOT_AN_INPUT) for kind in facts.input_kinds])
@@ -148,6 +156,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_are_those_of_torch(name, dtype):

@@ -145,7 +145,7 @@ def refused(kind: type[policylang.PolicyError], graph: object, **how: object) ->
 def test_a_budget_that_no_policy_meets(folder):
     found = refused(policylang.PolicyMatchError, folder / "small.graph", peak="200 MiB")
     assert found.code == "APL625"
-    smallest = policylang.tune(folder / "small.graph", peak="1 GiB", device=DEVICE).table[0]
+    smallest = policylang.tune(folder / "small.graph", peak="1 GiB", device=DEVICE, table=True).table[0]
     least = f"{smallest.peak / MIB:.1f} MiB".replace(".0 ", " ")
     assert found.message == (
         f"no policy keeps the peak within 200 MiB: the smallest is {least}, at `{smallest.peak_at}`"
@@ -177,6 +177,30 @@ def test_fewer_saved_bytes_than_can_be():
     assert said.help == "the least that can be met is 304 MiB"
     assert said.details[:2] == ("what stays:", "  64 MiB aten.mm.default of `up` in layers.0")
     assert said.details[-1].endswith(" more")
+
+
+PLAIN = """
+    %x = input bytes=1048576 dtype=float32
+    %w = parameter bytes=65536 dtype=float32
+    %a = aten.mm.default(%x, %w) a bytes=4194304 dtype=float32 flops=1000000000
+    %b = aten.relu.default(%a) bytes=4194304 dtype=float32
+    %c = aten.mm.default(%b, %w) b bytes=4194304 dtype=float32 flops=1000000000
+    %d = aten.tanh.default(%c) bytes=4194304 dtype=float32
+    %loss = aten.sum.default(%d) bytes=4 dtype=float32
+    ---
+    %ones = aten.ones_like.default(%loss) bytes=4 dtype=float32
+    %dd = aten.tanh_backward.default(%ones, %d) bytes=4194304 dtype=float32
+    %dc = aten.mm.default(%dd, %b) bytes=65536 dtype=float32 flops=1000000000
+    %dw = aten.mm.default(%dc, %x) bytes=65536 dtype=float32 flops=1000000000
+    output(%loss, %dw)
+"""
+"""Without layers, and with a loss that the backward reads and that is returned anyway."""
+
+
+@pytest.mark.parametrize("saved", ["6 MiB", "1 MiB"])
+def test_a_model_without_layers_has_budgets_too(saved):
+    found = policylang.tune(facts_of(PLAIN, GraphKind.FLAT), saved=saved, device="cpu")
+    assert found.saved <= (6 * MIB if saved == "6 MiB" else MIB)
 
 
 LOGITS = """
@@ -253,10 +277,20 @@ def test_offloading_needs_a_bandwidth_and_a_path(folder, tmp_path):
     (tmp_path / "no_host.toml").write_text(head + rest[rest.index("[[") :])
     graph = folder / "small.graph"
     found = refused(policylang.PolicyMatchError, graph, peak="1 GiB", offload=True, device=tmp_path / "no_host.toml")
-    assert found.code == "APL632"
-    assert "does not say how fast copies to the host are" in found.message
+    assert (found.code, found.message) == ("APL159", "the profile of `h100-sxm` has no figure for copies to the host")
     found = refused(policylang.PolicyMatchError, graph, peak="1 GiB", offload=True, path="eager")
+    assert found.code == "APL632"
     assert found.message == "values cannot be offloaded: an eager checkpoint does not copy to the host"
+
+
+def test_a_path_is_named_and_one_that_decides_nothing_refused(folder):
+    found = policylang.tune(folder / "small.graph", peak="500 MiB", device=DEVICE, path="eager")
+    assert "# It is for `--path eager`.\n" in found.text
+    checked = policylang.check(policylang.parse(found.text), graph=folder / "small.graph", path="eager")
+    assert checked.errors == 0
+    refusal = refused(policylang.PolicyGraphError, folder / "small.graph", peak="500 MiB", path="half")
+    assert refusal.code == "APL630"
+    assert refusal.message.startswith("a half of a partition is given a policy's rewrites alone")
 
 
 def test_no_budget_says_what_the_device_has(folder):
@@ -264,8 +298,20 @@ def test_no_budget_says_what_the_device_has(folder):
     assert (found.code, found.message) == ("APL624", "there is no budget to tune for")
     assert found.help.startswith("`h100-sxm` has 79 GiB: a peak of `79 GiB` uses all of it")
     assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak="70").code == "APL624"
+    assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak=1, path="on foot").code == "APL633"
     assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak=1, optimizer="none").code == "APL628"
     assert refused(policylang.PolicyMeaningError, folder / "small.graph", peak=1, reserve="100%").code == "APL629"
+
+
+@pytest.mark.parametrize("missing", ["highspy", "numpy"])
+def test_without_the_extra_it_says_what_to_install(folder, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    for module in [name for name in sys.modules if name.startswith("policylang.tuning.")]:
+        monkeypatch.delitem(sys.modules, module)  # what has imported it already
+    found = refused(policylang.PolicyError, folder / "small.graph", peak="500 MiB")
+    assert found.code == "APL619"
+    assert f"`{missing}` is not installed" in found.message
+    assert "`pip install policylang[tune]`" in found.help
 
 
 def test_promises_are_read_by_people():
@@ -273,6 +319,7 @@ def test_promises_are_read_by_people():
     assert at_most(int(42.4857 * GIB), 40 * GIB) == "42.4 GiB"
     assert at_most(int(42.4857 * GIB), int(42.45 * GIB)) == "42.48 GiB"
     assert at_most(987_654_321, 987_654_321) == "987654321 B"
+    assert at_most(54602 << 10, 1) == "53.3 MiB"
     assert rounded_up(int(42.41 * GIB)) == "42.5 GiB"
     assert rounded_up(1000) == "1000 B"
     assert rounded_up(1023 * MIB + 1) == "1024 MiB"

@@ -60,7 +60,7 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
     owned = [row for row in facts.forward if facts.owners[row] == row]
     amounts = _amounts_by_rule(plan, audit) if audit else {}
     again = [facts.index[name] for name in audit.recomputed] if audit else []
-    seconds = None if plan.times is None else plan.times.seconds
+    seconds = None if plan.shown_times is None else plan.shown_times.seconds
     by_rule = _seconds_by_rule(plan, again) if audit else {}
     return Report(
         policy=plan.policy.name,
@@ -78,14 +78,19 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         rewrites=rewrite_reports(plan.policy, plan.edits),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
-        notes=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),
+        notes=(*(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE), *_no_times(plan)),
         audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,
         digest=plan.digest,
         uncounted=uncounted_operators(facts, facts.forward) or {},
         uncounted_recomputed=uncounted_operators(facts, again) or {},
-        device=None if plan.times is None else plan.times.device.name,
+        device=None if plan.shown_times is None else plan.shown_times.device.name,
         forward_seconds=None if seconds is None else fsum(seconds[row] for row in facts.forward),
     )
+
+
+def _no_times(plan: Plan) -> tuple[str, ...]:
+    """Why a policy that names a device has none."""
+    return () if plan.untold is None else (f"no times: {_sentence(plan.untold)}",)
 
 
 def _recomputed(audit: Audit | None, seconds: float | None) -> ValuesReport | None:
@@ -144,13 +149,13 @@ def _summed(plan: Plan, costs: Iterable[tuple[int, int]]) -> Counter[int]:
 
 def _seconds_by_rule(plan: Plan, recomputed: Iterable[int]) -> dict[int, float]:
     """What the rows that each rule recomputes take; empty without a device."""
-    if plan.times is None:
+    if plan.shown_times is None:
         return {}
     found = dict.fromkeys(range(len(plan.rules)), 0.0)
     for row in recomputed:
         planned = plan.decisions[row]
         if planned is not None and planned.rule is not None:
-            found[planned.rule] += plan.times.seconds[row]
+            found[planned.rule] += plan.shown_times.seconds[row]
     return found
 
 

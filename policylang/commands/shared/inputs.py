@@ -165,13 +165,15 @@ def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfil
     return plan(policy, facts, capabilities_for(facts.kind, path), device=device)
 
 
-def warn_of_kernels(facts: Facts) -> None:
-    """Say on the standard error where the graph has other kernels than those of the device that it trains on."""
+def warn_of_devices(facts: Facts, *plans: Plan) -> None:
+    """Say on the standard error where the graph has other kernels than those of the device that it trains on, and where
+    the device that is to say times has no figure for something."""
     from policylang.commands.shared.output import tell
     from policylang.graph.traced_device import kernel_findings
     from policylang.report.diagnostics import render_text
 
-    if found := tuple(kernel_findings(facts)):
+    untold = (made.untold for made in plans if made.untold is not None)
+    if found := tuple(dict.fromkeys((*kernel_findings(facts), *untold))):
         tell(render_text(found))
 
 

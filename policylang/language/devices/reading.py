@@ -19,8 +19,8 @@ from policylang.language.devices.text_file import read_text
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.dtypes import ALIASES, DTYPES
 from policylang.language.figures import shortened
+from policylang.language.manifest.names import manifest
 from policylang.language.nearest import did_you_mean, nearest
-from policylang.language.resolution.operator_names import manifest
 from policylang.language.source import Source, Span
 from policylang.language.units import UNITS
 

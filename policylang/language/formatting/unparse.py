@@ -6,6 +6,7 @@ is what digests and cache keys are made of, so it holds everything that can chan
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -83,7 +84,8 @@ def format_policy(policy: Policy) -> str:
 def _device_lines(device: DeviceProfile) -> list[str]:
     """By the name that the profile has, wherever its file lies, and with its figures: those decide."""
     name = device.name if _BARE.fullmatch(device.name) else '"' + re.sub(r'["\n]', " ", device.name) + '"'
-    return [f"device {name}", *(f"# {line}" for line in device.canonical.splitlines())]
+    figures = json.loads(device.canonical)
+    return [f"device {name}", *(f"# {key}: {json.dumps(each)}" for key, each in figures.items())]
 
 
 def format_expectation(expectation: Expectation) -> str:

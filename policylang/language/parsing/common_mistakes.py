@@ -96,6 +96,10 @@ def _rows() -> Iterator[tuple[str, Replacement, str] | tuple[str, Replacement, s
         r"^\s*(?P<bad>(?:device|gpu|accelerator|hardware|machine|profile)\s*[:=]|(?:gpu|accelerator|hardware|machine)\s)",
         *("device ", *_DEVICES, None, "APL010"),
     )
+    yield (
+        rf"^\s*device\s+(?P<bad>\w[\w.]*(?:[{LONG_DASH}][\w.]+)+)\s*$",
+        *(lambda match: re.sub(f"[{LONG_DASH}]", "-", match["bad"]), "names are written with `-`", None, "APL005"),
+    )
     yield r"^\s*device\s+(?P<bad>\w[\w.]*(?:[ \t]+\w[\w.]*)+)\s*$", hyphenated, *_DEVICES
     for word in ("if", "for", "while", "def", "class", "return", "elif"):
         yield rf"^\s*(?P<bad>{word})\b", lambda _: [], *_NO_PROGRAM

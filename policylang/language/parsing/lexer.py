@@ -35,7 +35,7 @@ _OF_A_SELECTOR = re.compile(
     r"[^\S\n]*(?:->|→|⇒|,|\)|(?:in|outside|where|chain|per|from|or|and|except|feeding|fed)(?![\w.*?/:-]))"
 )
 """What follows a word that begins a selector."""
-_DEVICE = re.compile(r"[^\s\"'`‘’“”#;(),=<>]+")
+_DEVICE = re.compile(r"[^\s\"'`‘’“”‐‑‒–—−#;(),=<>]+")
 """The name of a device profile, which may have a ``-`` in it; or a file whose quotes are missing."""
 _KINDS = {"string": "STRING", "bundled": "BUNDLED", "comparison": "COMPARISON", "arrow": "ARROW"}
 _MARKS = {"(": "LPAR", ")": "RPAR", ",": "COMMA", "=": "EQUAL", "%": "PERCENT"}

@@ -1,53 +1,24 @@
 """Lookup of operator names: in a manifest that travels with the package, and in further sources of names.
 
-The manifest (``operators.json``, written by ``scripts/make_operator_manifest.py``) lists namespace, name and overloads
-of the operators of one torch version, so that a policy is checked without importing torch. A source of further names,
+The manifest (:mod:`policylang.language.manifest.names`) lists the operators of one torch version, so that a policy is
+checked without importing torch. A source of further names,
 such as the registry of a torch that is loaded, is asked only for what the manifest lacks.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache
-from pathlib import Path
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
+from policylang.language.manifest.names import Overloads, manifest
 from policylang.language.nearest import nearest
 from policylang.language.syntax import Operator
-
-Overloads = Mapping[str, tuple[str, ...]]
-"""Operator name to its overloads, within one namespace."""
-
-_MANIFEST = Path(__file__).with_name("operators.json")
-_FORMAT = 1
 
 PLAIN_FUNCTIONS = "builtin"
 """The namespace of Python's own functions. A bare name does not reach it where a tensor operator has the name, or
 ``add`` would count the additions of sizes in a graph with dynamic shapes."""
-
-
-@frozen
-class Manifest:
-    torch_version: str
-    namespaces: Mapping[str, Overloads]
-
-
-@cache
-def manifest() -> Manifest:
-    """The bundled manifest."""
-    content = json.loads(_MANIFEST.read_text(encoding="utf-8"))
-    if content["format"] != _FORMAT:
-        raise RuntimeError(f"the operator manifest has format {content['format']}, this policylang reads {_FORMAT}")
-    return Manifest(
-        content["torch"],
-        {
-            namespace: {name: tuple(overloads.split()) for name, overloads in names.items()}
-            for namespace, names in content["operators"].items()
-        },
-    )
 
 
 @define(eq=False)

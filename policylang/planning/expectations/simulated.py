@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+from attrs import evolve
+
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.liveness import CostedNeeds
 from policylang.planning.plan import schedule_of
@@ -47,8 +49,14 @@ class Simulated:
 
     @cached_property
     def step(self) -> StepTime:
+        """Of a whole model in eager, whose blocks run again operator by operator, more runs a second time than its
+        schedule has."""
         assert self._times is not None
-        return step_time(self._facts, self._schedule, self._times)
+        found = step_time(self._facts, self._schedule, self._times)
+        if not self._by_blocks:
+            return found
+        again = self.recomputed_time[0]
+        return evolve(found, recomputed=again, step=found.step + again - found.recomputed)
 
     @cached_property
     def forward_time(self) -> Amounts:

@@ -210,7 +210,7 @@ def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:
 
 
 def _groups(plan: Plan, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> tuple[BlockGroup, ...]:
-    timed = plan.times is not None
+    timed = plan.shown_times is not None
     entries: list[list[ValueEntry]] = [[] for _ in range(len(plan.block_names) + 1)]
     roots = storage_roots(plan.facts)
     sizes = _sizes(plan.facts, outcome, roots)
@@ -259,7 +259,7 @@ def _entry(plan: Plan, row: int, fate: Fate, block: int, size: int) -> ValueEntr
         bytes=size,
         flops=facts.flops[row] if fate == "recomputed" else 0,
         uncounted=facts.uncounted[row] if fate == "recomputed" and facts.uncounted else "",
-        seconds=plan.times.seconds[row] if fate == "recomputed" and plan.times is not None else None,
+        seconds=plan.shown_times.seconds[row] if fate == "recomputed" and plan.shown_times is not None else None,
     )
 
 

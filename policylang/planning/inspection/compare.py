@@ -37,8 +37,6 @@ class Figures:
     """Of the step, in which computation waits for a collective or a copy."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators whose time is that of their bytes for want of a FLOP formula, and how many calls."""
-    unknown_dtypes: Mapping[str, int] = field(factory=dict)
-    """The dtypes of matrix products that the device says nothing of, and how many calls."""
 
 
 @frozen
@@ -116,17 +114,16 @@ def figures(plan: Plan) -> Figures:
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
     found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
     time = time_of_step(plan, plan.schedule, outcome)
-    if plan.times is None or time is None:
+    if plan.shown_times is None or time is None:
         return found
     return evolve(
         found,
-        device=plan.times.device.name,
+        device=plan.shown_times.device.name,
         forward_seconds=time.forward,
         recomputed_seconds=time.recomputed,
         step_seconds=time.step,
         exposed_seconds=time.exposed,
-        priced_by_bytes=plan.times.uncounted,
-        unknown_dtypes=plan.times.unknown_dtypes,
+        priced_by_bytes=plan.shown_times.uncounted,
     )
 
 

@@ -15,10 +15,10 @@ from policylang.simulation.step_time import StepTime, step_time
 def time_of_step(plan: Plan, schedule: Schedule, needs: Needs) -> StepTime | None:
     """The times of a schedule on the graph of a plan; None without a device. Of a whole model in eager, whose blocks
     run again operator by operator, more runs a second time than its schedule has."""
-    if plan.times is None:
+    if plan.shown_times is None:
         return None
-    found = step_time(plan.facts, schedule, plan.times)
+    found = step_time(plan.facts, schedule, plan.shown_times)
     if not plan.block_by_block:
         return found
-    again = fsum(plan.times.seconds[row] for row in needs.recomputed)
+    again = fsum(plan.shown_times.seconds[row] for row in needs.recomputed)
     return evolve(found, recomputed=again, step=found.step + again - found.recomputed)

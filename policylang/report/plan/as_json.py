@@ -27,8 +27,8 @@ def plan_json(
     number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say. ``notes``: what
     the figures cannot know, of eager checkpoints planned on a graph that has the operators in another form.
 
-    Seconds are those of ``device``, a profile by its name; without one both are null. Their ``uncounted_operators`` are
-    priced by the bytes that they move, and so are the matrix products in ``unknown_dtypes``.
+    Seconds are those of ``device``, a profile by its name; without one, and where it lacks a figure, both are null.
+    ``uncounted_operators`` are priced by the bytes that they move.
     """
     plan = found.plan
     margins = {each.rule: each for each in worth}
@@ -36,12 +36,11 @@ def plan_json(
         "version": VERSION,
         "policy": plan.policy.name,
         "digest": plan.digest,
-        "device": None if plan.times is None else plan.times.device.name,
+        "device": None if plan.shown_times is None else plan.shown_times.device.name,
         "forward_flops": found.forward_flops,
         "forward_seconds": found.forward_seconds,
         "seconds_per_gib": found.seconds_per_gib,
         "uncounted_operators": found.uncounted,
-        "unknown_dtypes": None if plan.times is None else plan.times.unknown_dtypes,
         "notes": found.notes,
         "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
         "without": _scenario(found.without),

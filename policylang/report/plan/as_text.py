@@ -17,7 +17,7 @@ from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scen
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
-from policylang.report.device_times import device_text, exposed_text, recomputed_text, seconds_text
+from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text, seconds_text
 from policylang.report.expectations import expectation_table
 from policylang.report.plan.at_peak import at_peak_text
 from policylang.report.report_text import bytes_text
@@ -65,7 +65,7 @@ def _totals(found: Breakdown) -> str:
             f"\n\n{open_bytes} of what is saved is left to PyTorch's partitioner and counted as saved; "
             "it may recompute some of it"
         )
-    times = device_text(found.plan.times)
+    times = plan_times_text(found.plan)
     return text + _uncounted(found) + (times and f"\n\n{times}") + "".join(f"\n\n{note}" for note in found.notes)
 
 
@@ -104,7 +104,7 @@ def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
     if not outcomes:
         return ""
     margins = {each.rule: each for each in worth}
-    timed = found.plan.times is not None
+    timed = found.plan.shown_times is not None
     head = ("line", "rule", "matched", "decided", "saved", "recomputed", *("time",)[:timed], "peak", "", "a GiB")
     rows: list[tuple[str, ...]] = [head]
     for index, outcome in enumerate(outcomes):

@@ -8,7 +8,7 @@ from typing import Any
 from policylang.language.figures import counted, figure, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
 from policylang.planning.inspection.peak_values import PeakValues
-from policylang.report.device_times import device_text, exposed_text, price_text, seconds_text
+from policylang.report.device_times import exposed_text, plan_times_text, price_text, seconds_text
 from policylang.report.plan.at_peak import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
 from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
 from policylang.report.plan.markup import Markup, element, joined
@@ -66,10 +66,10 @@ def _time_tiles(found: Breakdown) -> list[Markup]:
     forward = figure(time.forward, "seconds")
     share = f"{figure(time.recomputed / time.forward, 'fraction')} of the forward's {forward}" if time.forward else ""
     price = price_text(found.seconds_per_gib)
-    priced = f"; the step takes {price} of peak longer" if price else ""
+    priced = f", at a price of {price} of peak" if price else ""
     rest = [f"{figure(without.step, 'seconds')} without recomputation"]
     rest += [f"exposed {exposed_text(time)}"] if time.exposed else []
-    rest.append(device_text(found.plan.times))
+    rest.append(plan_times_text(found.plan))
     again = tile("recomputed time", figure(time.recomputed, "seconds"), share + priced)
     return [again, tile("step time", figure(time.step, "seconds"), "; ".join(rest))]
 

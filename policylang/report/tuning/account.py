@@ -7,15 +7,17 @@ from collections.abc import Callable
 from policylang.language.figures import figure
 from policylang.report.width import table
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of
+from policylang.tuning.outcome.written import besides_words, bound_words, budget_words, memory_of, step_words
 from policylang.tuning.trade_off import Candidate, Tuned
 
 
 def account_text(found: TunedPolicy) -> str:
     """No line end at the end."""
     tuned, subject = found.tuned, found.subject
-    heading = f"tuned for {subject.called} on {subject.device}: {budget_words(tuned.budget)}"
-    said = [_room(tuned), _beside(found), bound_words(tuned)]
+    path = f", path {subject.path}" if subject.path else ""
+    heading = f"tuned for {subject.called} on {subject.device}{path}: {budget_words(tuned.budget)}"
+    bound = bound_words(tuned)
+    said = [_room(tuned), _beside(found), f"bound: {bound}" if bound else ""]
     below = "\n".join(line for line in said if line)
     return "\n\n".join(filter(None, (heading, _figures(tuned), below)))
 
@@ -43,7 +45,7 @@ def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
         ("offloaded", lambda each: figure(each.offloaded, "bytes")),
         ("recomputed", lambda each: f"{figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"),
         ("exposed", lambda each: figure(each.exposed, "seconds")),
-        ("step", lambda each: figure(each.step, "seconds")),
+        ("step", lambda each: step_words(each)),
     ]
 
 

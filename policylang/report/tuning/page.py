@@ -13,7 +13,7 @@ from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import distinctions
 from policylang.report.tuning.scatter import trade_off_svg
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.outcome.written import bound_words, budget_words, memory_of
+from policylang.tuning.outcome.written import bound_words, budget_words, memory_of, step_words
 from policylang.tuning.trade_off import Candidate
 
 
@@ -42,7 +42,7 @@ def _tiles(found: TunedPolicy) -> Markup:
         tile("peak", figure(found.peak, "bytes"), at_peak),
         tile("saved for the backward", figure(chosen.saved, "bytes"), ""),
         tile("second runs", figure(chosen.recompute, "seconds"), share),
-        tile("step", figure(chosen.step, "seconds"), bound_words(tuned)),
+        tile("step", step_words(chosen), bound_words(tuned)),
     )
 
 
@@ -85,7 +85,7 @@ def _details(each: Candidate, phrase: str, found: TunedPolicy, name: str, *, is_
         "summary",
         element("span", phrase, class_="label"),
         element("span", element("b", size), time, class_="amount"),
-        element("span", f"{figure(each.saved, 'bytes')} saved, step {figure(each.step, 'seconds')}", class_="amount"),
+        element("span", f"{figure(each.saved, 'bytes')} saved, step {step_words(each)}", class_="amount"),
     )
     rules = element("div", element("pre", each.rules.strip()), class_="scroll")
     return element("details", summary, rules, class_="group", id=name or None, open=is_open or None)

@@ -8,7 +8,8 @@ from policylang.language.figures import figure, shortened
 from policylang.report.tuning.account import share_text
 from policylang.report.width import table
 from policylang.tuning.outcome.tuned_policy import TunedPolicy
-from policylang.tuning.trade_off import Candidate, Tuned
+from policylang.tuning.outcome.written import step_words
+from policylang.tuning.trade_off import Candidate
 
 _LONGEST = 96
 
@@ -25,7 +26,7 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
         row = ["->" if chosen and each == tuned.chosen else "", figure(tuned.besides.on(each.peak), "bytes")]
         row += [figure(each.saved, "bytes"), *([figure(each.offloaded, "bytes")] if moved else [])]
         row += [figure(each.recompute, "seconds"), share_text(each.recompute, tuned)]
-        row += [*([figure(each.exposed, "seconds")] if waits else []), figure(each.step, "seconds")]
+        row += [*([figure(each.exposed, "seconds")] if waits else []), step_words(each)]
         rows.append([*row, shortened(phrase, _LONGEST)])
     subject = found.subject
     heading = (
@@ -41,7 +42,7 @@ def distinctions(candidates: Sequence[Candidate]) -> list[str]:
         lines = statements(each)
         new = [line for line in lines if line not in before]
         gone = [line for line in before if line not in lines]
-        if not before or (len(new) == len(lines)):
+        if len(lines) == 1 or len(new) == len(lines):
             found.append("; ".join(lines))
         elif new:
             found.append("; ".join(new))
@@ -54,8 +55,3 @@ def distinctions(candidates: Sequence[Candidate]) -> list[str]:
 def statements(each: Candidate) -> list[str]:
     """The rules of a candidate, a line each, without comments."""
     return [line.strip() for line in each.rules.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-
-
-def marked(tuned: Tuned) -> int:
-    """Where the chosen one stands in the table."""
-    return tuned.table.index(tuned.chosen)

@@ -80,7 +80,7 @@ def trade_off_svg(
         element("path", class_="stairs", d=_stairs(scale, tuned)),
         *others,
         *points,
-        *(_linked(each, tuned.table.index(tuned.chosen), linked) for each in chosen),
+        *(_linked(each, _place(tuned), linked and tuned.chosen in tuned.table) for each in chosen),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         role="img",
@@ -184,6 +184,10 @@ def _dot(scale: _Scale, each: Candidate, tuned: Tuned) -> tuple[float, float, fl
 
 def _meet(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _place(tuned: Tuned) -> int:
+    return tuned.table.index(tuned.chosen) if tuned.chosen in tuned.table else 0
 
 
 def _linked(point: Markup, at: int, linked: bool) -> Markup:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import write_whole
 from policylang.language.shown import as_html
-from policylang.tuning.outcome.written import TuningSubject
-from policylang.tuning.trade_off import Candidate, Tuned
+
+if TYPE_CHECKING:  # whatever imports policylang imports this module
+    from policylang.tuning.outcome.written import TuningSubject
+    from policylang.tuning.trade_off import Candidate, Tuned
 
 
 @frozen(eq=False)

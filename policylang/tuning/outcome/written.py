@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from policylang.graph.facts import Facts
 from policylang.language.figures import counted, figure
@@ -12,10 +13,12 @@ from policylang.language.formatting.canonical import format_source
 from policylang.language.source import Source
 from policylang.language.units import UNITS, write
 from policylang.planning.digest import digest_of
+from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Tuned
 
 _SHOWN = 12
 _DIGITS = 3
+_SHORT = 4
 _SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
 
 
@@ -35,6 +38,10 @@ class TuningSubject:
     """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
+    path: str = ""
+    """What is to carry the policy out, where that was said."""
+    priced_by_bytes: Mapping[str, int] = field(factory=dict)
+    """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
 
     @property
     def called(self) -> str:
@@ -42,10 +49,21 @@ class TuningSubject:
         return self.graph or f"a {self.kind} graph"
 
 
-def subject_of(facts: Facts, graph: str, device: str, device_named: str, optimizer: str = "") -> TuningSubject:
+def subject_of(
+    facts: Facts, graph: str, times: NodeTimes, device_named: str, optimizer: str = "", path: str = ""
+) -> TuningSubject:
     """A subject with the fingerprint of its facts."""
-    name = " ".join(graph.split())
-    return TuningSubject(name, facts.kind.value, len(facts), fingerprint(facts), device, device_named, optimizer)
+    return TuningSubject(
+        graph=" ".join(graph.split()),
+        kind=facts.kind.value,
+        nodes=len(facts),
+        fingerprint=fingerprint(facts),
+        device=times.device.name,
+        device_named=device_named,
+        optimizer=optimizer,
+        path=path,
+        priced_by_bytes=times.uncounted,
+    )
 
 
 def fingerprint(facts: Facts) -> str:
@@ -69,9 +87,9 @@ def fingerprint(facts: Facts) -> str:
     return digest_of(digest_of(map(str, column)) for column in columns)
 
 
-def tuned_text(tuned: Tuned, subject: TuningSubject) -> str:
-    """The policy, in canonical form, with a line end."""
-    promises = _promises(tuned, subject)
+def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> str:
+    """The policy, in canonical form, with a line end. ``timed``: whether it may promise a time."""
+    promises = _promises(tuned, subject, timed=timed and bool(subject.device_named))
     text = "\n".join([*_comment(tuned, subject), "", tuned.chosen.rules.strip("\n"), "", *promises]) + "\n"
     canonical = format_source(Source("<tuned>", text)).text
     return text if canonical is None else canonical
@@ -83,7 +101,7 @@ def budget_words(budget: Budget) -> str:
         return f"second runs of at most {figure(budget.limit, 'fraction')} of the forward's time"
     limit = int(budget.limit)
     size = write(limit, "bytes")
-    if size.endswith(" B") and limit >= 1024:
+    if len(size.partition(" ")[0]) > _SHORT:
         size = f"{figure(limit, 'bytes')} ({limit:,} bytes)"
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
 
@@ -111,6 +129,11 @@ def recomputed_words(tuned: Tuned) -> str:
     return f"{figure(again, 'seconds')}{share}" if again else "nothing that takes time"
 
 
+def step_words(each: Candidate) -> str:
+    """The time of the step, fine enough to tell neighbours apart: ``1.12 s``, ``905.3 ms``."""
+    return f"{each.step:.2f} s" if each.step >= 1 else figure(each.step, "seconds")
+
+
 def besides_words(besides: Besides, subject: TuningSubject) -> str:
     """``24 GiB of optimizer state (adamw) and 5% in reserve``; empty where there is nothing."""
     name = f" ({subject.optimizer})" if subject.optimizer else ""
@@ -136,7 +159,7 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
         ("offloaded", f"{figure(chosen.offloaded, 'bytes')} to the host" if chosen.offloaded else ""),
         ("recomputed", recomputed_words(tuned)),
         ("bound", bound_words(tuned)),
-        ("step", figure(chosen.step, "seconds")),
+        ("step", step_words(chosen)),
         (
             "waiting",
             f"{figure(chosen.exposed, 'seconds')} of the step for copies and collectives" if chosen.exposed else "",
@@ -145,6 +168,7 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     beside = neighbour_words(tuned)
     said = [
         f"Tuned with `policylang tune` for {graph}, on {subject.device}.",
+        *([f"It is for `--path {subject.path}`."] if subject.path else []),
         f"The budget: {budget_words(tuned.budget)}.",
         "",
         *(f"  {name:<10}  {words}" for name, words in figures if words),
@@ -154,20 +178,20 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
 
 
 def bound_words(tuned: Tuned) -> str:
-    """What no choice of values can beat; empty where it is not known."""
-    if tuned.bound is None:
+    """What no choice of values can beat; empty where it is not known, and where nothing is lost."""
+    if tuned.bound is None or not tuned.chosen.recompute:
         return ""
-    return f"no choice of values that saves as much recomputes for less than {figure(tuned.bound, 'seconds')}"
+    return f"{figure(tuned.bound, 'seconds')}: no choice of values that saves as much recomputes for less"
 
 
-def _promises(tuned: Tuned, subject: TuningSubject) -> list[str]:
+def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]:
     budget, chosen, besides = tuned.budget, tuned.chosen, tuned.besides
     if budget.figure == "saved":
         return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
     if budget.figure == "recompute time":
         share = write(budget.limit, "fraction")
-        timed = [f"device {subject.device_named}", f"expect recomputed time <= {share}"]
-        return [*(timed if subject.device_named else []), f"expect peak <= {rounded_up(chosen.peak)}"]
+        promised = [f"device {subject.device_named}", f"expect recomputed time <= {share}"] if timed else []
+        return [*promised, f"expect peak <= {rounded_up(chosen.peak)}"]
     alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer - besides.gradients
     less = besides_words(besides, subject)
     why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
@@ -177,7 +201,7 @@ def _promises(tuned: Tuned, subject: TuningSubject) -> list[str]:
 def at_most(limit: int, least: int) -> str:
     """A size of few digits between ``least`` and ``limit`` bytes, near the limit: ``42.5 GiB``."""
     exact = write(limit, "bytes")
-    if not exact.endswith(" B") or limit < 1024:
+    if len(exact.partition(" ")[0]) <= _SHORT or limit < 1024:
         return exact
     for text, size in _rounded(limit, ROUND_FLOOR):
         if size >= least:

@@ -29,6 +29,8 @@ _AMOUNT = re.compile(
 _BARE_UNITS = {prefix: (f"{prefix}iB", f"{prefix}B") for prefix in "KMGT"}
 _BYTE_UNITS = tuple(unit for unit, (_, dimension) in UNITS.items() if dimension == "bytes")
 _MOST_OF_A_TEXT = 40
+_STATE_IN_GRAPH = "optimizer."
+"""How the inputs of a traced step begin that are an optimizer's state."""
 
 STATES: Mapping[str, int] = {
     "sgd": 0,
@@ -92,6 +94,9 @@ def read_optimizer(given: Size | None, facts: Facts) -> int | Diagnostic:
     else the size that is given. None is no optimizer."""
     if given is None:
         return 0
+    if any(each.startswith(_STATE_IN_GRAPH) for each in facts.input_names):
+        message = "the graph holds the state of its optimizer already: the update is part of the step"
+        return diagnose(NO_OPTIMIZER, message, help="leave `optimizer` out")
     name = given.strip().lower() if isinstance(given, str) else ""
     if name in STATES:
         trained = trained_bytes(facts)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.language.codes import diagnose
-from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.capabilities import Capabilities
+from policylang.planning.capabilities import HALF, Capabilities
 
 UNSUITABLE = "APL630"
 NO_BLOCKS = "APL631"
@@ -37,19 +36,20 @@ def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
     return None
 
 
-def no_copies(device: DeviceProfile, capabilities: Capabilities) -> Diagnostic | None:
-    """Why values cannot be offloaded there; None where they can."""
-    if not capabilities.offloads:
-        message = f"values cannot be offloaded: {capabilities.name} does not copy to the host"
-        return diagnose(NO_COPIES, message, help="leave `offload` out, or tune for another path")
-    if not device.host_bandwidth:
-        message = (
-            f"values cannot be offloaded: the profile `{device.name}` does not say how fast copies to the host are"
-        )
-        return diagnose(
-            NO_COPIES, message, help="add `[host]` with `bandwidth = …` in bytes/s to it, or leave `offload` out"
-        )
-    return None
+def decides_nothing(capabilities: Capabilities) -> Diagnostic | None:
+    """Why a path leaves a tuned policy nothing to decide; None where it does not."""
+    if capabilities is not HALF:
+        return None
+    message = "a half of a partition is given a policy's rewrites alone: what is saved was decided when it was cut"
+    return diagnose(UNSUITABLE, message, help="tune for the path that cuts it, `joint`, or for another one")
+
+
+def no_copies(capabilities: Capabilities) -> Diagnostic | None:
+    """Why values cannot be offloaded on a path; None where they can."""
+    if capabilities.offloads:
+        return None
+    message = f"values cannot be offloaded: {capabilities.name} does not copy to the host"
+    return diagnose(NO_COPIES, message, help="leave `offload` out, or tune for another path")
 
 
 def without_blocks(facts: Facts, called: str) -> Diagnostic | None:

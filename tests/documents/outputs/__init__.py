@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.documents.outputs import benchmark_tables, console, cookbook, examples, graphs
+from tests.documents.outputs import benchmark_tables, console, cookbook, examples, graphs, tuning
 from tests.documents.outputs.pages import PAGES, ROOT, Shown, blocks, masked, rewritten
 
 __all__ = ["PAGES", "PRODUCERS", "ROOT", "SLOW", "Shown", "blocks", "masked", "produce", "rewritten"]
@@ -20,9 +20,10 @@ PRODUCERS: dict[str, Callable[[Shown], str]] = {
     **examples.PRODUCERS,
     **graphs.PRODUCERS,
     **benchmark_tables.PRODUCERS,
+    **tuning.PRODUCERS,
 }
 
-SLOW = {*examples.SLOW}
+SLOW = {*examples.SLOW, *tuning.SLOW}
 """First words of outputs that take more than a second or two."""
 
 

@@ -161,6 +161,14 @@ def compared(which: str) -> str:
     return markdown(columns, [row for row in results("compared")["rows"] if row["how"] == which])
 
 
+def predicted_times(which: str) -> str:
+    columns: list[Column] = [("model", text("model")), ("path", text("path")), ("policy", text("policy"))]
+    columns += [("step, of one without", number("ratio", 3, "×")), ("predicted", number("predicted ratio", 3, "×"))]
+    columns += [("extra time", number("extra s", 3, " s")), ("predicted extra", number("predicted extra s", 3, " s"))]
+    rows = [row for row in results("predicted_time")["rows"] if row["policy"] != "nothing recomputed"]
+    return markdown(columns, rows)
+
+
 def _difference(row: Row) -> str:
     return "none" if row["gradients differ by"] == 0 else f"{row['gradients differ by'] * 100:.0f}%"
 
@@ -227,6 +235,7 @@ _TABLES: dict[str, Callable[[str], str]] = {
     "ranks": rank_comparisons,
     "many-ranks": many_ranks,
     "compared": compared,
+    "predicted-times": predicted_times,
     "tuning": tuning,
     "tuned-steps": tuned_steps,
 }

@@ -22,19 +22,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
+from math import fsum
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
+from policylang.graph.blocks import BlockTable
+from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.graph.storage import storage_roots
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.decisions.routing import routing_owners
-from policylang.planning.decisions.safety import why_unsafe
-from policylang.planning.decisions.user_tags import user_decisions
 from policylang.simulation.node_times import NodeTimes
-
-NONE = -1
-"""In a clause: no such column."""
+from policylang.tuning.solving.fixed import MUST_RUN, STAYS, fixed_owners
+from policylang.tuning.solving.second_runs import NONE, SecondRuns
 
 Clause = tuple[int, int, int]
 """``(kept, runs, asked by)``: the first or the second column is 1 wherever the third is, or always where there is no
@@ -56,18 +54,17 @@ class Choices:
     keeps: Sequence[int] = field(repr=False)
     """By row: the column that keeps its memory, of a row that allocated some; ``NONE``."""
     runs: Sequence[int] = field(repr=False)
-    """By row: the column that decides to run it again; ``NONE``."""
+    """By owner: the column that decides to run it again; ``NONE``."""
     same_as: Sequence[int] = field(repr=False)
     """By row: the row that it is there with, for nothing; of a view what it looks into. Itself for the others."""
     read: Sequence[int] = field(repr=False)
     """The forward rows that the backward reads."""
+    asked: Sequence[int] = field(repr=False)
+    """The forward rows that have to be there for something, in graph order; not those that are there anyway."""
     moved: frozenset[int] = field(repr=False)
     """Owners that the user's tags move to the host."""
     fixed: bytes = field(repr=False)
     """By owner: :data:`STAYS`, :data:`MUST_RUN` or 0."""
-
-
-STAYS, MUST_RUN = 1, 2
 
 
 def choices_of(
@@ -77,24 +74,27 @@ def choices_of(
     *,
     keep: Collection[int] = (),
     override: bool = False,
+    blocks: BlockTable | None = None,
 ) -> Choices:
     """What may be decided of a graph. O(nodes + edges).
 
     ``keep``: rows whose decision is *save*, unless the user's tag says otherwise. ``override``: the user's tags count
-    for nothing.
+    for nothing. ``blocks``: of a path that runs one block at a time, outside of which nothing is decided.
     """
-    return _Problem(facts, times, capabilities, keep, override).build()
+    fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
+    return _Problem(facts, times, fixed, moved).build()
 
 
 class _Problem:
-    def __init__(
-        self, facts: Facts, times: NodeTimes, capabilities: Capabilities, keep: Collection[int], override: bool
-    ) -> None:
+    def __init__(self, facts: Facts, times: NodeTimes, fixed: bytearray, moved: frozenset[int]) -> None:
         self.facts = facts
         self.times = times.seconds
         self.roots = storage_roots(facts)
-        self.in_units = facts.kind is GraphKind.FLAT  # of what is written in place, which runs again as a whole
-        self.fixed, self.moved = _fixed(facts, capabilities, keep, override)
+        self.units: dict[int, list[int]] = {}  # by owner what is written in place, which runs again as a whole
+        for row, flags in enumerate(facts.flags if facts.kind is GraphKind.FLAT else ()):
+            if flags & Flag.REPEATABLE:
+                self.units.setdefault(facts.owners[row], []).append(row)
+        self.fixed, self.moved = fixed, moved
         self.same_as = array("i", range(len(facts)))
         self.free = bytearray(len(facts))
         self.may_keep = bytearray(len(facts))
@@ -106,6 +106,7 @@ class _Problem:
         self.really = array("i", [NONE]) * len(facts)  # the columns that are priced, where they are others
         self.clauses: dict[Clause, None] = {}
         self.read: tuple[int, ...] = ()
+        self.asked = bytearray(len(facts))
 
     def build(self) -> Choices:
         self._find_free()
@@ -120,15 +121,10 @@ class _Problem:
             runs=self.runs,
             same_as=self.same_as,
             read=self.read,
+            asked=tuple(row for row, each in enumerate(self.asked) if each),
             moved=self.moved,
             fixed=bytes(self.fixed),
         )
-
-    def _key(self, row: int) -> int:
-        """The row whose column decides this one."""
-        if self.in_units and self.facts.flags[row] & Flag.REPEATABLE:
-            return row
-        return self.facts.owners[row]
 
     def _find_free(self) -> None:
         """What is there whatever is decided, and what is there together with what it looks into: a view that runs
@@ -163,59 +159,68 @@ class _Problem:
 
     def _ask(self) -> None:
         """From the last row to the first: all that asks for a row is known when it is reached."""
-        facts, same_as, free = self.facts, self.same_as, self.free
+        facts, same_as, free, owners = self.facts, self.same_as, self.free, self.facts.owners
         counted, real = bytearray(len(facts)), bytearray(len(facts))
-        apart = bytearray(len(facts))  # decided so by something that does not run
-        regions = _SecondRuns(facts, self.roots)
-        reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
-        asked = regions.reads()
+        sure = bytearray(b"\1") * len(facts)  # is needed whenever its owner runs again
+        for rows in self.units.values():
+            for row in rows:
+                sure[row] = 0
+        apart = bytearray(len(facts))  # by owner: decided so by something that does not run
+        runs_if_so = bytearray(len(facts))  # by owner: the backward itself has it run where it is decided so
+        second_runs = SecondRuns(facts, self.roots)
+        asked = second_runs.reads()
         self.read = tuple(dict.fromkeys(source for _, source in asked))
+        reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
         for reader, source in asked:
             row = same_as[source]
             if not free[source]:
-                really = regions.makes_again(reader, row)
-                counted[row] = 1
+                really = second_runs.makes_again(reader, row)
+                counted[row] = sure[row] = 1
                 real[row] |= really
-                apart[self._key(row)] |= not really
+                apart[owners[row]] |= not really
+                runs_if_so[owners[row]] |= really
                 reads.append((source, really))
                 if really:
-                    regions.reached(row, regions.end_of(reader))
+                    second_runs.reached(row, second_runs.end_of(reader))
+        apart = bytearray(each and not runs for each, runs in zip(apart, runs_if_so, strict=True))
         edges: list[tuple[int, int, bool]] = []
         for row in range(len(facts) - 1, -1, -1):
-            if not counted[row] or self.fixed[facts.owners[row]] == STAYS:
+            owner = owners[row]
+            if not counted[row] or self.fixed[owner] == STAYS:
                 continue
-            key = self._key(row)
             for source in facts.inputs[row]:
                 read = same_as[source]
-                inside = self._key(read) == key  # a piece is no reason to keep the whole
-                if free[source] and not inside:
+                inside = owners[read] == owner  # a piece is no reason to keep the whole
+                if not inside and (free[source] or not sure[row]):
                     continue
-                really = bool(real[row]) and (inside or regions.makes_again_for(row, read))
+                really = bool(real[row]) and (inside or second_runs.makes_again_for(row, read))
                 counted[read] = 1
                 real[read] |= really
+                sure[read] |= inside and sure[row]
                 if really:
-                    regions.reached(read, regions.first_end[row])
-                apart[self._key(read)] |= apart[key] or not really
+                    second_runs.reached(read, second_runs.first_end[row])
+                apart[owners[read]] |= not runs_if_so[owners[read]] and (apart[owner] or not really)
                 if not inside:
-                    edges.append((source, row, really))
-        for row, really in reads:
-            self._clause(row, NONE, really, apart)
-        for read, row, really in edges:
-            self._clause(read, self._key(row), really, apart)
+                    edges.append((source, owner, really))
+        for source, really in reads:
+            self._clause(source, NONE, really, apart)
+        for source, asked_by, really in edges:
+            self._clause(source, asked_by, really, apart)
 
     def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
+        self.asked[source] = 1
         row = self.same_as[source]
-        key = self._key(row)
+        owner = self.facts.owners[row]
         keep = self._keep(self.roots[row]) if self.may_keep[source] else NONE
-        may_run = self.fixed[self.facts.owners[row]] != STAYS
+        may_run = self.fixed[owner] != STAYS
         if may_run:
-            self._run(key, bool(apart[key]))
+            self._run(owner, bool(apart[owner]))
         if asked_by != NONE:
             self._run(asked_by, bool(apart[asked_by]))
-        runs, asks = (self.runs[key] if may_run else NONE), (NONE if asked_by == NONE else self.runs[asked_by])
+        runs, asks = (self.runs[owner] if may_run else NONE), (NONE if asked_by == NONE else self.runs[asked_by])
         self.clauses[keep, runs, asks] = None
-        if really and (apart[key] or (asked_by != NONE and apart[asked_by])):
-            runs = self.really[key] if may_run else NONE
+        if really and (apart[owner] or (asked_by != NONE and apart[asked_by])):
+            runs = self.really[owner] if may_run else NONE
             self.clauses[keep, runs, NONE if asked_by == NONE else self.really[asked_by]] = None
 
     def _keep(self, root: int) -> int:
@@ -223,120 +228,17 @@ class _Problem:
             self.keeps[root] = self._column(root, 0.0, self.facts.bytes[root])
         return self.keeps[root]
 
-    def _run(self, key: int, apart: bool) -> None:
-        if self.runs[key] != NONE:
+    def _run(self, owner: int, apart: bool) -> None:
+        if self.runs[owner] != NONE:
             return
-        self.really[key] = self.runs[key] = self._column(key, self._price(key), 0)
+        seconds = fsum(self.times[row] for row in {owner, *self.units.get(owner, ())})
+        self.really[owner] = self.runs[owner] = self._column(owner, seconds, 0)
         if apart:
-            self.runs[key] = self._column(key, 0.0, 0)
-            self.clauses[NONE, self.runs[key], self.really[key]] = None
-
-    def _price(self, key: int) -> float:
-        return self.times[key]
+            self.runs[owner] = self._column(owner, 0.0, 0)
+            self.clauses[NONE, self.runs[owner], self.really[owner]] = None
 
     def _column(self, row: int, seconds: float, size: int) -> int:
         self.seconds.append(seconds)
         self.sizes.append(size)
         self.rows.append(row)
         return len(self.rows) - 1
-
-
-def _fixed(
-    facts: Facts, capabilities: Capabilities, keep: Collection[int], override: bool
-) -> tuple[bytearray, frozenset[int]]:
-    """By owner what becomes of it, and the owners that the user's tags move to the host."""
-    owners, fixed = facts.owners, bytearray(len(facts))
-    tagged = {} if override else user_decisions(facts)
-    moved: set[int] = set()
-    for owner in (*(owners[row] for row in keep), *routing_owners(facts)):
-        fixed[owner] = STAYS
-    for owner, decision in tagged.items():
-        action = decision.action
-        assert action is not None
-        fixed[owner] = MUST_RUN if action.recomputes else STAYS
-        if action.offloads:
-            moved.add(owner)
-    for row in facts.forward:
-        owner = owners[row]
-        if facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED) or (
-            owner == row and fixed[row] != STAYS and why_unsafe(facts, row, capabilities) is not None
-        ):
-            fixed[owner] = STAYS
-    return fixed, frozenset(moved)
-
-
-class _SecondRuns:
-    """What the backward of a graph reads, and what of it the schedule makes again
-    (:mod:`policylang.planning.schedule.builder`).
-
-    In a flat graph a value that the forward still holds at the end of a region is read there as it is. Whether it does
-    depends on all decisions; here it is taken to do so wherever it can, which leaves the price a lower bound.
-    """
-
-    def __init__(self, facts: Facts, roots: Sequence[int]) -> None:
-        self.facts = facts
-        self.roots = roots
-        self.flat = facts.kind is GraphKind.FLAT
-        self.first_end = array("i", [len(facts)]) * len(facts)
-        """By row: the end of the first region that may make it again."""
-        self.held_until = array("i", [NONE]) * len(facts)
-        self.live = bytearray(len(facts))
-        self.ends = array("i", [NONE]) * len(facts)
-        if self.flat:
-            self._read_flat()
-        else:
-            self._read_joint()
-
-    def _read_flat(self) -> None:
-        facts, end = self.facts, NONE
-        for row in range(len(facts) - 1, -1, -1):
-            if facts.phases[row] == Phase.BACKWARD:
-                end = row if end == NONE else end
-                self.ends[row] = end
-                self.live[row] = 1
-                continue
-            if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function":
-                end = NONE
-            for source in facts.inputs[row]:
-                root = self.roots[source]
-                if self.held_until[root] == NONE:
-                    self.held_until[root] = row
-
-    def _read_joint(self) -> None:
-        facts = self.facts
-        effect = Flag.RANDOM | Flag.EFFECTFUL
-        for row in range(len(facts) - 1, -1, -1):
-            flags, phase = facts.flags[row], facts.phases[row]
-            if phase == Phase.BACKWARD and (flags & effect or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES):
-                self.live[row] = 1
-            if phase == Phase.OUTPUT or (phase == Phase.BACKWARD and self.live[row]):
-                for source in facts.inputs[row]:
-                    self.live[source] = 1
-                self.live[row] = 1
-
-    def reads(self) -> list[tuple[int, int]]:
-        """``(reader, forward row)``: what planning takes the backward to read."""
-        facts, forward = self.facts, self.facts.forward_mask
-        found: list[tuple[int, int]] = []
-        for row, phase in enumerate(facts.phases):
-            if phase == Phase.BACKWARD:
-                found += [(row, source) for source in facts.inputs[row] if forward[source]]
-            elif phase == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
-                found += [
-                    (row, source) for source in facts.inputs[row] if forward[source] and is_gradient(facts, source)
-                ]
-        return found
-
-    def end_of(self, reader: int) -> int:
-        return self.ends[reader] if self.flat else len(self.facts)
-
-    def reached(self, row: int, end: int) -> None:
-        self.first_end[row] = min(self.first_end[row], end)
-
-    def makes_again(self, reader: int, row: int) -> bool:
-        """Whether a value that is decided *recompute* runs again for a reader in the backward."""
-        return bool(self.live[reader]) and self.held_until[self.roots[row]] <= self.ends[reader]
-
-    def makes_again_for(self, row: int, read: int) -> bool:
-        """The same for an operator that runs again."""
-        return not self.flat or self.held_until[self.roots[read]] <= self.first_end[row]

@@ -15,7 +15,8 @@ from typing import Any
 
 from policylang.errors import PolicyError
 from policylang.language.codes import diagnose
-from policylang.tuning.choices import NONE, Choices
+from policylang.tuning.solving.choices import Choices
+from policylang.tuning.solving.second_runs import NONE
 
 SCALE = 2.0**50
 
@@ -55,6 +56,8 @@ OPTIONS: dict[str, Any] = {
     "simplex_scale_strategy": 0,
     "dual_simplex_cost_perturbation_multiplier": 0.0,
     "primal_simplex_bound_perturbation_multiplier": 0.0,
+    "mip_rel_gap": 0.0,
+    "mip_max_nodes": 1000,
 }
 
 
@@ -65,7 +68,9 @@ class Relaxation:
         import numpy
 
         highspy = solver()
-        self.numpy = numpy
+        self.numpy, self.highspy = numpy, highspy
+        self.is_cut = True
+        """Whether the last choice came out of the relaxation alone."""
         columns, clauses = len(choices.rows), choices.clauses
         self.every_column = numpy.arange(columns, dtype=numpy.int32)
         self.every_row = numpy.arange(len(clauses), dtype=numpy.int32)
@@ -92,7 +97,6 @@ class Relaxation:
         for name, setting in OPTIONS.items():
             self.highs.setOptionValue(name, setting)
         self.highs.passModel(model)
-        self.solves = 0
 
     def cheapest(self, costs: Sequence[Weighted]) -> tuple[int, ...]:
         """The columns that are 1 where the sum of the weighted costs is least, in order."""
@@ -104,11 +108,29 @@ class Relaxation:
             objective = objective + numpy.asarray(each, dtype=numpy.float64) * float(weight)
         self.highs.changeColsCost(len(objective), self.every_column, numpy.rint(objective * scale))
         self.highs.run()
-        self.solves += 1
         values = numpy.asarray(self.highs.getSolution().col_value)
-        chosen = values > 0.5
-        assert not len(values) or float(abs(values - chosen).max()) < 1e-6, "a vertex of a minimum cut is whole"
-        return tuple(chosen.nonzero()[0].tolist())
+        self.is_cut = bool((abs(values - numpy.rint(values)) < 1e-6).all())
+        if not self.is_cut:
+            values = self._whole(numpy.ceil(values))
+        return tuple((values > 0.5).nonzero()[0].tolist())
+
+    def _whole(self, rounded: Any) -> Any:
+        """The best of all whole choices, where views that need more than the memory they look into have the relaxation
+        choose halves: by branch and bound, from what rounding up comes to. A clause that holds, holds rounded up."""
+        highs, numpy = self.highs, self.numpy
+        kinds = self.highspy.HighsVarType
+        for kind in (kinds.kInteger, kinds.kContinuous):
+            highs.changeColsIntegrality(
+                len(rounded), self.every_column, numpy.full(len(rounded), int(kind), numpy.uint8)
+            )
+            if kind == kinds.kInteger:
+                start = self.highspy.HighsSolution()
+                start.col_value = rounded
+                highs.setSolution(start)
+                highs.run()
+                rounded = numpy.rint(numpy.asarray(highs.getSolution().col_value))
+        highs.clearSolver()
+        return rounded
 
     def narrow(self) -> None:
         """From now on choose only among what is as cheap as the last choice: what has a reduced cost stays at its

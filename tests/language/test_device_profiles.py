@@ -1,0 +1,535 @@
+"""Device profiles as files: what a good one says, and what is said of each mistake."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from policylang.language.devices.lookup import bundled_devices
+from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
+from policylang.language.devices.reading import read_device
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.resources import devices_folder
+from policylang.report.diagnostics import render_text
+
+GOOD = """\
+name = "our-cluster"
+
+[compute]
+float32 = 60e12
+bf16 = [[1e9, 200e12], [1e12, 600e12]]
+overhead = 5e-6
+attention = 0.7
+
+[memory]
+bandwidth = 2.6e12
+pointwise = 0.35
+capacity = "80 GiB"
+
+[host]
+bandwidth = 50e9
+
+[[network]]
+ranks = 8
+bandwidth = 400e9
+latency = 20e-6
+
+[[network]]
+bandwidth = 45e9
+latency = 30e-6
+"""
+LEAST = "[compute]\nfloat32 = 1e12\n[memory]\nbandwidth = 1e12\n"
+
+
+def read(text: str, folder: Path) -> DeviceProfile | Diagnostic:
+    (folder / "d.toml").write_text(text, encoding="utf-8")
+    return read_device("d.toml", folder)
+
+
+def good(text: str, folder: Path) -> DeviceProfile:
+    found = read(text, folder)
+    assert isinstance(found, DeviceProfile), render_text((found,))
+    return found
+
+
+def wrong(text: str, folder: Path) -> Diagnostic:
+    found = read(text, folder)
+    assert isinstance(found, Diagnostic)
+    assert render_text((found,))
+    return found
+
+
+def test_every_figure_is_read(tmp_path: Path) -> None:
+    found = good(GOOD, tmp_path)
+    assert found.name == "our-cluster"
+    assert found.compute == {
+        "float32": Rate.constant(60e12),
+        "bfloat16": Rate(((1e9, 200e12), (1e12, 600e12))),
+    }
+    assert (found.bandwidth, found.pointwise, found.attention) == (Rate.constant(2.6e12), 0.35, 0.7)
+    assert (found.overhead, found.capacity, found.host_bandwidth) == (5e-6, 80 << 30, 50e9)
+    assert found.networks == (Network(8, 400e9, 20e-6), Network(None, 45e9, 30e-6))
+
+
+def test_operators_and_convolutions_have_figures_of_their_own(tmp_path: Path) -> None:
+    more = "[operators]\ntanh = 4e11\n'aten.exp' = 2e11\n'my_kernels.norm' = 1e12\n"
+    found = good(LEAST.replace("[memory]", "convolution = 2.5\n[memory]") + more, tmp_path)
+    assert found.convolution == 2.5
+    assert found.operators == {"aten.tanh": 4e11, "aten.exp": 2e11, "my_kernels.norm": 1e12}
+    plain = good(LEAST, tmp_path)
+    assert (plain.convolution, plain.operators) == (1, {})
+    assert len({found.canonical, plain.canonical, evolve(found, operators={}).canonical}) == 3
+
+
+def test_what_is_left_out_has_a_meaning(tmp_path: Path) -> None:
+    found = good(LEAST, tmp_path)
+    assert (found.name, found.pointwise, found.attention, found.overhead) == ("d", 1, 1, 0)
+    assert (found.capacity, found.host_bandwidth, found.networks) == (None, None, ())
+
+
+def test_equal_figures_have_one_canonical_text_however_they_are_written(tmp_path: Path) -> None:
+    other = """
+        network = [{bandwidth = 400_000_000_000, ranks = 8, latency = 0.00002}, {latency = 3e-5, bandwidth = 45e9}]
+        # the same cluster
+        host.bandwidth = 50000000000
+        name = 'another name'
+        [memory]
+        capacity = 85899345920
+        bandwidth = 2600e9
+        pointwise = 35e-2
+        [compute]
+        attention = 0.70
+        overhead = 0.000005
+        bfloat16 = [
+            [1e9, 2e14],  # small
+            [1e12, 6e14]
+        ]
+        f32 = 6e13
+    """
+    one, two = good(GOOD, tmp_path), good(other, tmp_path)
+    assert one.canonical == two.canonical
+    assert evolve(one, overhead=6e-6).canonical != one.canonical
+    changes = [("60e12", "61e12"), ("0.35", "0.36"), ('"80 GiB"', '"81 GiB"'), ("50e9", "51e9"), ("20e-6", "21e-6")]
+    changes += [("ranks = 8", "ranks = 4"), ("0.7", "0.8"), ("[1e9, 200e12]", "[2e9, 200e12]"), ("5e-6", "4e-6")]
+    texts = {good(GOOD.replace(*change), tmp_path).canonical for change in changes}
+    assert len(texts) == len(changes)
+    assert one.canonical not in texts
+
+
+def test_a_rate_goes_straight_over_the_logarithm_of_the_size() -> None:
+    rate = Rate(((1e9, 200.0), (1e11, 600.0)))
+    assert [round(rate.at(size)) for size in (0, 1, 1e9, 1e10, 1e11, 1e15)] == [200, 200, 200, 400, 600, 600]
+
+
+# (what is wrong with GOOD, its mend there, code, underlined, message, part of the help)
+MISTAKES = [
+    ("float32 = 60e12", "flaot32 = 60e12", "APL155", "flaot32", "`flaot32` means nothing in `[compute]`", "float32"),
+    ("float32 = 60e12", "tf32 = 60e12", "APL155", "tf32", "`tf32` is no dtype of a tensor", "`float32`"),
+    ("float32 = 60e12", "bfloat16 = 60e12", "APL155", "bf16", "`bf16` says the rate of bfloat16 a second time", ""),
+    (
+        "float32 = 60e12",
+        'float32 = "60 TFLOP/s"',
+        "APL157",
+        '"60 TFLOP/s"',
+        "`float32` is a text, and should be",
+        "6e+13",
+    ),
+    ("float32 = 60e12", "float32 = 0", "APL157", "0", "`float32 = 0` cannot be: it is a number of FLOP per second", ""),
+    ("float32 = 60e12", "float32 = -1", "APL157", "-1", "`float32 = -1` cannot be", ""),
+    ("float32 = 60e12", "float32 = inf", "APL157", "inf", "`float32 = inf` cannot be", ""),
+    ("float32 = 60e12", "float32 = nan", "APL157", "nan", "`float32 = nan` cannot be", ""),
+    ("float32 = 60e12", "float32 = true", "APL157", "true", "`float32` is true or false, and should be a number", ""),
+    ("float32 = 60e12", "float32 = 1979-05-27", "APL157", "1979-05-27", "`float32` is a date or a time", ""),
+    ("float32 = 60e12", "float32 = []", "APL157", "[]", "`float32` is an empty list", "points"),
+    (
+        "float32 = 60e12",
+        "float32 = [1e9, 2e12]",
+        "APL157",
+        "[1e9, 2e12]",
+        "`float32` has a number that is not a size",
+        "[[",
+    ),
+    (
+        "float32 = 60e12",
+        "float32 = [[1, 2, 3]]",
+        "APL157",
+        "[[1, 2, 3]]",
+        "`float32` has a list that is not a size",
+        "",
+    ),
+    ("[1e9, 200e12]", "[1e12, 200e12]", "APL157", "[[1e12, 200e12], [1e12, 600e12]]", "do not rise", ""),
+    (
+        "[1e9, 200e12]",
+        "[0, 200e12]",
+        "APL157",
+        "[[0, 200e12], [1e12, 600e12]]",
+        "`bf16 = 0` cannot be: it is a size",
+        "",
+    ),
+    (
+        "overhead = 5e-6",
+        "overhead = -5e-6",
+        "APL157",
+        "-5e-6",
+        "`overhead = -5e-06` cannot be: it is a number of seconds",
+        "",
+    ),
+    ("attention = 0.7", "attention = 70", "APL157", "70", "`attention = 70` cannot be: it is a share", ""),
+    ("pointwise = 0.35", "pointwise = 0", "APL157", "0", "`pointwise = 0` cannot be: it is a share, above 0", ""),
+    (
+        "pointwise = 0.35",
+        "pointwsie = 0.35",
+        "APL155",
+        "pointwsie",
+        "`pointwsie` means nothing in `[memory]`",
+        "pointwise",
+    ),
+    ("bandwidth = 2.6e12\n", "", "APL156", "[memory]", "`memory.bandwidth` is missing", "2.6e12"),
+    ("bandwidth = 2.6e12", 'bandwidth = "2.6 TB/s"', "APL157", '"2.6 TB/s"', "`bandwidth` is a text", "2.6e+12"),
+    ('"80 GiB"', '"80"', "APL157", '"80"', "`capacity` is not a number of bytes", 'capacity = "80 GiB"'),
+    ('"80 GiB"', '"80 gigs"', "APL157", '"80 gigs"', "`capacity` is not a number of bytes", ""),
+    ('"80 GiB"', '"0 GiB"', "APL157", '"0 GiB"', "`capacity = 0` cannot be", ""),
+    ('"80 GiB"', "[80]", "APL157", "[80]", "`capacity` is a list, and should be a number of bytes", ""),
+    ("[host]\nbandwidth = 50e9", "[host]", "APL156", "[host]", "`host.bandwidth` is missing", "50e9"),
+    (
+        "[host]\nbandwidth = 50e9",
+        "[hots]\nbandwidth = 50e9",
+        "APL155",
+        "[hots]",
+        "`hots` means nothing in a device",
+        "host",
+    ),
+    ("ranks = 8", "ranks = 1", "APL157", "1", "`ranks = 1` cannot be: it is a whole number of ranks, from 2 on", ""),
+    ("ranks = 8", "ranks = 8.5", "APL157", "8.5", "`ranks = 8.5` cannot be", ""),
+    ("ranks = 8", 'ranks = "8"', "APL157", '"8"', "`ranks` is a text", ""),
+    ("ranks = 8\n", "", "APL155", "[[network]]", "no group ever comes to this network: one above", "narrower"),
+    (
+        "bandwidth = 45e9",
+        "ranks = 4\nbandwidth = 45e9",
+        "APL155",
+        "[[network]]",
+        "takes groups inside 8 ranks",
+        "narrower",
+    ),
+    ("bandwidth = 45e9\n", "", "APL156", "[[network]]", "`network.bandwidth` is missing", "times"),
+    (
+        "bandwidth = 45e9",
+        "bandwidth = 45e9\ngroup = '0'",
+        "APL155",
+        "group",
+        "`group` means nothing without `times`",
+        "",
+    ),
+    ("[host]", "[operators]\ntahn = 4e11\n[host]", "APL155", "tahn", "`tahn` is no operator", "`tanh`"),
+    ("[host]", "[operators]\ntanh = 0\n[host]", "APL157", "0", "`tanh = 0` cannot be", ""),
+    ("attention = 0.7", "convolution = 11", "APL157", "11", "`convolution = 11` cannot be: it is a share", ""),
+    ("bandwidth = 45e9", "times = 3", "APL157", "3", "`times` should be the path of a table", ""),
+    ("bandwidth = 45e9", "times = 'no.table'", "APL153", "'no.table'", "`no.table` cannot be read: no such file", ""),
+    ('name = "our-cluster"', "name = 3", "APL157", "3", "`name` should be a text of one line", ""),
+    ('name = "our-cluster"', "memory = 3", "APL154", "", "the file is not TOML: cannot", ""),
+    ('name = "our-cluster"', "name = ", "APL154", "", "the file is not TOML: invalid value", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("right", "mistake", "code", "underlined", "message", "help"), MISTAKES, ids=lambda text: text[:30]
+)
+def test_a_mistake_is_named_where_it_stands(
+    right: str, mistake: str, code: str, underlined: str, message: str, help: str, tmp_path: Path
+) -> None:
+    assert right in GOOD
+    found = wrong(GOOD.replace(right, mistake), tmp_path)
+    assert (found.code, found.span and found.span.text) == (code, underlined)
+    assert message in found.message
+    assert help in (found.help or "")
+    assert found.span is not None
+    assert found.span.source.name == "d.toml"
+
+
+def test_the_place_is_that_of_the_very_network(tmp_path: Path) -> None:
+    found = wrong(GOOD.replace("latency = 30e-6", "latency = 'long'"), tmp_path)
+    assert found.span is not None
+    assert (found.span.line, found.span.column) == (24, 11)
+
+
+def test_the_place_of_a_mistake_inside_one_line_is_its_key(tmp_path: Path) -> None:
+    found = wrong(LEAST + "[[network]]\nbandwidth = 1e9\n'rank s' = 4\n", tmp_path)
+    assert found.span is not None
+    assert found.span.text == "'rank s'"
+    found = wrong("network = [{bandwidth = 1e9, ranks = 0}]\n" + LEAST, tmp_path)
+    assert found.span is not None
+    assert found.span.text == "[{bandwidth = 1e9, ranks = 0}]"
+    found = wrong('text = """\n[memory]\n"""\nlist = [\n[1, 2],\n[3]\n]\n' + LEAST.replace("1e12\n", "0\n"), tmp_path)
+    assert [note.span and note.span.text for note in found.related] == ["list", "0", "0"]
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    found = wrong("[compute]\nfloat32 = 0\n[memory]\npointwise = 2\n[hots]\n", tmp_path)
+    assert found.message == "`memory.bandwidth` is missing" or found.code == "APL157"
+    told = [found.message, *(note.message for note in found.related)]
+    assert len(told) == 4
+    for part in ("float32 = 0", "memory.bandwidth", "pointwise = 2", "hots"):
+        assert sum(part in each for each in told) == 1
+
+
+def test_empty_files_and_tables(tmp_path: Path) -> None:
+    found = wrong("", tmp_path)
+    assert (found.code, found.message) == ("APL156", "`[compute]` is missing")
+    assert [note.message for note in found.related] == [
+        "besides, `[memory]` is missing (write `[memory]`, and below it `bandwidth = 2.6e12`)"
+    ]
+    assert wrong("[compute]\n[memory]\nbandwidth = 1e9\n", tmp_path).message == "`compute` is missing"
+    assert (
+        wrong("compute = 3\n[memory]\nbandwidth = 1e9\n", tmp_path).message
+        == "`compute` is a number, and should be a table"
+    )
+    assert (
+        wrong(f"network = {{bandwidth = 1e9}}\n{LEAST}", tmp_path).help
+        == "write `[[network]]`, with two brackets, for each"
+    )
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"name = 'a'\n# caf\xe9\n")
+    (tmp_path / "huge.toml").write_bytes(b"#" * ((1 << 20) + 1))
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "digits.toml").write_text("a = " + "9" * 5000)
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
+    os.mkfifo(tmp_path / "pipe.toml")
+    for name, code, part in (
+        ("latin.toml", "APL153", "byte 0xe9 in line 2 is not UTF-8"),
+        ("huge.toml", "APL153", "larger than the 1 MiB"),
+        ("folder.toml", "APL153", "is a folder"),
+        ("pipe.toml", "APL153", "is not a regular file"),
+        ("digits.toml", "APL154", "too many digits"),
+        ("deep.toml", "APL154", "too deep"),
+        ("missing.toml", "APL152", "there is no device profile `missing.toml`"),
+        ("nu\0ll.toml", "APL152", "there is no device profile"),
+    ):
+        found = read_device(name, tmp_path)
+        assert isinstance(found, Diagnostic)
+        assert (found.code, part in found.message) == (code, True), found
+        assert render_text((found,))
+
+
+def test_a_file_of_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "d.toml").write_bytes(b"\xef\xbb\xbf" + LEAST.replace("\n", "\r\n").encode())
+    assert isinstance(read_device("d.toml", tmp_path), DeviceProfile)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        *((name, name) for name in bundled_devices()),
+        ("h100", "h100-sxm"),
+        ("H100-SXM", "h100-sxm"),
+        ("a100", "a100-sxm-80gb"),
+        ("a100-sxm", "a100-sxm-80gb"),
+    ],
+)
+def test_a_bundled_profile_goes_by_its_name_as_far_as_a_dash(name: str, device: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("no profile")  # a file of that name changes nothing
+    found = read_device(name, tmp_path)
+    assert isinstance(found, DeviceProfile)
+    assert found.name == device
+
+
+def test_a_path_is_never_a_name(tmp_path: Path) -> None:
+    (tmp_path / "h100-sxm").write_text(LEAST + "[host]\nbandwidth = 7\n")
+    (tmp_path / "mine").write_text(LEAST)
+    for name in ("./h100-sxm", Path("h100-sxm"), tmp_path / "h100-sxm", str(tmp_path / "h100-sxm")):
+        found = read_device(name, tmp_path)
+        assert isinstance(found, DeviceProfile), found
+        assert found.host_bandwidth == 7
+    assert isinstance(read_device("mine", tmp_path), DeviceProfile)
+
+
+def test_an_ambiguous_beginning_names_what_it_could_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import policylang.language.devices.lookup as lookup
+
+    monkeypatch.setattr(lookup, "bundled_devices", lambda: ("h100-pcie", "h100-sxm"))
+    found = read_device("h100", tmp_path)
+    assert isinstance(found, Diagnostic)
+    assert found.message == "`h100` is the beginning of several device profiles: `h100-pcie` and `h100-sxm`"
+
+
+@pytest.mark.parametrize(
+    ("name", "help"),
+    [
+        ("h10", "did you mean `h100-sxm`? bundled are"),
+        ("mi300", "did you mean `mi300x`? bundled are"),
+        ("gaudi", "bundled are a100-sxm-80gb, b200, cpu, h100-sxm, h200, mi300x; a file is given by its path"),
+        ("h100-sxm.toml", "the bundled profile of that name is written `h100-sxm`"),
+        ("./H200", "the bundled profile of that name is written `h200`"),
+        ("", "bundled are"),
+    ],
+)
+def test_an_unknown_name_says_what_there_is(name: str, help: str, tmp_path: Path) -> None:
+    found = read_device(name, tmp_path)
+    assert isinstance(found, Diagnostic)
+    assert found.code == "APL152"
+    assert (found.help or "").startswith(help)
+
+
+def test_what_is_no_name_at_all() -> None:
+    found = read_device(3)  # type: ignore[arg-type]
+    assert isinstance(found, Diagnostic)
+    assert found.message == "a device is given by its name or the path of its profile, and this is a `int`"
+
+
+# --- bundled ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", bundled_devices())
+def test_a_bundled_profile_says_what_it_stands_for_and_every_figure(name: str) -> None:
+    found = read_device(name)
+    assert isinstance(found, DeviceProfile)
+    assert found.name == name
+    assert {"float32", "bfloat16", "float16", "float64"} <= set(found.compute)
+    assert found.capacity
+    assert found.host_bandwidth
+    assert found.networks[-1].ranks is None  # every group fits one
+    lines = (devices_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    for at, line in enumerate(lines):
+        if line.startswith("["):  # each table says where its figures are from
+            assert lines[at - 1].startswith("# ") or lines[at + 1].startswith("# "), line
+
+
+# --- measured collectives ---------------------------------------------------------------------------------------------
+
+TABLE = """\
+  Group    Group Size  Collective                1MB (ms)    2MB (ms)
+-------  ------------  ----------------------  ----------  ----------
+      0            64  all_reduce                    0.20        0.35
+      1             8  all_gather_into_tensor      0.0495      0.0716
+      0             8  all_gather_into_tensor      0.2397      0.4059
+"""
+
+
+def with_table(table: str | bytes, folder: Path, more: str = "") -> DeviceProfile | Diagnostic:
+    (folder / "deep").mkdir(exist_ok=True)
+    content = table.encode() if isinstance(table, str) else table
+    (folder / "deep" / "t.table").write_bytes(content)
+    (folder / "deep" / "d.toml").write_text(f"{LEAST}[[network]]\ntimes = 't.table'\n{more}")
+    return read_device("deep/d.toml", folder)
+
+
+def test_a_table_is_read_from_beside_the_profile_in_bytes_and_seconds(tmp_path: Path) -> None:
+    found = with_table(TABLE, tmp_path, "group = '0'")
+    assert isinstance(found, DeviceProfile), found
+    assert found.networks[0].times == (
+        CollectiveTimes("all_reduce", 64, ((1 << 20, 0.20 * 1e-3), (2 << 20, 0.35 * 1e-3))),
+        CollectiveTimes("all_gather_into_tensor", 8, ((1 << 20, 0.2397 * 1e-3), (2 << 20, 0.4059 * 1e-3))),
+    )
+
+
+def test_the_figures_of_a_table_are_figures_of_the_profile(tmp_path: Path) -> None:
+    canonical = []
+    spaced = "\n# ours\n" + TABLE.replace("  ", "    ").replace("0.20 ", "2e-1 ")
+    head, _, *rows = TABLE.splitlines()
+    turned = "\n".join((head, *reversed(rows)))
+    for table in (TABLE, spaced, turned, TABLE.replace("0.35", "0.36"), TABLE.replace("2MB", "3MB")):
+        found = with_table(table, tmp_path, "group = '0'")
+        assert isinstance(found, DeviceProfile), found
+        canonical.append(found.canonical)
+    assert canonical[0] == canonical[1] == canonical[2]
+    assert len(set(canonical)) == 3
+
+
+@pytest.mark.parametrize(
+    ("right", "mistake", "underlined", "message"),
+    [
+        ("(ms)", "", "Group    Group Size  Collective                1MB     2MB", "the first line names no sizes"),
+        ("1MB", "3MB", "Group    Group Size  Collective                3MB (ms)    2MB (ms)", "the sizes do not rise"),
+        (
+            "0.20        ",
+            "",
+            "0            64  all_reduce                    0.35",
+            "the row has 4 words, and 5 are wanted",
+        ),
+        ("64", "many", "many", "`many` is not the size of a group"),
+        ("all_reduce", "sin", "sin", "`sin` is no collective"),
+        ("0.20", "fast", "fast", "`fast` is not a number"),
+        ("0.20", "-0.2", "-0.2", "`-0.2` is not the time of a collective"),
+        ("0.20", "nan", "nan", "`nan` is not the time of a collective"),
+        ("0.20", "1e999", "1e999", "`1e999` is not the time of a collective"),
+        ("      1 ", "      0 ", "0             8", "`all_gather_into_tensor` of group `0` stands twice"),
+    ],
+)
+def test_a_line_of_a_table_that_is_none_is_named(
+    right: str, mistake: str, underlined: str, message: str, tmp_path: Path
+) -> None:
+    found = with_table(TABLE.replace(right, mistake), tmp_path)
+    assert isinstance(found, Diagnostic)
+    assert found.code == "APL158"
+    assert found.span is not None
+    assert found.span.source.name == "t.table"
+    assert found.span.text.strip().startswith(underlined)
+    assert found.message.startswith(message)
+    assert [note.message for note in found.related] == ["the table is named here"]
+
+
+def test_a_table_with_one_size_of_group_twice_wants_to_know_which(tmp_path: Path) -> None:
+    found = with_table(TABLE, tmp_path)
+    assert isinstance(found, Diagnostic)
+    assert found.message == "the table measures `all_gather_into_tensor` of 8 ranks in several groups"
+    assert found.help == 'say which are meant: `group = "0"`'
+    for group, message in (("'2'", "the table has no group `2`"), ("0", "`group` should be a text")):
+        found = with_table(TABLE, tmp_path, f"group = {group}")
+        assert isinstance(found, Diagnostic)
+        assert found.message == message
+    assert isinstance(with_table(TABLE, tmp_path, "group = '1'"), DeviceProfile)
+
+
+def test_tables_that_are_none(tmp_path: Path) -> None:
+    for content, code, message in (
+        (b"", "APL158", "the table has no rows"),
+        (b"\xff\xfe", "APL153", "the file is not text"),
+        (TABLE.splitlines()[0], "APL158", "the table has no rows"),
+    ):
+        found = with_table(content, tmp_path)
+        assert isinstance(found, Diagnostic)
+        assert (found.code, message in found.message) == (code, True)
+        assert render_text((found,))
+
+
+def test_a_table_is_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "huge").write_bytes(b"#" * ((1 << 20) + 1))
+    for name, message in (
+        ("pipe", "is not a regular file"),
+        ("folder", "is a folder"),
+        ("huge", "larger than the 1 MiB"),
+    ):
+        found = wrong(f"{LEAST}[[network]]\ntimes = '{name}'\n", tmp_path)
+        assert (found.code, message in found.message) == ("APL153", True)
+        assert found.span is not None
+    assert wrong(f"{LEAST}[[network]]\ntimes = 'nu\\u0000ll'\n".replace("'", '"'), tmp_path).code == "APL153"
+
+
+def test_latency_beside_a_table_means_nothing_unless_there_is_a_bandwidth(tmp_path: Path) -> None:
+    found = with_table(TABLE, tmp_path, "group = '1'\nlatency = 1e-6")
+    assert isinstance(found, Diagnostic)
+    assert found.message.startswith("`latency` means nothing without `bandwidth`")
+    both = with_table(TABLE, tmp_path, "group = '1'\nlatency = 1e-6\nbandwidth = 1e9")
+    assert isinstance(both, DeviceProfile)
+    assert (both.networks[0].bandwidth, len(both.networks[0].times)) == (1e9, 1)
+
+
+def test_a_network_behind_one_with_a_table_alone_can_be_taken(tmp_path: Path) -> None:
+    found = with_table(
+        TABLE, tmp_path, "group = '1'\n[[network]]\nranks = 8\nbandwidth = 1e9\n[[network]]\nbandwidth = 1e8"
+    )
+    assert isinstance(found, DeviceProfile), found
+    assert [network.ranks for network in found.networks] == [None, 8, None]

@@ -1,0 +1,253 @@
+"""What holds of every tuned policy: it fits, more memory never costs time, its rules are few and each is needed."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policylang.api.load import parse
+from policylang.graph.facts import Facts
+from policylang.graph.files.any_form import read_any
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.devices.reading import read_device
+from policylang.language.formatting.canonical import format_source
+from policylang.language.source import Source
+from policylang.planning.capabilities import EAGER, FLAT, JOINT
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.plan import Plan, schedule_of
+from policylang.planning.planner import plan
+from policylang.simulation.node_times import node_times
+from policylang.simulation.peak import estimate_peak
+from policylang.simulation.step_time import step_time
+from policylang.tuning.lower_hull import bound_at
+from policylang.tuning.patterns import by_hand
+from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
+from policylang.tuning.tuner import Tuner, tune
+from tests.support.textgraph import CHAIN, facts_of
+from tests.support.tuned_graphs import DEVICE, stacked, stacked_text, times_of, tuner_of
+
+SAVE_ALL = tuner_of().save_all
+assert SAVE_ALL is not None
+SMALLEST = tuner_of().smallest(Budget("peak", 0))
+
+
+def peak_at(share: float) -> Budget:
+    """A budget so far between what nothing goes below and what nothing recomputed takes."""
+    assert SAVE_ALL is not None
+    return Budget("peak", SMALLEST.peak + share * (SAVE_ALL.peak - SMALLEST.peak))
+
+
+def chosen(budget: Budget, blocks: int = 6) -> Candidate:
+    found = tuner_of(blocks).tuned(budget)
+    assert isinstance(found, Tuned)
+    return found.chosen
+
+
+def planned(text: str, facts: Facts) -> Plan:
+    return plan(parse(text), facts, JOINT)
+
+
+def asked_of(made: Plan) -> tuple[tuple[int, ...], ...]:
+    needs = saved_and_recomputed(made)
+    return needs.saved, needs.recomputed, needs.undecided
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.3, 0.5, 0.7, 0.9, 1])
+def test_a_tuned_policy_fits_and_says_what_planning_says(share: float) -> None:
+    budget = peak_at(share)
+    found = chosen(budget)
+    made = planned(found.rules, stacked())
+    assert made.diagnostics == ()
+    assert estimate_peak(made.facts, made.schedule).bytes == found.peak <= budget.limit
+    assert saved_and_recomputed(made).saved_bytes == found.saved
+    assert step_time(made.facts, made.schedule, times_of()).recomputed == found.recompute
+
+
+@pytest.mark.parametrize("share", [0, 0.2, 0.4, 0.6, 0.8, 1])
+def test_its_rules_are_few_and_each_is_needed(share: float) -> None:
+    rules = chosen(peak_at(share)).rules
+    assert format_source(Source("tuned", rules)).text == rules
+    lines = rules.splitlines(keepends=True)
+    assert len(lines) <= 10
+    whole = asked_of(planned(rules, stacked()))
+    for at in range(len(lines)):
+        rest = "".join(lines[:at] + lines[at + 1 :])
+        if not rest:
+            continue
+        assert asked_of(planned(rest, stacked())) != whole, f"`{lines[at]}` decides nothing"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from(["peak", "saved"]))
+def test_more_memory_never_costs_time(one: int, other: int, figure: str) -> None:
+    tuner = tuner_of()
+    low, high = sorted((one / 200, other / 200))
+    assert SAVE_ALL is not None
+    if figure == "peak":
+        budgets = [peak_at(share) for share in (low, high)]
+    else:
+        budgets = [Budget("saved", share * SAVE_ALL.saved) for share in (low, high)]
+    less, more = (tuner._picked(budget) for budget in budgets)
+    assert less is not None
+    assert more is not None
+    assert more.recompute <= less.recompute + 1e-9 * tuner.forward
+    for budget, each in zip(budgets, (less, more), strict=True):
+        assert tuner.memory(each, budget) <= budget.limit
+
+
+def test_with_room_for_all_nothing_runs_again() -> None:
+    assert chosen(Budget("peak", 10**9)) == SAVE_ALL
+    assert SAVE_ALL is not None
+    assert SAVE_ALL.recompute == 0
+
+
+def test_what_cannot_be_met_says_the_least() -> None:
+    found = tuner_of().tuned(Budget("peak", SMALLEST.peak - 1))
+    assert isinstance(found, Infeasible)
+    assert found.smallest == SMALLEST
+    assert found.smallest.peak_at in stacked().names
+
+
+def test_a_price_in_time_gives_the_least_memory() -> None:
+    tuner = tuner_of()
+    found = [tuner.tuned(Budget("recompute time", share)) for share in (0.0, 0.05, 0.2, 1.0)]
+    peaks = [each.chosen.peak for each in found if isinstance(each, Tuned)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(peaks) == 4
+    for share, each in zip((0.0, 0.05, 0.2, 1.0), found, strict=True):
+        assert isinstance(each, Tuned)
+        assert each.chosen.recompute <= share * each.forward
+
+
+def test_no_policy_of_whole_operators_is_faster() -> None:
+    """All choices of operators to save, in all blocks or the first half of them, planned one by one."""
+    names = ("aten.mul", "mm in q", "mm in k", "attention", "mm in up", "silu", "first add")
+    facts, tuner = stacked(), tuner_of()
+    for place in ("in first 3 blocks", "in block"):
+        for some in chain.from_iterable(combinations(names, count) for count in (0, 1, 3, 5)):
+            saved = "".join(f"save {name} {place}\n" for name in some)
+            text = f"recompute everything in block\n{saved}save everything in block where crosses block\n"
+            made = planned(text + "undecided -> save\n", facts)
+            peak = estimate_peak(made.facts, made.schedule).bytes
+            seconds = step_time(made.facts, made.schedule, times_of()).recomputed
+            found = tuner._picked(Budget("peak", peak))
+            assert found is not None
+            assert found.recompute <= seconds + 1e-9 * tuner.forward, text
+
+
+def test_saved_bytes_come_close_to_the_bound() -> None:
+    tuner = tuner_of(12)
+    for share in np.linspace(0, 1, 21):
+        limit = float(share) * tuner.hull[0].saved
+        found = tuner._picked(Budget("saved", limit))
+        assert found is not None
+        assert found.recompute <= bound_at(tuner.hull, limit) + 0.02 * tuner.forward
+
+
+def test_what_is_composed_of_blocks_is_what_is_simulated() -> None:
+    tuner = tuner_of()
+    patterns = list(by_hand(tuner.classes, tuner.inside, tuner.outside))
+    composed = [tuner.composition.pieces(fates, with_peak=True) for fates in patterns]
+    usable = [at for at, each in enumerate(composed) if each.hands_on]
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        blocks = random.choice(usable, size=(1, 6)).astype(np.int32)
+        around = random.choice(usable, size=1).astype(np.int32)
+        mixed = tuner.composition.mixtures(composed, blocks, around)
+        decisions = list(tuner.composition.decisions(patterns[around[0]]))
+        for row in stacked().forward:
+            block = tuner.classes.blocks.block_of[row]
+            if block >= 0:
+                decisions[row] = tuner.composition.decisions(patterns[blocks[0, block]])[row]
+        schedule = schedule_of(stacked(), decisions)
+        peak = estimate_peak(stacked(), schedule).bytes
+        assert abs(int(mixed.peak[0]) - peak) <= 100  # the last block's result counts with what lies around
+        assert mixed.recompute[0] == pytest.approx(step_time(stacked(), schedule, times_of()).recomputed)
+
+
+def test_the_same_input_gives_the_same_text() -> None:
+    budget = peak_at(0.45)
+    again = tune(stacked(), times_of(), budget, JOINT)
+    assert isinstance(again, Tuned)
+    assert again.chosen == chosen(budget)
+
+
+def test_what_lies_beside_the_graph_counts() -> None:
+    besides = Besides(optimizer=500, reserve=0.1)
+    limit = besides.on(round(peak_at(0.5).limit))
+    found = tune(stacked(), times_of(), Budget("peak", limit), JOINT, besides=besides)
+    assert isinstance(found, Tuned)
+    assert besides.on(found.chosen.peak) <= limit
+    assert found.chosen == chosen(Budget("peak", round(peak_at(0.5).limit)))
+
+
+def test_the_table_falls_in_time_and_rises_in_memory() -> None:
+    found = tuner_of().tuned(Budget("peak", float("inf")))
+    assert isinstance(found, Tuned)
+    peaks, seconds = [each.peak for each in found.table], [each.recompute for each in found.table]
+    assert peaks == sorted(set(peaks))
+    assert seconds == sorted(set(seconds), reverse=True)
+    assert len(peaks) > 10
+    assert found.table[-1] == SAVE_ALL
+
+
+@pytest.mark.parametrize("figure", ["peak", "saved"])
+def test_a_graph_without_blocks_is_tuned_by_operator(figure: str) -> None:
+    facts = facts_of(CHAIN)
+    times = node_times(facts, DEVICE)
+    all_saved = tune(facts, times, Budget("peak", 10**6), JOINT)
+    assert isinstance(all_saved, Tuned)
+    limit = all_saved.chosen.saved - 1 if figure == "saved" else all_saved.chosen.peak
+    found = tune(facts, times, Budget("saved" if figure == "saved" else "peak", limit), JOINT)
+    assert isinstance(found, Tuned)
+    assert "block" not in found.chosen.rules
+
+
+@pytest.mark.parametrize("text", ["", "%x = input bytes=10\n%y = aten.sin.default(%x) bytes=10\noutput(%y)"])
+def test_a_graph_with_nothing_to_decide_is_saved(text: str) -> None:
+    facts = facts_of(text)
+    found = tune(facts, node_times(facts, DEVICE), Budget("peak", 10**6), JOINT)
+    assert isinstance(found, Tuned | Infeasible)
+
+
+def test_the_users_own_checkpoint_is_overridden() -> None:
+    tagged = "\n".join(
+        f"{line} tag=PREFER_RECOMPUTE" if " layers." in line else line for line in stacked_text(4).splitlines()
+    )
+    facts = facts_of(tagged)
+    found = tune(facts, node_times(facts, DEVICE), Budget("peak", 10**6), JOINT)
+    assert isinstance(found, Tuned)
+    assert found.chosen.rules == "override save everything\n"
+
+
+def test_an_eager_checkpoint_is_tuned_block_by_block() -> None:
+    found = tune(stacked(), times_of(), Budget("saved", 3000), EAGER)
+    if isinstance(found, Tuned):
+        made = plan(parse(found.chosen.rules), stacked(), EAGER)
+        assert made.diagnostics == ()
+        assert saved_and_recomputed(made).saved_bytes == found.chosen.saved <= 3000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "t5", "vit", "mixtral", "tutorial", "llama3_8b"])
+def test_real_models_fit_at_fifty_budgets(name: str) -> None:
+    profile = read_device("h100-sxm")
+    assert isinstance(profile, DeviceProfile)
+    facts = read_any(f"docs/graphs/{name}.graph")
+    capabilities = JOINT if name == "tutorial" else FLAT
+    tuner = Tuner(facts, node_times(facts, profile), capabilities)
+    low, high = tuner.smallest(Budget("peak", 0)), tuner.save_all
+    assert high is not None
+    before = float("inf")
+    for share in np.linspace(0, 1, 50):
+        limit = low.peak + float(share) * (high.peak - low.peak)
+        found = tuner._picked(Budget("peak", limit))
+        assert found is not None
+        assert found.peak <= limit
+        assert found.rules.count("\n") <= 10
+        assert found.recompute <= before + 1e-9 * tuner.forward
+        before = found.recompute
