@@ -74,13 +74,15 @@ def texts_by_hand(blocks: int) -> Iterator[str]:
 def most_held(facts: Facts, classes: ValueClasses, inside: Vocabulary) -> list[str]:
     """The operators and groups of single tensors of which blocks make the most bytes for the backward: three."""
     held: dict[str, int] = {}
+    roots = storage_roots(facts)
+    read = {roots[row] for row in facts.forward if facts.flags[row] & Flag.FEEDS_BACKWARD}
     for phrase in inside.phrases:
         if phrase.position or phrase.module or phrase.predicate or phrase.subject == EVERYTHING:
             continue
         numbers = [number for number in inside.numbers if phrase.mask >> number & 1]
         rows = [row for number in numbers for row in classes.rows[number]]
         if not any(facts.shapes[row] is None or number in classes.views for number in numbers for row in rows[:1]):
-            held[phrase.subject] = sum(facts.bytes[row] for row in rows if facts.flags[row] & Flag.FEEDS_BACKWARD)
+            held[phrase.subject] = sum(facts.bytes[row] for row in rows if row in read)
     return sorted(filter(held.__getitem__, held), key=lambda subject: (-held[subject], subject))[:3]
 
 
