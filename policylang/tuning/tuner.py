@@ -7,6 +7,7 @@ turn, the fastest first, so that few are.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice, product
@@ -155,9 +156,15 @@ class Tuner:
             ]
         self._say("simulating patterns")
         simulated: dict[Fates, Pieces] = {}
-        for fates in dict.fromkeys(found):
-            pieces = composition.pieces(fates, with_peak=by_peak)
-            simulated.setdefault(pieces.asked, pieces)
+        collects = gc.isenabled()
+        gc.disable()  # steps by the million, none in a circle: going through them takes a sixth of the time
+        try:
+            for fates in dict.fromkeys(found):
+                pieces = composition.pieces(fates, with_peak=by_peak)
+                simulated.setdefault(pieces.asked, pieces)
+        finally:
+            if collects:
+                gc.enable()
         made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
         writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
