@@ -40,7 +40,7 @@ _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
 _BUNDLED = ("llama3_sac", "torchtitan_op_sac")
-_OTHERS = 40_000
+_OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
 _OFFLOADING, _BASES = 300_000, 6
 """The same of policies that move values to the host, and how many policies are taken that move none."""
