@@ -23,6 +23,7 @@ import policylang
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
+from policylang.language.codes import is_error
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import JOINT
 from policylang.planning.liveness import Needs, backward_needs, saved_and_recomputed, with_cost
@@ -79,7 +80,7 @@ def of_policy(family: str, name: str, text: str, facts: Facts, times: NodeTimes)
         made = plan(policylang.parse(text), facts, JOINT)
     except policylang.PolicyError:
         return None
-    if any(found.severity == "error" for found in made.diagnostics):
+    if any(map(is_error, made.diagnostics)):
         return None
     needs = saved_and_recomputed(made)
     return point(family, name, made.facts, times, made.schedule, needs.saved_bytes) if needs.final else None
