@@ -16,19 +16,25 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from policylang.graph.facts import Facts, Phase, forward_users
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
-from policylang.language.syntax import Action
+from policylang.language.syntax import Action, Policy
+from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import Needs, backward_needs, with_whole_blocks
 from policylang.planning.plan import schedule_of
 from policylang.planning.value_decision import Decision, Why
 from policylang.simulation.lifetimes import lifetimes
 from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.copy_waits import CopyWaits, PieceWaits, waits_of
 from policylang.tuning.value_classes import Fate, ValueClasses
 
 _DECISIONS = {
     int(Fate.SAVE): Decision(Action.SAVE, None, Why.RULE),
     int(Fate.RECOMPUTE): Decision(Action.RECOMPUTE, None, Why.RULE),
+    int(Fate.OFFLOAD): Decision(Action.OFFLOAD, None, Why.RULE),
+    int(Fate.REBUILT): Decision(Action.RECOMPUTE, None, Why.RULE),
 }
+NO_RULES = Policy("tuned", {}, None, (), None, (), ())
 _ALWAYS = Decision(Action.SAVE, None, Why.ALWAYS)
 
 Ints = NDArray[np.int64]
@@ -51,6 +57,13 @@ class Pieces:
     """By class: what becomes of its values; ``Fate.EITHER`` of those that the backward does not ask for."""
     hands_on: bool
     """Whether blocks keep what they hand on: only then does memory in use follow from that of each block."""
+    waits: PieceWaits | None = None
+    """When copies start and are awaited in each piece; None where none were asked for."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything waits on the host."""
+        return int(Fate.OFFLOAD) in self.asked
 
 
 @frozen(eq=False)
@@ -60,13 +73,23 @@ class Mixtures:
     peak: Ints
     saved: Ints
     recompute: Floats
+    copies: Floats
+    """Seconds in which computation waits for copies to the host and back."""
+
+    @property
+    def price(self) -> Floats:
+        """What candidates are tried by."""
+        return self.recompute + self.copies
 
 
 class Composition:
     """Cuts patterns into pieces and puts them together."""
 
-    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False) -> None:
+    def __init__(
+        self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False, offload: bool = False
+    ) -> None:
         self.facts = facts
+        self.offload = offload
         self.block_by_block = block_by_block
         self.times = times
         self.classes = classes
@@ -98,6 +121,9 @@ class Composition:
         """Simulate a pattern in all blocks; without the peak only what is kept and runs again is worked out."""
         decisions = self.decisions(fates)
         needs = backward_needs(self.facts, decisions)
+        if needs.offloaded:
+            resolve_offloads(NO_RULES, self.facts, decisions, needs)
+            needs = backward_needs(self.facts, decisions)
         if self.block_by_block:
             needs = with_whole_blocks(needs, self.facts, decisions, self.classes.blocks.block_of)
         saved, again = self._by_block(needs)
@@ -105,7 +131,7 @@ class Composition:
         hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
         rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
         net = np.zeros_like(rise)
-        if not with_peak:
+        if not with_peak and not self.offload:
             return Pieces(rise, net, saved, again, asked, hands_on)
         schedule = schedule_of(self.facts, decisions)
         found = lifetimes(self.facts, schedule)
@@ -120,13 +146,19 @@ class Composition:
         self.base = int(allocated[0])
         rows = np.frombuffer(schedule.rows, dtype=np.int32)
         late = (np.frombuffer(schedule.regions, dtype=np.int32) > 0) | self._is_backward[rows]
-        keys = np.maximum.accumulate(np.where(late, self._backward_key[rows], self._forward_key[rows]))
+        keys = np.where(late, self._backward_key[rows], self._forward_key[rows])
+        if needs.offloaded:  # a copy starts while another block computes
+            keys[np.frombuffer(schedule.kinds, dtype=np.uint8) > StepKind.SECOND_RUN] = 0
+        keys = np.maximum.accumulate(keys)
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         if steps:
             at_start = before[starts]
             rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
             net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
-        return Pieces(rise, net, saved, again, asked, hands_on)
+        return Pieces(rise, net, saved, again, asked, hands_on, self._waits(schedule, keys) if self.offload else None)
+
+    def _waits(self, schedule: Schedule, keys: Ints) -> PieceWaits:
+        return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_piece), self.count + 2)
 
     def mended(self, fates: Sequence[int]) -> tuple[int, ...]:
         """With what takes time and hardly any memory saved: of a flat graph the linear program takes values to be there
@@ -158,7 +190,14 @@ class Composition:
             peak=self.base + np.max(before + rises, axis=1),
             saved=np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1),
             recompute=np.stack([each.again for each in patterns])[chosen, numbers].sum(axis=1),
+            copies=self._copies(patterns, by_piece),
         )
+
+    def _copies(self, patterns: Sequence[Pieces], by_piece: Ints) -> Floats:
+        known = [each.waits for each in patterns if each.waits is not None]
+        if not any(each.offloads for each in patterns) or len(known) < len(patterns):
+            return np.zeros(len(by_piece))
+        return CopyWaits(known, self.count + 2).of(by_piece)
 
     def _by_block(self, needs: Needs) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots
@@ -178,8 +217,15 @@ class Composition:
         for row in needs.recomputed:
             if roots[row] not in kept and (roots[row] == row or facts.ops[roots[row]] == "call_function"):
                 asked[of[row]] = int(Fate.RECOMPUTE)
+        moved = {roots[row] for row in needs.offloaded}
+        if moved:
+            for row in self.facts.forward:
+                if roots[row] in moved:
+                    asked[of[row]] = int(Fate.REBUILT)
         for row in sorted(kept):
             asked[of[row]] = int(Fate.SAVE)
+        for row in needs.offloaded:
+            asked[of[row]] = int(Fate.OFFLOAD)
         return tuple(asked[:-1])
 
     def _backward_of(self, block: int) -> int:

@@ -24,6 +24,7 @@ from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import Composition, Pieces
 from policylang.tuning.evaluation import Evaluation
+from policylang.tuning.host_variants import host_variants
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
 from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
 from policylang.tuning.phrases import Vocabulary
@@ -96,6 +97,7 @@ class Tuner:
         self.times = times
         self.capabilities = capabilities
         self.besides = besides
+        self.offload = offload and capabilities.offloads
         self.override = any(facts.user_tags) and not capabilities.block_by_block
         self.forward = sum(times.seconds[row] for row in facts.forward)
         self._say = progress or (lambda _: None)
@@ -107,7 +109,7 @@ class Tuner:
         self.inside = Vocabulary(facts, self.classes, operators, inside=True)
         self.outside = Vocabulary(facts, self.classes, operators, inside=False)
         apart = capabilities.block_by_block
-        self.composition = Composition(facts, times, self.classes, block_by_block=apart)
+        self.composition = Composition(facts, times, self.classes, block_by_block=apart, offload=self.offload)
         self.blocks = self.composition.count
         saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
@@ -150,12 +152,22 @@ class Tuner:
         for fates in dict.fromkeys(found):
             pieces = composition.pieces(fates, with_peak=by_peak)
             simulated.setdefault(pieces.asked, pieces)
-        made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
-        writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
+        variants: dict[Fates, tuple[int, Pieces]] = {}
+        for base, fates in self._host_variants(tuple(simulated.values())):
+            pieces = composition.pieces(fates, with_peak=by_peak)
+            if pieces.offloads and pieces.asked not in simulated:
+                variants.setdefault(pieces.asked, (base, pieces))
+        made = prospects(composition, tuple(simulated.values()), mixed=not by_peak, variants=tuple(variants.values()))
+        writer = Writer((*simulated, *variants), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
-        seconds = made.figures.recompute
+        seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
         return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist())
+
+    def _host_variants(self, patterns: Sequence[Pieces]) -> Iterator[tuple[int, Fates]]:
+        """With copies to the host as a third choice; none without."""
+        if self.offload:
+            yield from host_variants(self.facts, self.times, self.classes, patterns)
 
     def _bundled(self) -> Iterator[Fates]:
         """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
@@ -187,7 +199,7 @@ class Tuner:
         memory = self.memory(chosen, budget)
         less = self._at(budget, 0.92 * memory)
         more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None
-        if more is not None and more.recompute >= chosen.recompute:
+        if more is not None and more.price >= chosen.price:
             more = None
         if table or budget.limit == inf:
             self._fill(budget)
@@ -199,7 +211,7 @@ class Tuner:
             less=less,
             more=more,
             table=tuple(rows),
-            bound=bound_at(self.hull, chosen.saved),
+            bound=bound_at(self.hull, chosen.saved + (chosen.offloaded if self.offload else 0)),
             forward=self.forward,
         )
 
@@ -238,21 +250,21 @@ class Tuner:
         seconds = chosen.seconds
         best: Candidate | None = None
         for other in self._others:
-            if self.memory(other, budget) <= limit and (best is None or other.recompute < best.recompute):
+            if self.memory(other, budget) <= limit and (best is None or other.price < best.price):
                 best = other
         if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
             smallest = self.smallest(budget)
-            if self.memory(smallest, budget) <= limit and (best is None or smallest.recompute < best.recompute):
+            if self.memory(smallest, budget) <= limit and (best is None or smallest.price < best.price):
                 best = smallest
         for at in chosen.order:
-            if best is not None and seconds[at] >= best.recompute - same:
+            if best is not None and seconds[at] >= best.price - same:
                 break
             if memory[at] > limit:
                 continue
             made = self._candidate(chosen, at)
             if made is None or self.memory(made, budget) > limit:
                 continue
-            if best is None or made.recompute < best.recompute:
+            if best is None or made.price < best.price:
                 best = made
         return best
 
@@ -262,7 +274,7 @@ class Tuner:
         seconds = chosen.seconds
         best: Candidate | None = None
         for other in (self.save_all, *self._others):
-            if other is None or other.recompute > limit:
+            if other is None or other.price > limit:
                 continue
             if best is None or self.memory(other, budget) < self.memory(best, budget):
                 best = other
@@ -272,7 +284,7 @@ class Tuner:
             if seconds[at] > limit:
                 continue
             made = self._candidate(chosen, at)
-            if made is None or made.recompute > limit:
+            if made is None or made.price > limit:
                 continue
             if best is None or self.memory(made, budget) < self.memory(best, budget):
                 best = made
@@ -284,7 +296,7 @@ class Tuner:
         text = chosen.writer.text(chosen.prospects, at, self.blocks)
         made = None if text is None else self.evaluation.of(text)
         least = chosen.seconds[at] - _SAME * self.forward
-        return None if made is None or made.recompute < least else made
+        return None if made is None or made.price < least else made
 
     def _fill(self, budget: Budget) -> None:
         """Plan candidates over the whole range of memory."""
@@ -297,7 +309,7 @@ class Tuner:
 def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:
     """Those that no other beats in both memory and time, by rising memory."""
     kept: list[Candidate] = []
-    for each in sorted(found, key=lambda each: (memory(each), each.recompute, len(each.rules), each.rules)):
-        if not kept or each.recompute < kept[-1].recompute:
+    for each in sorted(found, key=lambda each: (memory(each), each.price, len(each.rules), each.rules)):
+        if not kept or each.price < kept[-1].price:
             kept.append(each)
     return kept

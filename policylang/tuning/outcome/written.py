@@ -117,7 +117,7 @@ def neighbour_words(tuned: Tuned) -> str:
     for other, memory, time in ((tuned.more, "more", "less"), (tuned.less, "less", "more")):
         if other is not None:
             size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
-            seconds = abs(other.recompute - tuned.chosen.recompute)
+            seconds = abs(other.price - tuned.chosen.price)
             said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
     return "; ".join(said)
 
@@ -181,7 +181,8 @@ def bound_words(tuned: Tuned) -> str:
     """What no choice of values can beat; empty where it is not known, and where nothing is lost."""
     if tuned.bound is None or not tuned.chosen.recompute:
         return ""
-    return f"{figure(tuned.bound, 'seconds')}: no choice of values that saves as much recomputes for less"
+    keeps = "saves or offloads" if tuned.chosen.offloaded else "saves"
+    return f"{figure(tuned.bound, 'seconds')}: no choice of values that {keeps} as much recomputes for less"
 
 
 def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]:
