@@ -21,6 +21,10 @@ from policylang.tuning.patterns import Fates
 from policylang.tuning.value_classes import Fate, ValueClasses
 
 _MOST_BASES = 4
+_SHARES = (1.0, 0.7, 0.4)
+"""How much of what computation hides at best is moved."""
+_LARGE = 0.1
+"""Of the largest: two copies may be under way at once, and one of a small value takes the place of a large one's."""
 _OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
 _RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
 
@@ -36,15 +40,22 @@ def host_variants(
         fates = patterns[number].asked
         movable = [each for each, size in enumerate(sizes) if size and fates[each] == Fate.SAVE]
         movable.sort(key=lambda each: (-sizes[each], each))
-        hidden, left = [], room
-        for each in movable:
-            if sizes[each] <= left:
-                hidden.append(each)
-                left -= sizes[each]
-        handed_on = [each for each in movable if each in classes.crossing]
-        for chosen in dict.fromkeys((tuple(hidden), tuple(handed_on), tuple(movable))):
+        large = [each for each in movable if sizes[each] >= _LARGE * sizes[movable[0]]]
+        handed_on = tuple(each for each in large if each in classes.crossing)
+        hidden = (_filled(large, sizes, share * room) for share in _SHARES)
+        for chosen in dict.fromkeys((*hidden, handed_on, tuple(large))):
             if chosen:
                 yield number, _with(fates, chosen)
+
+
+def _filled(numbers: Sequence[int], sizes: Sequence[int], room: float) -> tuple[int, ...]:
+    """As many as there is room for, each taken that still fits."""
+    found = []
+    for each in numbers:
+        if sizes[each] <= room:
+            found.append(each)
+            room -= sizes[each]
+    return tuple(found)
 
 
 def _with(fates: Fates, moved: Sequence[int]) -> Fates:
