@@ -23,7 +23,7 @@ from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import Needs, backward_needs, with_whole_blocks
 from policylang.planning.plan import schedule_of
 from policylang.planning.value_decision import Decision, Why
-from policylang.simulation.lifetimes import lifetimes
+from policylang.simulation.lifetimes import Lifetimes, Origin, lifetimes
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.copy_waits import CopyWaits, PieceWaits, waits_of
 from policylang.tuning.value_classes import Fate, ValueClasses
@@ -57,6 +57,9 @@ class Pieces:
     """By class: what becomes of its values; ``Fate.EITHER`` of those that the backward does not ask for."""
     hands_on: bool
     """Whether blocks keep what they hand on: only then does memory in use follow from that of each block."""
+    ahead: Ints
+    """By block, of what it and earlier blocks move to the host: bytes that are back as the block's own backward begins,
+    less what was still on its way as its forward ended. That much is done by pieces of later blocks."""
     waits: PieceWaits | None = None
     """When copies start and are awaited in each piece; None where none were asked for."""
 
@@ -131,8 +134,9 @@ class Composition:
         hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
         rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
         net = np.zeros_like(rise)
+        ahead = np.zeros(self.count + 1, dtype=np.int64)
         if not with_peak and not self.offload:
-            return Pieces(rise, net, saved, again, asked, hands_on)
+            return Pieces(rise, net, saved, again, asked, hands_on, ahead)
         schedule = schedule_of(self.facts, decisions)
         found = lifetimes(self.facts, schedule)
         steps = len(schedule)
@@ -155,7 +159,29 @@ class Composition:
             at_start = before[starts]
             rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
             net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
-        return Pieces(rise, net, saved, again, asked, hands_on, self._waits(schedule, keys) if self.offload else None)
+            if needs.offloaded:
+                ahead = self._ahead(found, schedule, keys)
+        waits = self._waits(schedule, keys) if self.offload else None
+        return Pieces(rise, net, saved, again, asked, hands_on, ahead, waits)
+
+    def _ahead(self, found: Lifetimes, schedule: Schedule, keys: Ints) -> Ints:
+        """Of a pattern that moves something; ``keys``: by step its piece."""
+        moved = set(schedule.rows_of(StepKind.COPY_TO_HOST))
+        ahead, steps = np.zeros(self.count + 1, dtype=np.int64), len(schedule)
+        begins = np.searchsorted(keys, [self._backward_of(block) for block in range(self.count)])
+        ends = np.searchsorted(keys, np.arange(self.count) + 1, side="right") - 1
+        makes: dict[int, int] = {}
+        for origin, row, _, size, made, last in found:
+            if row not in moved or origin not in (Origin.FIRST_RUN, Origin.COPY_FROM_HOST):
+                continue
+            leaves = origin == Origin.FIRST_RUN
+            makes.setdefault(row, made)
+            own = ends >= makes[row]
+            if leaves:
+                ahead[:-1] -= size * (own & (min(last, steps) > ends))
+            else:
+                ahead[:-1] += size * (own & (made < begins) & (last >= begins))
+        return ahead
 
     def _waits(self, schedule: Schedule, keys: Ints) -> PieceWaits:
         return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_piece), self.count + 2)
@@ -185,6 +211,8 @@ class Composition:
         rises = np.stack([each.rise for each in patterns])[by_piece, pieces]
         nets = np.stack([each.net for each in patterns])[by_piece, pieces]
         before = np.cumsum(nets, axis=1) - nets
+        if any(each.offloads for each in patterns):
+            before += self._ahead_of_zones(patterns, chosen)
         numbers = np.arange(self.count + 1)
         return Mixtures(
             peak=self.base + np.max(before + rises, axis=1),
@@ -192,6 +220,14 @@ class Composition:
             recompute=np.stack([each.again for each in patterns])[chosen, numbers].sum(axis=1),
             copies=self._copies(patterns, by_piece),
         )
+
+    def _ahead_of_zones(self, patterns: Sequence[Pieces], chosen: Ints) -> Ints:
+        """By mixture and piece: what later blocks would have done if they followed the pattern of an earlier one."""
+        ahead = np.stack([each.ahead for each in patterns])
+        more = np.zeros((len(chosen), len(self.block_of_piece)), dtype=np.int64)
+        for block in range(self.count - 1):
+            more[:, self._backward_of(block)] = ahead[chosen[:, block], block] - ahead[chosen[:, block + 1], block]
+        return np.cumsum(more, axis=1)
 
     def _copies(self, patterns: Sequence[Pieces], by_piece: Ints) -> Floats:
         known = [each.waits for each in patterns if each.waits is not None]

@@ -78,6 +78,9 @@ class _Set:
     by_memory: Sequence[int]
     """By memory, of those that take as much by time."""
     seconds: Sequence[float]
+    slack: int
+    """Bytes by which what is composed may be too little: of the largest value that is copied, where blocks that copy
+    border on others. The least that is found may be so much above the least that there is."""
 
 
 class Tuner:
@@ -162,7 +165,11 @@ class Tuner:
         memory = made.figures.peak if by_peak else made.figures.saved
         seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
-        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist())
+        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), self._slack(variants))
+
+    def _slack(self, moving: Iterable[Fates]) -> int:
+        moved = {number for fates in moving for number, fate in enumerate(fates) if fate == Fate.OFFLOAD}
+        return max((self.facts.bytes[row] for each in moved for row in self.classes.rows[each]), default=0)
 
     def _host_variants(self, patterns: Sequence[Pieces]) -> Iterator[tuple[int, Fates]]:
         """With copies to the host as a third choice; none without."""
@@ -279,7 +286,7 @@ class Tuner:
             if best is None or self.memory(other, budget) < self.memory(best, budget):
                 best = other
         for at in chosen.by_memory:
-            if best is not None and memory[at] >= self.memory(best, budget):
+            if best is not None and memory[at] + chosen.slack >= self.memory(best, budget):
                 break
             if seconds[at] > limit:
                 continue
