@@ -89,7 +89,13 @@ class Composition:
     """Cuts patterns into pieces and puts them together."""
 
     def __init__(
-        self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False, offload: bool = False
+        self,
+        facts: Facts,
+        times: NodeTimes,
+        classes: ValueClasses,
+        *,
+        block_by_block: bool = False,
+        offload: bool = False,
     ) -> None:
         self.facts = facts
         self.offload = offload

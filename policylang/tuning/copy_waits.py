@@ -1,8 +1,8 @@
 """How long a mixture of patterns waits for copies to the host and back.
 
-Copies start and are awaited as :mod:`policylang.planning.schedule.host_copy_steps` has it. What a piece of the step does
-to the moments that later pieces go by is linear where the greatest is the sum and the sum is the product (Baccelli et
-al., *Synchronization and Linearity*, 1992): a small matrix a piece, which does not depend on what other blocks do.
+Copies start and are awaited as :mod:`policylang.planning.schedule.host_copy_steps` has it. What a piece of the step
+does to the moments that later pieces go by is linear where the greatest is the sum and the sum is the product (Baccelli
+et al., *Synchronization and Linearity*, 1992): a small matrix a piece, which does not depend on what other blocks do.
 
 Of the forward the moments are the present, and when the last copy and the one before it are done; of the backward the
 present, when the last value and the one before it were used first, and when the last copy is done.
@@ -40,14 +40,12 @@ class PieceWaits:
     """By piece, seconds."""
 
 
-def waits_of(
-    facts: Facts, times: NodeTimes, schedule: Schedule, keys: Ints, pieces: int, backward: int
-) -> PieceWaits:
+def waits_of(facts: Facts, times: NodeTimes, schedule: Schedule, keys: Ints, pieces: int, backward: int) -> PieceWaits:
     """``keys``: by step its piece, the first of the backward ``backward``. A collective counts as computation: what
     waits for it can hide a copy."""
     kinds, rows = np.frombuffer(schedule.kinds, dtype=np.uint8), np.frombuffer(schedule.rows, dtype=np.int32)
     seconds = np.where(kinds <= StepKind.SECOND_RUN, np.asarray(times.seconds, dtype=np.float64)[rows], 0.0)
-    computes = np.bincount(keys, weights=seconds, minlength=pieces)
+    computes = np.bincount(keys, weights=seconds, minlength=pieces).astype(np.float64)
     matrices = np.full((pieces, _MOMENTS, _MOMENTS), _NEVER)
     matrices[:, range(_MOMENTS), range(_MOMENTS)] = 0.0
     since = np.cumsum(seconds) - seconds

@@ -154,7 +154,9 @@ def _settle(
 ) -> bool:
     """Add the stages that turn what is said already into what is wanted; False where no phrase can tell it apart."""
     for action in (Fate.RECOMPUTE, Fate.SAVE, Fate.OFFLOAD):
-        must = sum(1 << n for n in vocabulary.numbers if _asks_for(fates[n], action) and not _is_so(fates[n], effect[n]))
+        must = sum(
+            1 << n for n in vocabulary.numbers if _asks_for(fates[n], action) and not _is_so(fates[n], effect[n])
+        )
         if not must:
             continue
         never = sum(1 << n for n in vocabulary.numbers if not _allows(fates[n], action))

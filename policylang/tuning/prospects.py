@@ -3,7 +3,7 @@ from. It is fixed for a graph and a device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
@@ -17,7 +17,7 @@ from policylang.tuning.phrases import Vocabulary
 FIRST, LAST, EVERY = 0, 1, 2
 _FEW_BLOCKS = 16
 _NEAR = 3
-"""Patterns whose memory is so many ranks apart, of all patterns, are mixed with a third."""
+"""Patterns are mixed with a third that is so many points of the hull apart."""
 
 
 @frozen(eq=False)
@@ -52,8 +52,8 @@ def prospects(
     variants: Sequence[tuple[int, Pieces]] = (),
 ) -> Prospects:
     """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth: of those
-    whose blocks keep what they hand on, or with ``mixed`` of all. Where blocks are few, and a step from one number to
-    the next is a large one, the last one or two may follow a third pattern.
+    whose blocks keep what they hand on, or with ``mixed`` of all. A step from one number of blocks to the next is a
+    large one; between two of them the last block, or where blocks are few the last two, may follow a third pattern.
 
     ``variants`` are patterns that copy to the host, each with the number of the pattern of which it is one: these are
     in all blocks, and in the first so many where the others follow that pattern or one near it.
@@ -62,7 +62,6 @@ def prospects(
     shapes = [(FIRST, blocks)]
     shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
     shapes += [(EVERY, number) for number in range(2, min(blocks // 2, 8) + 1)]
-    rank = {number: at for at, number in enumerate(sorted(range(count), key=lambda each: patterns[each].saved.sum()))}
     rows: list[tuple[int, ...]] = []
     for one in range(count):
         for other in range(count):
@@ -73,13 +72,19 @@ def prospects(
             for kind, number in shapes:
                 if alone is (number == blocks) and (kind == EVERY or one <= other):
                     rows += [(one, other, other, around, kind, number, 0) for around in arounds]
-            if alone or blocks > _FEW_BLOCKS or abs(rank[one] - rank[other]) > _NEAR:
+            near = _NEAR if blocks <= _FEW_BLOCKS else 1
+            if alone or abs(one - other) > near:
                 continue
-            thirds = [third for third in range(count) if third not in (one, other) and patterns[third].hands_on]
+            thirds = [
+                third
+                for third in range(count)
+                if third not in (one, other) and patterns[third].hands_on
+                if blocks <= _FEW_BLOCKS or min(abs(one - third), abs(other - third)) <= _NEAR
+            ]
             rows += [
                 (one, other, third, around, FIRST, number, last)
                 for third in thirds
-                for last in (1, 2)
+                for last in ((1, 2) if blocks <= _FEW_BLOCKS else (1,))
                 for number in range(1, blocks - last)
                 for around in arounds
             ]
@@ -87,12 +92,15 @@ def prospects(
         rows = [(one, one, one, one, FIRST, 0, 0) for one in range(count)]
     if not variants:
         return _made(composition, patterns, rows)
-    near = _near(patterns, rank)
+    beside = _near(patterns)
     bases = [one for one, _ in variants]
     rows += [
         (one, other, other, around, FIRST, number, 0)
         for one, base in enumerate(bases, count)
-        for other in (*near[base], *(each for each, of in enumerate(bases, count) if of in near[base] and each != one))
+        for other in (
+            *beside[base],
+            *(each for each, of in enumerate(bases, count) if of in beside[base] and each != one),
+        )
         for number in range(1, blocks)
         for around in dict.fromkeys((one, other))
     ]
@@ -100,8 +108,10 @@ def prospects(
     return _made(composition, [*patterns, *(each for _, each in variants)], rows)
 
 
-def _near(patterns: Sequence[Pieces], rank: Mapping[int, int]) -> list[list[int]]:
+def _near(patterns: Sequence[Pieces]) -> list[list[int]]:
     """By pattern, itself and those next to it by their bytes whose blocks keep what they hand on."""
+    ordered = sorted(range(len(patterns)), key=lambda each: patterns[each].saved.sum())
+    rank = {number: at for at, number in enumerate(ordered)}
     usable = sorted((each for each in rank if patterns[each].hands_on), key=rank.__getitem__)
     found = []
     for number in range(len(patterns)):
@@ -169,7 +179,14 @@ class Writer:
         if key not in self._known:
             zones = [] if base == zone else [Zone(self._MARK, self.patterns[zone])]
             zones += [] if end < 0 else [Zone(self._END, self.patterns[end], nested)]
-            made = scripts(self.inside, self.outside, self.patterns[base], zones, self.patterns[around], undecided=not self.override)
+            made = scripts(
+                self.inside,
+                self.outside,
+                self.patterns[base],
+                zones,
+                self.patterns[around],
+                undecided=not self.override,
+            )
             texts = (script.text(self.head, override=self.override) for script in made)
             self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]

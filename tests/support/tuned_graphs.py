@@ -66,7 +66,7 @@ def stacked_text(blocks: int) -> str:
 def stacked(blocks: int = 6) -> Facts:
     """A joint graph of so many blocks."""
     text = stacked_text(blocks)
-    products = " dtype=bf16"
+    products = " dtype=bf16 shape=10x10"
     return facts_of(
         "\n".join(line + products if "bytes=" in line and "input" not in line else line for line in text.splitlines())
     )
