@@ -57,9 +57,10 @@ class Pieces:
     """By class: what becomes of its values; ``Fate.EITHER`` of those that the backward does not ask for."""
     hands_on: bool
     """Whether blocks keep what they hand on: only then does memory in use follow from that of each block."""
-    ahead: Ints
-    """By block, of what it and earlier blocks move to the host: bytes that are back as the block's own backward begins,
-    less what was still on its way as its forward ended. That much is done by pieces of later blocks."""
+    leaving: Ints
+    """By block, of what it and earlier blocks move to the host: bytes that are on their way as its forward ends."""
+    returned: Ints
+    """Bytes of the same that are back, or on their way, as its backward begins."""
     waits: PieceWaits | None = None
     """When copies start and are awaited in each piece; None where none were asked for."""
 
@@ -140,9 +141,9 @@ class Composition:
         hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
         rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
         net = np.zeros_like(rise)
-        ahead = np.zeros(self.count + 1, dtype=np.int64)
+        leaving = returned = np.zeros(self.count + 1, dtype=np.int64)
         if not with_peak and not self.offload:
-            return Pieces(rise, net, saved, again, asked, hands_on, ahead)
+            return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned)
         schedule = schedule_of(self.facts, decisions)
         found = lifetimes(self.facts, schedule)
         steps = len(schedule)
@@ -166,14 +167,15 @@ class Composition:
             rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
             net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
             if needs.offloaded:
-                ahead = self._ahead(found, schedule, keys)
+                leaving, returned = self._on_their_way(found, schedule, keys)
         waits = self._waits(schedule, keys) if self.offload else None
-        return Pieces(rise, net, saved, again, asked, hands_on, ahead, waits)
+        return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned, waits)
 
-    def _ahead(self, found: Lifetimes, schedule: Schedule, keys: Ints) -> Ints:
+    def _on_their_way(self, found: Lifetimes, schedule: Schedule, keys: Ints) -> tuple[Ints, Ints]:
         """Of a pattern that moves something; ``keys``: by step its piece."""
         moved = set(schedule.rows_of(StepKind.COPY_TO_HOST))
-        ahead, steps = np.zeros(self.count + 1, dtype=np.int64), len(schedule)
+        leaving, steps = np.zeros(self.count + 1, dtype=np.int64), len(schedule)
+        returned = np.zeros_like(leaving)
         begins = np.searchsorted(keys, [self._backward_of(block) for block in range(self.count)])
         ends = np.searchsorted(keys, np.arange(self.count) + 1, side="right") - 1
         makes: dict[int, int] = {}
@@ -184,10 +186,10 @@ class Composition:
             makes.setdefault(row, made)
             own = ends >= makes[row]
             if leaves:
-                ahead[:-1] -= size * (own & (min(last, steps) > ends))
+                leaving[:-1] += size * (own & (min(last, steps) > ends))
             else:
-                ahead[:-1] += size * (own & (made < begins) & (last >= begins))
-        return ahead
+                returned[:-1] += size * (own & (made < begins) & (last >= begins))
+        return leaving, returned
 
     def _waits(self, schedule: Schedule, keys: Ints) -> PieceWaits:
         return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_piece), self.count + 2)
@@ -218,7 +220,7 @@ class Composition:
         nets = np.stack([each.net for each in patterns])[by_piece, pieces]
         before = np.cumsum(nets, axis=1) - nets
         if any(each.offloads for each in patterns):
-            before += self._ahead_of_zones(patterns, chosen)
+            before += self._where_zones_meet(patterns, chosen)
         numbers = np.arange(self.count + 1)
         return Mixtures(
             peak=self.base + np.max(before + rises, axis=1),
@@ -227,12 +229,19 @@ class Composition:
             copies=self._copies(patterns, by_piece),
         )
 
-    def _ahead_of_zones(self, patterns: Sequence[Pieces], chosen: Ints) -> Ints:
-        """By mixture and piece: what later blocks would have done if they followed the pattern of an earlier one."""
-        ahead = np.stack([each.ahead for each in patterns])
+    def _where_zones_meet(self, patterns: Sequence[Pieces], chosen: Ints) -> Ints:
+        """By mixture and piece: what pieces of later blocks would have done about copies of earlier ones if both
+        followed one pattern. Where the later ones copy nothing, what is on its way is held until the forward ends."""
+        leaving = np.stack([each.leaving for each in patterns])
+        returned = np.stack([each.returned for each in patterns])
+        moves = np.array([each.offloads for each in patterns])
         more = np.zeros((len(chosen), len(self.block_of_piece)), dtype=np.int64)
         for block in range(self.count - 1):
-            more[:, self._backward_of(block)] = ahead[chosen[:, block], block] - ahead[chosen[:, block + 1], block]
+            here, there = chosen[:, block], chosen[:, block + 1]
+            held = leaving[here, block] - leaving[there, block]
+            back = returned[here, block] - returned[there, block]
+            more[:, 2 + block] -= np.where(moves[there], held, 0)
+            more[:, self._backward_of(block)] = np.where(moves[there], back, back - held)
         return np.cumsum(more, axis=1)
 
     def _copies(self, patterns: Sequence[Pieces], by_piece: Ints) -> Floats:
