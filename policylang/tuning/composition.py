@@ -219,14 +219,18 @@ class Composition:
         rises = np.stack([each.rise for each in patterns])[by_piece, pieces]
         nets = np.stack([each.net for each in patterns])[by_piece, pieces]
         before = np.cumsum(nets, axis=1) - nets
-        if any(each.offloads for each in patterns):
-            before += self._where_zones_meet(patterns, chosen)
+        copies = np.zeros(len(chosen))
+        moving = np.flatnonzero(np.array([each.offloads for each in patterns])[chosen].any(axis=1))
+        if len(moving):
+            before[moving] += self._where_zones_meet(patterns, chosen[moving])
+            waits = [each.waits for each in patterns if each.waits is not None]
+            copies[moving] = CopyWaits(waits, self.count + 2).of(by_piece[moving])
         numbers = np.arange(self.count + 1)
         return Mixtures(
             peak=self.base + np.max(before + rises, axis=1),
             saved=np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1),
             recompute=np.stack([each.again for each in patterns])[chosen, numbers].sum(axis=1),
-            copies=self._copies(patterns, by_piece),
+            copies=copies,
         )
 
     def _where_zones_meet(self, patterns: Sequence[Pieces], chosen: Ints) -> Ints:
@@ -243,12 +247,6 @@ class Composition:
             more[:, 2 + block] -= np.where(moves[there], held, 0)
             more[:, self._backward_of(block)] = np.where(moves[there], back, back - held)
         return np.cumsum(more, axis=1)
-
-    def _copies(self, patterns: Sequence[Pieces], by_piece: Ints) -> Floats:
-        known = [each.waits for each in patterns if each.waits is not None]
-        if not any(each.offloads for each in patterns) or len(known) < len(patterns):
-            return np.zeros(len(by_piece))
-        return CopyWaits(known, self.count + 2).of(by_piece)
 
     def _by_block(self, needs: Needs) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots

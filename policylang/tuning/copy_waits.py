@@ -98,7 +98,11 @@ class CopyWaits:
                 moments[:] = 0.0
             for piece in part:
                 number = by_piece[:, piece]
-                moments = (self._matrices[number, piece] + moments[:, None, :]).max(axis=2)
+                later = self._matrices[number, piece]
+                found = later[:, :, 0] + moments[:, 0, None]
+                for each in range(1, _MOMENTS):
+                    np.maximum(found, later[:, :, each] + moments[:, each, None], out=found)
+                moments = found
                 waits -= self._computes[number, piece]
             waits += moments[:, _NOW] if part.start else moments[:, : _BEFORE + 1].max(axis=1)
         return np.maximum(waits, 0.0)

@@ -21,7 +21,7 @@ from policylang.tuning.patterns import Fates
 from policylang.tuning.value_classes import Fate, ValueClasses
 
 _MOST_BASES = 4
-_SHARES = (1.0, 0.7, 0.4)
+_SHARES = (1.0, 0.7)
 """How much of what computation hides at best is moved."""
 _LARGE = 0.1
 """Of the largest: two copies may be under way at once, and one of a small value takes the place of a large one's."""
