@@ -1,7 +1,7 @@
 """Patterns in which some of what another pattern saves waits on the host.
 
-Which classes: what blocks hand on; the largest, as much of a block as is copied while the block computes; all. How many
-blocks do so is said when patterns are mixed.
+Which classes: the largest, as much of a block as is copied while the block computes; where memory is short, what blocks
+hand on, or all. How many blocks do so is said when patterns are mixed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from policylang.tuning.composition import NO_RULES, Pieces
 from policylang.tuning.patterns import Fates
 from policylang.tuning.value_classes import Fate, ValueClasses
 
-_MOST_BASES = 4
-_SHARES = (1.0, 0.7)
-"""How much of what computation hides at best is moved."""
+_MOST_BASES, _SMALL_BASES = 8, 2
+"""How many patterns are varied, and how many of those that keep least in every way."""
+_SHARE = 0.7
+"""How much is moved of what computation would hide if copies were never held up."""
 _LARGE = 0.1
 """Of the largest: two copies may be under way at once, and one of a small value takes the place of a large one's."""
 _OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
@@ -36,14 +37,15 @@ def host_variants(
     a few over the whole range, are varied."""
     sizes = _movable_bytes(facts, classes)
     room = _hidden_in_a_block(facts, times, classes)
-    for number in _bases(patterns):
+    for at, number in enumerate(_bases(patterns)):
         fates = patterns[number].asked
         movable = [each for each, size in enumerate(sizes) if size and fates[each] == Fate.SAVE]
         movable.sort(key=lambda each: (-sizes[each], each))
         large = [each for each in movable if sizes[each] >= _LARGE * sizes[movable[0]]]
-        handed_on = tuple(each for each in large if each in classes.crossing)
-        hidden = (_filled(large, sizes, share * room) for share in _SHARES)
-        for chosen in dict.fromkeys((*hidden, handed_on, tuple(large))):
+        kinds = [_filled(large, sizes, _SHARE * room)]
+        if at < _SMALL_BASES:
+            kinds += [tuple(each for each in large if each in classes.crossing), tuple(large)]
+        for chosen in dict.fromkeys(kinds):
             if chosen:
                 yield number, _with(fates, chosen)
 
