@@ -15,7 +15,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from policylang.graph.facts import Facts, Phase, forward_users
+from policylang.graph.facts import Facts, Flag, Phase, forward_users
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy
@@ -23,9 +23,9 @@ from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import Needs, backward_needs, with_whole_blocks
 from policylang.planning.plan import schedule_of
 from policylang.planning.value_decision import Decision, Why
-from policylang.simulation.lifetimes import Lifetimes, Origin, lifetimes
+from policylang.simulation.lifetimes import lifetimes
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.copy_waits import CopyWaits, PieceWaits, waits_of
+from policylang.tuning.copy_waits import CopyWaits, PieceWaits, on_their_way, waits_of, where_zones_meet
 from policylang.tuning.value_classes import Fate, ValueClasses
 
 _DECISIONS = {
@@ -36,6 +36,10 @@ _DECISIONS = {
 }
 NO_RULES = Policy("tuned", {}, None, (), None, (), ())
 _ALWAYS = Decision(Action.SAVE, None, Why.ALWAYS)
+
+_BESIDE_COLLECTIVES = 0.85
+"""Of the time that copies are composed to be waited for, the share that surely is. A wait for a collective may hide the
+rest."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -106,6 +110,8 @@ class Composition:
         self.roots = storage_roots(facts)
         self.count = len(classes.blocks.names)
         self.base = 0
+        collective = any(flag & Flag.COLLECTIVE for flag in facts.flags)
+        self._sure = _BESIDE_COLLECTIVES if collective else 1.0
         self._forward_key, self._backward_key = self._keys()
         keys = 2 * self.count + 4
         block = np.full(keys, self.count, dtype=np.int64)
@@ -167,29 +173,10 @@ class Composition:
             rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
             net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
             if needs.offloaded:
-                leaving, returned = self._on_their_way(found, schedule, keys)
+                back = [self._backward_of(block) for block in range(self.count)]
+                leaving, returned = on_their_way(found, schedule, keys, back)
         waits = self._waits(schedule, keys) if self.offload else None
         return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned, waits)
-
-    def _on_their_way(self, found: Lifetimes, schedule: Schedule, keys: Ints) -> tuple[Ints, Ints]:
-        """Of a pattern that moves something; ``keys``: by step its piece."""
-        moved = set(schedule.rows_of(StepKind.COPY_TO_HOST))
-        leaving, steps = np.zeros(self.count + 1, dtype=np.int64), len(schedule)
-        returned = np.zeros_like(leaving)
-        begins = np.searchsorted(keys, [self._backward_of(block) for block in range(self.count)])
-        ends = np.searchsorted(keys, np.arange(self.count) + 1, side="right") - 1
-        makes: dict[int, int] = {}
-        for origin, row, _, size, made, last in found:
-            if row not in moved or origin not in (Origin.FIRST_RUN, Origin.COPY_FROM_HOST):
-                continue
-            leaves = origin == Origin.FIRST_RUN
-            makes.setdefault(row, made)
-            own = ends >= makes[row]
-            if leaves:
-                leaving[:-1] += size * (own & (min(last, steps) > ends))
-            else:
-                returned[:-1] += size * (own & (made < begins) & (last >= begins))
-        return leaving, returned
 
     def _waits(self, schedule: Schedule, keys: Ints) -> PieceWaits:
         return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_piece), self.count + 2)
@@ -222,9 +209,15 @@ class Composition:
         copies = np.zeros(len(chosen))
         moving = np.flatnonzero(np.array([each.offloads for each in patterns])[chosen].any(axis=1))
         if len(moving):
-            before[moving] += self._where_zones_meet(patterns, chosen[moving])
+            before[moving] += where_zones_meet(
+                np.stack([each.leaving for each in patterns]),
+                np.stack([each.returned for each in patterns]),
+                np.array([each.offloads for each in patterns]),
+                chosen[moving],
+                [self._backward_of(block) for block in range(self.count)],
+            )
             waits = [each.waits for each in patterns if each.waits is not None]
-            copies[moving] = CopyWaits(waits, self.count + 2).of(by_piece[moving])
+            copies[moving] = self._sure * CopyWaits(waits, self.count + 2).of(self._copied_by(chosen[moving]))
         numbers = np.arange(self.count + 1)
         return Mixtures(
             peak=self.base + np.max(before + rises, axis=1),
@@ -233,20 +226,11 @@ class Composition:
             copies=copies,
         )
 
-    def _where_zones_meet(self, patterns: Sequence[Pieces], chosen: Ints) -> Ints:
-        """By mixture and piece: what pieces of later blocks would have done about copies of earlier ones if both
-        followed one pattern. Where the later ones copy nothing, what is on its way is held until the forward ends."""
-        leaving = np.stack([each.leaving for each in patterns])
-        returned = np.stack([each.returned for each in patterns])
-        moves = np.array([each.offloads for each in patterns])
-        more = np.zeros((len(chosen), len(self.block_of_piece)), dtype=np.int64)
-        for block in range(self.count - 1):
-            here, there = chosen[:, block], chosen[:, block + 1]
-            held = leaving[here, block] - leaving[there, block]
-            back = returned[here, block] - returned[there, block]
-            more[:, 2 + block] -= np.where(moves[there], held, 0)
-            more[:, self._backward_of(block)] = np.where(moves[there], back, back - held)
-        return np.cumsum(more, axis=1)
+    def _copied_by(self, chosen: Ints) -> Ints:
+        """By mixture and piece, whose copies are under way: behind the blocks those of the last one."""
+        if self.count:
+            chosen = np.column_stack([chosen[:, :-1], chosen[:, -2]])
+        return chosen[:, self.block_of_piece]
 
     def _by_block(self, needs: Needs) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots

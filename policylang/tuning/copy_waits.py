@@ -1,4 +1,4 @@
-"""How long a mixture of patterns waits for copies to the host and back.
+"""How long a mixture of patterns waits for copies to the host and back, and what they hold where zones meet.
 
 Copies start and are awaited as :mod:`policylang.planning.schedule.host_copy_steps` has it. What a piece of the step
 does to the moments that later pieces go by is linear where the greatest is the sum and the sum is the product (Baccelli
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
+from policylang.simulation.lifetimes import Lifetimes, Origin
 from policylang.simulation.node_times import NodeTimes
 
 Floats = NDArray[np.float64]
@@ -106,3 +107,43 @@ class CopyWaits:
                 waits -= self._computes[number, piece]
             waits += moments[:, _NOW] if part.start else moments[:, : _BEFORE + 1].max(axis=1)
         return np.maximum(waits, 0.0)
+
+
+def on_their_way(found: Lifetimes, schedule: Schedule, keys: Ints, backward: Sequence[int]) -> tuple[Ints, Ints]:
+    """By block, of what it and earlier blocks move: the bytes that are on their way to the host as its forward ends,
+    and those that are back, or on their way, as its backward begins. Last, for what lies outside, none.
+
+    ``keys``: by step its piece; ``backward``: by block the piece of its backward, as the one after 0 is of its forward.
+    """
+    moved = set(schedule.rows_of(StepKind.COPY_TO_HOST))
+    leaving, returned = np.zeros((2, len(backward) + 1), dtype=np.int64)
+    begins = np.searchsorted(keys, backward)
+    ends = np.searchsorted(keys, np.arange(len(backward)) + 1, side="right") - 1
+    makes: dict[int, int] = {}
+    for origin, row, _, size, made, last in found:
+        if row not in moved or origin not in (Origin.FIRST_RUN, Origin.COPY_FROM_HOST):
+            continue
+        own = ends >= makes.setdefault(row, made)
+        if origin == Origin.FIRST_RUN:
+            leaving[:-1] += size * (own & (last > ends))
+        else:
+            returned[:-1] += size * (own & (made < begins) & (last >= begins))
+    return leaving, returned
+
+
+def where_zones_meet(
+    leaving: Ints, returned: Ints, moves: NDArray[np.bool_], chosen: Ints, backward: Sequence[int]
+) -> Ints:
+    """By mixture and piece, the bytes that pieces of later blocks would have added or freed for copies of earlier ones
+    if both followed one pattern. Where the later ones copy nothing, what is on its way is held until the forward ends.
+
+    The first three by pattern; ``chosen``: by mixture and block the pattern.
+    """
+    more = np.zeros((len(chosen), 2 * len(backward) + 4), dtype=np.int64)
+    for block in range(len(backward) - 1):
+        here, there = chosen[:, block], chosen[:, block + 1]
+        held = leaving[here, block] - leaving[there, block]
+        back = returned[here, block] - returned[there, block]
+        more[:, 2 + block] -= np.where(moves[there], held, 0)
+        more[:, backward[block]] = np.where(moves[there], back, back - held)
+    return np.cumsum(more, axis=1)

@@ -20,7 +20,9 @@ from policylang.tuning.composition import NO_RULES, Pieces
 from policylang.tuning.patterns import Fates
 from policylang.tuning.value_classes import Fate, ValueClasses
 
-_MOST_BASES, _SMALL_BASES = 8, 2
+_FEW = 2
+"""So many classes take a line or two to say."""
+_MOST_BASES, _SMALL_BASES = 8, 1
 """How many patterns are varied, and how many of those that keep least in every way."""
 _SHARE = 0.7
 """How much is moved of what computation would hide if copies were never held up."""
@@ -42,7 +44,9 @@ def host_variants(
         movable = [each for each, size in enumerate(sizes) if size and fates[each] == Fate.SAVE]
         movable.sort(key=lambda each: (-sizes[each], each))
         large = [each for each in movable if sizes[each] >= _LARGE * sizes[movable[0]]]
-        kinds = [_filled(large, sizes, _SHARE * room)]
+        filled = _filled(large, sizes, _SHARE * room)
+        few = filled[:_FEW]
+        kinds = [few] if 2 * _total(few, sizes) >= _total(filled, sizes) else [filled, few]
         if at < _SMALL_BASES:
             kinds += [tuple(each for each in large if each in classes.crossing), tuple(large)]
         for chosen in dict.fromkeys(kinds):
@@ -58,6 +62,10 @@ def _filled(numbers: Sequence[int], sizes: Sequence[int], room: float) -> tuple[
             found.append(each)
             room -= sizes[each]
     return tuple(found)
+
+
+def _total(numbers: Sequence[int], sizes: Sequence[int]) -> int:
+    return sum(sizes[each] for each in numbers)
 
 
 def _with(fates: Fates, moved: Sequence[int]) -> Fates:
