@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="recorded joint graphs")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=[])
-    parser.add_argument("--device", default=DEVICE)
+    parser.add_argument("--profile", default=DEVICE, metavar="NAME|FILE", help="the device profile")
     parser.add_argument("--budgets", type=int, default=50)
     parser.add_argument("--torch-budgets", type=int, help="fewer, on large graphs: each is a min-cut of seconds")
     parser.add_argument("--blocks", type=int, nargs="*", help="that recompute in policies by hand")
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", type=Path, help="an SVG of the first graph in the results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    device = load_device(options.device)
+    device = load_device(options.profile)
     results = written(options.json)
     subjects: list[Callable[[], Subject]] = [lambda path=path: recorded(path) for path in options.recorded]
     subjects += [lambda name=name: Subject.of(name, MODELS[name]()) for name in options.models]

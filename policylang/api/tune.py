@@ -22,6 +22,7 @@ from policylang.language.figures import figure
 from policylang.language.resources import devices_folder
 from policylang.planning.capabilities import PLANNED, Capabilities, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
+from policylang.report import tuning as _shown  # noqa: F401 - how a notebook shows what is found
 from policylang.simulation.missing_figures import lacking
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.evaluation import Evaluation
@@ -34,6 +35,7 @@ from policylang.tuning.trade_off import Besides, Budget, Infeasible, Tuned
 
 NO_SOLVER = "APL619"
 NO_PATH = "APL633"
+NOTHING_OFFLOADED = "APL634"
 NOTHING_RECOMPUTED = "APL627"
 
 Read = TypeVar("Read")
@@ -141,6 +143,12 @@ def tuned_policy(
     named_there = _in_a_policy(device, named, folder)
     subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
     notes = [without_blocks(facts, called)]
+    shown = found.table if budget is None else (found.chosen,)
+    if offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
+        where = "on the trade-off" if budget is None else "the best within the budget"
+        message = f"no policy that copies to the host is {where}: what is tuned saves and recomputes alone"
+        help = "a faster link, or larger values in fewer operators, would be worth copying"
+        notes.append(diagnose(NOTHING_OFFLOADED, message, help=help))
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,9 @@ def measured_groups(device: torch.device, budget: float, progress: Callable[[str
         points = {}
         for collective, make in COLLECTIVES.items():
             progress(f"{collective} of {size} ranks")
-            points[collective] = list(_points(device, group, size, make, each))
+            with warnings.catch_warnings():  # newer torch has other names for some, and says so
+                warnings.simplefilter("ignore", FutureWarning)
+                points[collective] = list(_points(device, group, size, make, each))
         if times := in_a_table(points, size):
             bandwidth, latency = ring(times)
             network = Network(size if size < ranks else None, bandwidth, latency, times)
@@ -94,7 +97,7 @@ def _points(device: torch.device, group: Any, size: int, make: Any, budget: floa
             run()
         except (RuntimeError, NotImplementedError):  # the backend has none, on any rank
             return
-        last = _slowest(statistics.median(_timed(run, device, group) for _ in range(RUNS)), device)
+        last = _slowest(min(_timed(run, device, group) for _ in range(RUNS)), device)
         yield float(mib * MIB), last
 
 

@@ -12,7 +12,6 @@ from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_text
 from policylang.report.notebook import plan_html, plan_line, report_html
 from policylang.report.report_text import report_text, rewrite_lines
-from policylang.tuning.outcome.tuned_policy import TunedPolicy
 
 as_text.register(PolicyError, lambda error: render_text(error.diagnostics))
 as_text.register(Report, report_text)
@@ -26,14 +25,7 @@ def _page(plan: Plan) -> str:
     return plan_page(breakdown(plan), (), f"a {plan.facts.kind.value} graph")
 
 
-def _trade_off(found: TunedPolicy) -> str:
-    from policylang.report.tuning.page import trade_off_cell
-
-    return trade_off_cell(found)
-
-
 as_page.register(Plan, _page)
-as_html.register(TunedPolicy, _trade_off)
 as_html.register(Report, report_html)
 as_html.register(Plan, plan_html)
 as_text.register(Plan, plan_line)

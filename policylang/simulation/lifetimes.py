@@ -182,8 +182,10 @@ class _Lifetimes:
                 sources = facts.inputs[row]
                 value = row if kind == _FIRST_RUN else row + region * length
                 storage[value] = value if roots[row] == row else read(sources[0], region)
-                for each in (storage[value], *(read(source, region) for source in sources)):
-                    last[each] = step
+                last[storage[value]] = step
+                for source in sources:
+                    second = source + region * length
+                    last[storage[second] if second in storage else storage.get(source, source)] = step
         end = max(self.schedule.regions, default=0)
         for row, phase in enumerate(facts.phases):
             if phase == Phase.OUTPUT:

@@ -62,10 +62,16 @@ def by_hand(classes: ValueClasses, inside: Vocabulary, outside: Vocabulary) -> I
 
 
 def texts_by_hand(blocks: int) -> Iterator[str]:
-    """What is no pattern of blocks: every second block without what it hands on, stages that follow what is alive."""
+    """What is no pattern of blocks that keep what they hand on: blocks that run again from what their attention or
+    their products return, every second block, stages that follow what is alive."""
     if blocks > 1:
         yield "recompute everything in every 2nd block\nundecided -> save\n"
-    for size in ("2 GiB", "1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
+        yield "recompute everything in block\nsave attention in block\nundecided -> save\n"
+    yield "recompute everything\nsave everything where crosses cut per 2 GiB\n"
+    if blocks > 1:
+        yield "recompute everything in block\nsave attention in block\nsave matmul in block\nundecided -> save\n"
+        yield "recompute everything in first half of blocks\nsave attention in block\nundecided -> save\n"
+    for size in ("1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
         yield f"recompute everything\nsave everything where crosses cut per {size}\n"
     if blocks > 1:
         yield "recompute everything in every 2nd block\nsave attention in block\nundecided -> save\n"

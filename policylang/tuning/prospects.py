@@ -63,12 +63,14 @@ def prospects(
     shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
     shapes += [(EVERY, number) for number in range(2, min(blocks // 2, 8) + 1)]
     rows: list[tuple[int, ...]] = []
+    unlike = _unlike_outside(composition, patterns)
+    least = min(unlike, key=lambda number: (int(patterns[number].saved[-1]), number), default=0)
     for one in range(count):
         for other in range(count):
             alone = one == other
             if not alone and not mixed and not (patterns[one].hands_on and patterns[other].hands_on):
                 continue
-            arounds = dict.fromkeys((one, other))
+            arounds = dict.fromkeys((one, *unlike) if alone else (one, other, least))
             for kind, number in shapes:
                 if alone is (number == blocks) and (kind == EVERY or one <= other):
                     rows += [(one, other, other, around, kind, number, 0) for around in arounds]
@@ -132,6 +134,16 @@ def _made(composition: Composition, patterns: Sequence[Pieces], rows: Sequence[t
     chosen = np.where(positions >= blocks - last[:, None], end[:, None], chosen)
     figures = composition.mixtures(patterns, chosen, around)
     return Prospects(zone, rest, end, around, kind, number, last, figures)
+
+
+def _unlike_outside(composition: Composition, patterns: Sequence[Pieces]) -> list[int]:
+    """One pattern for each thing that is done outside of blocks: any of them goes with any pattern in all blocks, and
+    that which keeps least with any two."""
+    outside = [number for number, each in enumerate(composition.classes.all) if not each.inside]
+    found: dict[tuple[int, ...], int] = {}
+    for number, each in enumerate(patterns):
+        found.setdefault(tuple(each.asked[at] for at in outside), number)
+    return list(found.values())
 
 
 def place_of(kind: int, number: int, blocks: int) -> str:

@@ -40,7 +40,7 @@ _ROWS = 48
 _STRAIGHT = 5e-4
 """The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
 _BUNDLED = ("llama3_sac", "torchtitan_op_sac")
-_OTHERS = 40_000
+_OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
 _LOW = 1.1
 """Up to so many times the least that is composed, the smallest candidate counts with what it comes to."""

@@ -184,7 +184,7 @@ def test_modules_that_act_are_in_the_key(name: str) -> None:
 
 
 def test_what_does_not_act_is_not() -> None:
-    for room in ("commands", "testing", "report/plan", "planning/inspection"):
+    for room in ("commands", "testing", "report/plan", "planning/inspection", "tuning", "profiling"):
         assert [name for name in ALL if name.startswith(f"{room}/")]
         assert not [name for name in KEY if name.startswith(f"{room}/")]
     others = {"__main__.py", "report/plan_comparison.py", "report/explanation.py"}

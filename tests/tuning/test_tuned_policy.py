@@ -278,6 +278,9 @@ def test_offloading_needs_a_bandwidth_and_a_path(folder, tmp_path):
     graph = folder / "small.graph"
     found = refused(policylang.PolicyMatchError, graph, peak="1 GiB", offload=True, device=tmp_path / "no_host.toml")
     assert (found.code, found.message) == ("APL159", "the profile of `h100-sxm` has no figure for copies to the host")
+    allowed = policylang.tune(graph, peak="500 MiB", offload=True, device=DEVICE)
+    moves = any(each.offloaded for each in (allowed.tuned.chosen, *allowed.table))
+    assert ("APL634" in [note.code for note in allowed.notes]) != moves
     found = refused(policylang.PolicyMatchError, graph, peak="1 GiB", offload=True, path="eager")
     assert found.code == "APL632"
     assert found.message == "values cannot be offloaded: an eager checkpoint does not copy to the host"

@@ -13,7 +13,9 @@ from importlib.resources.abc import Traversable
 
 _PACKAGE = "policylang"
 _ROOTS = ("api", "backends", "integrations")
-"""Every module in these begins a compile or is called by one."""
+"""Every module in these begins a compile or is called by one, but for those in :data:`_BEFORE`."""
+_BEFORE = frozenset(("api/tune.py", "api/profile_device.py"))
+"""What these write is a file, and what is decided by that file is in the policy."""
 _SUFFIX = ".py"
 _IMPORT = re.compile(
     rf"^([ \t]*)(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M
@@ -27,7 +29,7 @@ _IMPORTED_LATER = re.compile(rf'"{_PACKAGE}\.([\w.]+):\w+"')
 def acting(package: Traversable) -> dict[str, bytes]:
     """Path in the package to content, in the order of the paths."""
     found: dict[str, bytes] = {}
-    pending = [path for root in _ROOTS for path in _modules_below(package / root, root)]
+    pending = [path for root in _ROOTS for path in _modules_below(package / root, root) if path not in _BEFORE]
     while pending:
         path = pending.pop()
         if path in found:

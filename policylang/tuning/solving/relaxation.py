@@ -3,6 +3,8 @@
 Minimise seconds + price × bytes with every column between 0 and 1. Each memory stands between the one operator that
 makes it and those that read it: the matrix is that of a minimum cut (Picard, "Maximal closure of a graph and
 applications to combinatorial problems", Management Science 1976), totally unimodular, so that every vertex is 0 or 1.
+The exception are views that run again from more than the memory they look into: halves are then made whole by branch
+and bound.
 
 Costs are scaled to whole numbers that add up to less than 2**50. All that the simplex method then works out of them, by
 pivots of 1 and -1, is whole and exact in a double, and comes out alike on every machine.
