@@ -201,30 +201,38 @@ class Composition:
         """The figures of mixtures: ``blocks`` says, mixture by block, the number of the pattern, ``around`` that of
         what is done outside."""
         chosen = np.column_stack([blocks, around]).astype(np.int64)
-        by_piece = chosen[:, self.block_of_piece]
-        pieces = np.arange(len(self.block_of_piece))
-        rises = np.stack([each.rise for each in patterns])[by_piece, pieces]
-        nets = np.stack([each.net for each in patterns])[by_piece, pieces]
-        before = np.cumsum(nets, axis=1) - nets
-        copies = np.zeros(len(chosen))
-        moving = np.flatnonzero(np.array([each.offloads for each in patterns])[chosen].any(axis=1))
-        if len(moving):
-            before[moving] += where_zones_meet(
-                np.stack([each.leaving for each in patterns]),
-                np.stack([each.returned for each in patterns]),
-                np.array([each.offloads for each in patterns]),
-                chosen[moving],
-                [self._backward_of(block) for block in range(self.count)],
-            )
-            waits = [each.waits for each in patterns if each.waits is not None]
-            copies[moving] = self._sure * CopyWaits(waits, self.count + 2).of(self._copied_by(chosen[moving]))
+        moving, more, copies = self._with_copies(patterns, chosen)
+        rises = np.stack([each.rise for each in patterns], axis=1)
+        nets = np.stack([each.net for each in patterns], axis=1)
+        before, peak = np.zeros(len(chosen), dtype=np.int64), np.zeros(len(chosen), dtype=np.int64)
+        by_block = np.ascontiguousarray(chosen.T)
+        for piece, block in enumerate(self.block_of_piece):  # a piece after the other: all at once take more memory
+            if len(moving):
+                before[moving] += more[:, piece]
+            np.maximum(peak, before + rises[piece][by_block[block]], out=peak)
+            before += nets[piece][by_block[block]]
         numbers = np.arange(self.count + 1)
         return Mixtures(
-            peak=self.base + np.max(before + rises, axis=1),
+            peak=self.base + peak,
             saved=np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1),
             recompute=np.stack([each.again for each in patterns])[chosen, numbers].sum(axis=1),
             copies=copies,
         )
+
+    def _with_copies(self, patterns: Sequence[Pieces], chosen: Ints) -> tuple[Ints, Ints, Floats]:
+        """The mixtures that copy, what is different in them by piece, and by mixture how long it waits for copies."""
+        copies = np.zeros(len(chosen))
+        moves = np.array([each.offloads for each in patterns])
+        moving = np.flatnonzero(moves[chosen].any(axis=1))
+        if not len(moving):
+            return moving, np.zeros((0, 0), dtype=np.int64), copies
+        leaving = np.stack([each.leaving for each in patterns])
+        returned = np.stack([each.returned for each in patterns])
+        back = [self._backward_of(block) for block in range(self.count)]
+        more = where_zones_meet(leaving, returned, moves, chosen[moving], back)
+        waits = [each.waits for each in patterns if each.waits is not None]
+        copies[moving] = self._sure * CopyWaits(waits, self.count + 2).of(self._copied_by(chosen[moving]))
+        return moving, more, copies
 
     def _copied_by(self, chosen: Ints) -> Ints:
         """By mixture and piece, whose copies are under way: behind the blocks those of the last one."""

@@ -146,4 +146,4 @@ def where_zones_meet(
         back = returned[here, block] - returned[there, block]
         more[:, 2 + block] -= np.where(moves[there], held, 0)
         more[:, backward[block]] = np.where(moves[there], back, back - held)
-    return np.cumsum(more, axis=1)
+    return more

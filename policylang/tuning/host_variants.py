@@ -22,8 +22,10 @@ from policylang.tuning.value_classes import Fate, ValueClasses
 
 _FEW = 2
 """So many classes take a line or two to say."""
-_MOST_BASES, _SMALL_BASES = 8, 1
-"""How many patterns are varied, and how many of those that keep least in every way."""
+_BASES = 100_000
+_MOST_BASES, _LEAST_BASES, _SMALL_BASES = 10, 4, 1
+"""How many patterns are varied: so many nodes in whole graphs, within limits. Of them, how many of those that keep least
+are varied in every way."""
 _SHARE = 0.7
 """How much is moved of what computation would hide if copies were never held up."""
 _LARGE = 0.1
@@ -39,7 +41,7 @@ def host_variants(
     a few over the whole range, are varied."""
     sizes = _movable_bytes(facts, classes)
     room = _hidden_in_a_block(facts, times, classes)
-    for at, number in enumerate(_bases(patterns)):
+    for at, number in enumerate(_bases(patterns, _BASES // max(len(facts), 1))):
         fates = patterns[number].asked
         movable = [each for each, size in enumerate(sizes) if size and fates[each] == Fate.SAVE]
         movable.sort(key=lambda each: (-sizes[each], each))
@@ -75,7 +77,7 @@ def _with(fates: Fates, moved: Sequence[int]) -> Fates:
     return tuple(varied)
 
 
-def _bases(patterns: Sequence[Pieces]) -> list[int]:
+def _bases(patterns: Sequence[Pieces], count: int) -> list[int]:
     """Some of those that nothing beats, by rising bytes, the first and the last among them."""
     usable = [number for number, each in enumerate(patterns) if each.hands_on or not each.waits]
     ordered = sorted(usable, key=lambda number: (patterns[number].saved.sum(), patterns[number].again.sum()))
@@ -83,9 +85,10 @@ def _bases(patterns: Sequence[Pieces]) -> list[int]:
     for number in ordered:
         if not kept or patterns[number].again.sum() < patterns[kept[-1]].again.sum():
             kept.append(number)
-    if len(kept) <= _MOST_BASES:
+    count = min(max(count, _LEAST_BASES), _MOST_BASES)
+    if len(kept) <= count:
         return kept
-    return [kept[at * (len(kept) - 1) // (_MOST_BASES - 1)] for at in range(_MOST_BASES)]
+    return [kept[at * (len(kept) - 1) // (count - 1)] for at in range(count)]
 
 
 def _movable_bytes(facts: Facts, classes: ValueClasses) -> list[int]:
