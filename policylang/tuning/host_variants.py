@@ -24,8 +24,8 @@ _FEW = 2
 """So many classes take a line or two to say."""
 _BASES = 100_000
 _MOST_BASES, _LEAST_BASES, _SMALL_BASES = 10, 4, 1
-"""How many patterns are varied: so many nodes in whole graphs, within limits. Of them, how many of those that keep least
-are varied in every way."""
+"""How many patterns are varied: so many nodes in whole graphs, within limits. Of them, so many of those that keep
+least are varied in every way."""
 _SHARE = 0.7
 """How much is moved of what computation would hide if copies were never held up."""
 _LARGE = 0.1
