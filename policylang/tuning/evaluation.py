@@ -31,8 +31,8 @@ from policylang.tuning.trade_off import Candidate
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without a search for what is in a circle: of steps by the million none is, and going through them takes a sixth of
-    the time."""
+    """Without a search for what is in a circle: of steps by the million none is, and going through them takes a sixth
+    of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:

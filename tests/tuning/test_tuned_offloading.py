@@ -10,9 +10,11 @@ import pytest
 from attrs import evolve
 
 from policylang.api.load import parse
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.files.any_form import read_any
 from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile, Rate
+from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Severity
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.liveness import saved_and_recomputed
@@ -189,3 +191,26 @@ def test_a_traced_step_that_copies_has_the_bits_that_it_had(flat: Flat) -> None:
     found = tuned_on(collect(flat.gm), 0.3)
     assert found.offloaded > 0
     same_bits(flat, found.rules)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "t5", "vit", "mixtral", "tutorial", "llama3_8b", "fsdp", "resnet50"])
+def test_real_models_fit_at_twelve_budgets_and_copies_never_cost_time(name: str) -> None:
+    profile = read_device("h100-sxm")
+    assert isinstance(profile, DeviceProfile)
+    facts = read_any(f"docs/graphs/{name}.graph")
+    capabilities = JOINT if facts.kind is GraphKind.JOINT else FLAT
+    times = node_times(facts, profile)
+    tuner, plain = Tuner(facts, times, capabilities, offload=True), Tuner(facts, times, capabilities)
+    low, high = tuner.smallest(Budget("peak", 0)), tuner.save_all
+    assert high is not None
+    before = inf
+    for share in np.linspace(0, 1, 12):
+        budget = Budget("peak", low.peak + float(share) * (high.peak - low.peak))
+        found, other = tuner._picked(budget), plain._picked(budget)
+        assert found is not None
+        assert found.peak <= budget.limit
+        assert found.rules.count("\n") <= 10
+        assert found.price <= before + 1e-9 * tuner.forward
+        assert other is None or found.price <= other.price + 1e-9 * tuner.forward
+        before = found.price
