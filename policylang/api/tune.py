@@ -143,9 +143,12 @@ def tuned_policy(
     named_there = _in_a_policy(device, named, folder)
     subject = subject_of(facts, graph, times, named_there, name if name in STATES else "", path or "")
     notes = [without_blocks(facts, called)]
-    if offload and not any(each.offloaded for each in (found.chosen, *found.table)):
-        message = "no policy that copies to the host is on the trade-off: what is tuned saves and recomputes alone"
-        notes.append(diagnose(NOTHING_OFFLOADED, message, help="write `offload` rules below the tuned ones by hand"))
+    shown = found.table if budget is None else (found.chosen,)
+    if offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
+        where = "on the trade-off" if budget is None else "the best within the budget"
+        message = f"no policy that copies to the host is {where}: what is tuned saves and recomputes alone"
+        help = "a faster link, or larger values in fewer operators, would be worth copying"
+        notes.append(diagnose(NOTHING_OFFLOADED, message, help=help))
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":

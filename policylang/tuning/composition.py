@@ -15,21 +15,31 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from policylang.graph.facts import Facts, Phase, forward_users
+from policylang.graph.facts import Facts, Flag, Phase, forward_users
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
-from policylang.language.syntax import Action
+from policylang.language.syntax import Action, Policy
+from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import Needs, backward_needs, with_whole_blocks
 from policylang.planning.plan import schedule_of
 from policylang.planning.value_decision import Decision, Why
 from policylang.simulation.lifetimes import lifetimes
 from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.copy_waits import CopyWaits, PieceWaits, on_their_way, waits_of, where_zones_meet
 from policylang.tuning.value_classes import Fate, ValueClasses
 
 _DECISIONS = {
     int(Fate.SAVE): Decision(Action.SAVE, None, Why.RULE),
     int(Fate.RECOMPUTE): Decision(Action.RECOMPUTE, None, Why.RULE),
+    int(Fate.OFFLOAD): Decision(Action.OFFLOAD, None, Why.RULE),
+    int(Fate.REBUILT): Decision(Action.RECOMPUTE, None, Why.RULE),
 }
+NO_RULES = Policy("tuned", {}, None, (), None, (), ())
 _ALWAYS = Decision(Action.SAVE, None, Why.ALWAYS)
+
+_BESIDE_COLLECTIVES = 0.85
+"""Of the time that copies are composed to be waited for, the share that surely is. A wait for a collective may hide the
+rest."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -51,6 +61,17 @@ class Pieces:
     """By class: what becomes of its values; ``Fate.EITHER`` of those that the backward does not ask for."""
     hands_on: bool
     """Whether blocks keep what they hand on: only then does memory in use follow from that of each block."""
+    leaving: Ints
+    """By block, of what it and earlier blocks move to the host: bytes that are on their way as its forward ends."""
+    returned: Ints
+    """Bytes of the same that are back, or on their way, as its backward begins."""
+    waits: PieceWaits | None = None
+    """When copies start and are awaited in each piece; None where none were asked for."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything waits on the host."""
+        return int(Fate.OFFLOAD) in self.asked
 
 
 @frozen(eq=False)
@@ -60,19 +81,37 @@ class Mixtures:
     peak: Ints
     saved: Ints
     recompute: Floats
+    copies: Floats
+    """Seconds in which computation waits for copies to the host and back."""
+
+    @property
+    def price(self) -> Floats:
+        """What candidates are tried by."""
+        return self.recompute + self.copies
 
 
 class Composition:
     """Cuts patterns into pieces and puts them together."""
 
-    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        times: NodeTimes,
+        classes: ValueClasses,
+        *,
+        block_by_block: bool = False,
+        offload: bool = False,
+    ) -> None:
         self.facts = facts
+        self.offload = offload
         self.block_by_block = block_by_block
         self.times = times
         self.classes = classes
         self.roots = storage_roots(facts)
         self.count = len(classes.blocks.names)
         self.base = 0
+        collective = any(flag & Flag.COLLECTIVE for flag in facts.flags)
+        self._sure = _BESIDE_COLLECTIVES if collective else 1.0
         self._forward_key, self._backward_key = self._keys()
         keys = 2 * self.count + 4
         block = np.full(keys, self.count, dtype=np.int64)
@@ -98,6 +137,9 @@ class Composition:
         """Simulate a pattern in all blocks; without the peak only what is kept and runs again is worked out."""
         decisions = self.decisions(fates)
         needs = backward_needs(self.facts, decisions)
+        if needs.offloaded:
+            resolve_offloads(NO_RULES, self.facts, decisions, needs)
+            needs = backward_needs(self.facts, decisions)
         if self.block_by_block:
             needs = with_whole_blocks(needs, self.facts, decisions, self.classes.blocks.block_of)
         saved, again = self._by_block(needs)
@@ -105,8 +147,9 @@ class Composition:
         hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
         rise = np.zeros(len(self.block_of_piece), dtype=np.int64)
         net = np.zeros_like(rise)
-        if not with_peak:
-            return Pieces(rise, net, saved, again, asked, hands_on)
+        leaving = returned = np.zeros(self.count + 1, dtype=np.int64)
+        if not with_peak and not self.offload:
+            return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned)
         schedule = schedule_of(self.facts, decisions)
         found = lifetimes(self.facts, schedule)
         steps = len(schedule)
@@ -120,13 +163,23 @@ class Composition:
         self.base = int(allocated[0])
         rows = np.frombuffer(schedule.rows, dtype=np.int32)
         late = (np.frombuffer(schedule.regions, dtype=np.int32) > 0) | self._is_backward[rows]
-        keys = np.maximum.accumulate(np.where(late, self._backward_key[rows], self._forward_key[rows]))
+        keys = np.where(late, self._backward_key[rows], self._forward_key[rows])
+        if needs.offloaded:  # a copy starts while another block computes
+            keys[np.frombuffer(schedule.kinds, dtype=np.uint8) > StepKind.SECOND_RUN] = 0
+        keys = np.maximum.accumulate(keys)
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         if steps:
             at_start = before[starts]
             rise[keys[starts]] = np.maximum.reduceat(alive, starts) - at_start
             net[keys[starts]] = np.diff(np.append(at_start, before[-1] + 0))
-        return Pieces(rise, net, saved, again, asked, hands_on)
+            if needs.offloaded:
+                back = [self._backward_of(block) for block in range(self.count)]
+                leaving, returned = on_their_way(found, schedule, keys, back)
+        waits = self._waits(schedule, keys) if self.offload else None
+        return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned, waits)
+
+    def _waits(self, schedule: Schedule, keys: Ints) -> PieceWaits:
+        return waits_of(self.facts, self.times, schedule, keys, len(self.block_of_piece), self.count + 2)
 
     def mended(self, fates: Sequence[int]) -> tuple[int, ...]:
         """With what takes time and hardly any memory saved: of a flat graph the linear program takes values to be there
@@ -148,17 +201,44 @@ class Composition:
         """The figures of mixtures: ``blocks`` says, mixture by block, the number of the pattern, ``around`` that of
         what is done outside."""
         chosen = np.column_stack([blocks, around]).astype(np.int64)
-        by_piece = chosen[:, self.block_of_piece]
-        pieces = np.arange(len(self.block_of_piece))
-        rises = np.stack([each.rise for each in patterns])[by_piece, pieces]
-        nets = np.stack([each.net for each in patterns])[by_piece, pieces]
-        before = np.cumsum(nets, axis=1) - nets
+        moving, more, copies = self._with_copies(patterns, chosen)
+        rises = np.stack([each.rise for each in patterns], axis=1)
+        nets = np.stack([each.net for each in patterns], axis=1)
+        before, peak = np.zeros(len(chosen), dtype=np.int64), np.zeros(len(chosen), dtype=np.int64)
+        by_block = np.ascontiguousarray(chosen.T)
+        for piece, block in enumerate(self.block_of_piece):  # a piece after the other: all at once take more memory
+            if len(moving):
+                before[moving] += more[:, piece]
+            np.maximum(peak, before + rises[piece][by_block[block]], out=peak)
+            before += nets[piece][by_block[block]]
         numbers = np.arange(self.count + 1)
         return Mixtures(
-            peak=self.base + np.max(before + rises, axis=1),
+            peak=self.base + peak,
             saved=np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1),
             recompute=np.stack([each.again for each in patterns])[chosen, numbers].sum(axis=1),
+            copies=copies,
         )
+
+    def _with_copies(self, patterns: Sequence[Pieces], chosen: Ints) -> tuple[Ints, Ints, Floats]:
+        """The mixtures that copy, what is different in them by piece, and by mixture how long it waits for copies."""
+        copies = np.zeros(len(chosen))
+        moves = np.array([each.offloads for each in patterns])
+        moving = np.flatnonzero(moves[chosen].any(axis=1))
+        if not len(moving):
+            return moving, np.zeros((0, 0), dtype=np.int64), copies
+        leaving = np.stack([each.leaving for each in patterns])
+        returned = np.stack([each.returned for each in patterns])
+        back = [self._backward_of(block) for block in range(self.count)]
+        more = where_zones_meet(leaving, returned, moves, chosen[moving], back)
+        waits = [each.waits for each in patterns if each.waits is not None]
+        copies[moving] = self._sure * CopyWaits(waits, self.count + 2).of(self._copied_by(chosen[moving]))
+        return moving, more, copies
+
+    def _copied_by(self, chosen: Ints) -> Ints:
+        """By mixture and piece, whose copies are under way: behind the blocks those of the last one."""
+        if self.count:
+            chosen = np.column_stack([chosen[:, :-1], chosen[:, -2]])
+        return chosen[:, self.block_of_piece]
 
     def _by_block(self, needs: Needs) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots
@@ -178,8 +258,15 @@ class Composition:
         for row in needs.recomputed:
             if roots[row] not in kept and (roots[row] == row or facts.ops[roots[row]] == "call_function"):
                 asked[of[row]] = int(Fate.RECOMPUTE)
+        moved = {roots[row] for row in needs.offloaded}
+        if moved:
+            for row in self.facts.forward:
+                if roots[row] in moved:
+                    asked[of[row]] = int(Fate.REBUILT)
         for row in sorted(kept):
             asked[of[row]] = int(Fate.SAVE)
+        for row in needs.offloaded:
+            asked[of[row]] = int(Fate.OFFLOAD)
         return tuple(asked[:-1])
 
     def _backward_of(self, block: int) -> int:

@@ -75,12 +75,20 @@ class Script:
 
 
 def scripts(
-    inside: Vocabulary, outside: Vocabulary, base: Sequence[int], zones: Sequence[Zone], around: Sequence[int]
+    inside: Vocabulary,
+    outside: Vocabulary,
+    base: Sequence[int],
+    zones: Sequence[Zone],
+    around: Sequence[int],
+    *,
+    undecided: bool = False,
 ) -> list[Script]:
     """The ways to say it, the shortest first. ``base`` is what all blocks do where no zone says otherwise, ``around``
-    what is done outside of blocks."""
+    what is done outside of blocks. ``undecided``: whether what no rule speaks of may be the ground that is saved, so
+    that views go with what is offloaded."""
     found = []
-    for ground in _grounds(bool(inside.numbers)):
+    offloads = any(Fate.OFFLOAD in fates for fates in (base, around, *(zone.fates for zone in zones)))
+    for ground in (*_grounds(bool(inside.numbers)), *([_SAVED_UNLESS_SAID] if undecided and offloads else [])):
         made = _script(inside, outside, base, zones, around, ground)
         if made is not None:
             found.append(made)
@@ -93,6 +101,9 @@ class _Ground:
     rest: str
     inside: Fate
     outside: Fate
+
+
+_SAVED_UNLESS_SAID = _Ground((), "undecided -> save", Fate.EITHER, Fate.EITHER)
 
 
 def _grounds(blocks: bool) -> Iterator[_Ground]:
@@ -143,10 +154,14 @@ def _settle(
 ) -> bool:
     """Add the stages that turn what is said already into what is wanted; False where no phrase can tell it apart."""
     for action in (Fate.RECOMPUTE, Fate.SAVE, Fate.OFFLOAD):
-        must = sum(1 << n for n in vocabulary.numbers if fates[n] == action != effect[n])
+        must = sum(
+            1 << n for n in vocabulary.numbers if _asks_for(fates[n], action) and not _is_so(fates[n], effect[n])
+        )
         if not must:
             continue
-        never = sum(1 << n for n in vocabulary.numbers if fates[n] not in (action, Fate.EITHER))
+        never = sum(1 << n for n in vocabulary.numbers if not _allows(fates[n], action))
+        if action is Fate.OFFLOAD:  # a view of what stays would be said to stay
+            never |= vocabulary.views & sum(1 << n for n in vocabulary.numbers if fates[n] == Fate.EITHER)
         phrases = _cover(vocabulary.phrases, must, never)
         if phrases is None:
             return False
@@ -156,6 +171,22 @@ def _settle(
                 if phrase.mask >> number & 1:
                     effect[number] = int(action)
     return True
+
+
+def _asks_for(fate: int, action: Fate) -> bool:
+    return fate == action or (fate == Fate.REBUILT and action is Fate.RECOMPUTE)
+
+
+def _allows(fate: int, action: Fate) -> bool:
+    return fate in (action, Fate.EITHER) or (fate == Fate.REBUILT and action is not Fate.SAVE)
+
+
+def _is_so(fate: int, said: int) -> bool:
+    """Whether what is said of a class already is what is wanted. Of what nothing is said is saved, or goes with the
+    memory that it looks into."""
+    if fate == Fate.REBUILT:
+        return said != Fate.SAVE
+    return fate == (Fate.SAVE if said == Fate.EITHER else said)
 
 
 def _cover(phrases: Sequence[Phrase], must: int, never: int) -> tuple[Phrase, ...] | None:

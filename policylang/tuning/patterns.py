@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts
 from policylang.graph.storage import storage_roots
 from policylang.tuning.lower_hull import HullPoint
-from policylang.tuning.phrases import EVERYTHING, Vocabulary
+from policylang.tuning.phrases import Vocabulary
 from policylang.tuning.value_classes import Fate, ValueClasses
 
 Fates = tuple[int, ...]
@@ -75,21 +75,6 @@ def texts_by_hand(blocks: int) -> Iterator[str]:
         yield f"recompute everything\nsave everything where crosses cut per {size}\n"
     if blocks > 1:
         yield "recompute everything in every 2nd block\nsave attention in block\nundecided -> save\n"
-
-
-def most_held(facts: Facts, classes: ValueClasses, inside: Vocabulary) -> list[str]:
-    """The operators and groups of single tensors of which blocks make the most bytes for the backward: three."""
-    held: dict[str, int] = {}
-    roots = storage_roots(facts)
-    read = {roots[row] for row in facts.forward if facts.flags[row] & Flag.FEEDS_BACKWARD}
-    for phrase in inside.phrases:
-        if phrase.position or phrase.module or phrase.predicate or phrase.subject == EVERYTHING:
-            continue
-        numbers = [number for number in inside.numbers if phrase.mask >> number & 1]
-        rows = [row for number in numbers for row in classes.rows[number]]
-        if not any(facts.shapes[row] is None or number in classes.views for number in numbers for row in rows[:1]):
-            held[phrase.subject] = sum(facts.bytes[row] for row in rows if row in read)
-    return sorted(filter(held.__getitem__, held), key=lambda subject: (-held[subject], subject))[:3]
 
 
 def thinned(points: Sequence[HullPoint], least: float) -> list[HullPoint]:

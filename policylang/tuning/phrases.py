@@ -83,6 +83,7 @@ class Vocabulary:
         self.inside = inside
         self.numbers = [number for number, each in enumerate(classes.all) if each.inside is inside]
         self.mask = _mask(self.numbers)
+        self.views = _mask(number for number in self.numbers if number in classes.views)
         self._orders = self._in_blocks()
         found: dict[tuple[str, int], Phrase] = {}
         for phrase in self._all():

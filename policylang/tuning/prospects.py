@@ -44,10 +44,20 @@ class Prospects:
         return len(self.zone)
 
 
-def prospects(composition: Composition, patterns: Sequence[Pieces], *, mixed: bool) -> Prospects:
+def prospects(
+    composition: Composition,
+    patterns: Sequence[Pieces],
+    *,
+    mixed: bool,
+    variants: Sequence[tuple[int, Pieces]] = (),
+) -> Prospects:
     """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth: of those
     whose blocks keep what they hand on, or with ``mixed`` of all. A step from one number of blocks to the next is a
-    large one; between two of them the last block, or where blocks are few the last two, may follow a third pattern."""
+    large one; between two of them the last block, or where blocks are few the last two, may follow a third pattern.
+
+    ``variants`` are patterns that copy to the host, each with the number of the pattern of which it is one: these are
+    in all blocks, and in the first so many where the others follow that pattern or one near it.
+    """
     count, blocks = len(patterns), composition.count
     shapes = [(FIRST, blocks)]
     shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
@@ -82,6 +92,39 @@ def prospects(composition: Composition, patterns: Sequence[Pieces], *, mixed: bo
             ]
     if not blocks:
         rows = [(one, one, one, one, FIRST, 0, 0) for one in range(count)]
+    if not variants:
+        return _made(composition, patterns, rows)
+    beside = _near(patterns)
+    bases = [one for one, _ in variants]
+    rows += [
+        (one, other, other, around, FIRST, number, 0)
+        for one, base in enumerate(bases, count)
+        for other in (
+            *beside[base],
+            *(each for each, of in enumerate(bases, count) if of in beside[base] and each != one),
+        )
+        for number in range(1, blocks)
+        for around in dict.fromkeys((one, other))
+    ]
+    rows += [(one, one, one, one, FIRST, blocks, 0) for one in range(count, count + len(bases))]
+    return _made(composition, [*patterns, *(each for _, each in variants)], rows)
+
+
+def _near(patterns: Sequence[Pieces]) -> list[list[int]]:
+    """By pattern, itself and those next to it by their bytes whose blocks keep what they hand on."""
+    ordered = sorted(range(len(patterns)), key=lambda each: patterns[each].saved.sum())
+    rank = {number: at for at, number in enumerate(ordered)}
+    usable = sorted((each for each in rank if patterns[each].hands_on), key=rank.__getitem__)
+    found = []
+    for number in range(len(patterns)):
+        below = [each for each in usable if rank[each] < rank[number]][-_NEAR:]
+        above = [each for each in usable if rank[each] > rank[number]][:_NEAR]
+        found.append([number, *below, *above])
+    return found
+
+
+def _made(composition: Composition, patterns: Sequence[Pieces], rows: Sequence[tuple[int, ...]]) -> Prospects:
+    blocks = composition.count
     zone, rest, end, around, kind, number, last = np.array(rows, dtype=np.int64).T
     positions = np.arange(blocks)
     in_zone = (kind == FIRST)[:, None] & (positions < number[:, None])
@@ -148,7 +191,14 @@ class Writer:
         if key not in self._known:
             zones = [] if base == zone else [Zone(self._MARK, self.patterns[zone])]
             zones += [] if end < 0 else [Zone(self._END, self.patterns[end], nested)]
-            made = scripts(self.inside, self.outside, self.patterns[base], zones, self.patterns[around])
+            made = scripts(
+                self.inside,
+                self.outside,
+                self.patterns[base],
+                zones,
+                self.patterns[around],
+                undecided=not self.override,
+            )
             texts = (script.text(self.head, override=self.override) for script in made)
             self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]

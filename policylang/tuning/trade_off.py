@@ -35,6 +35,13 @@ class Candidate:
     """Seconds in which computation waits for a collective or a copy."""
     step: float
     """Seconds of the whole step."""
+    copies: float = 0.0
+    """Of ``exposed`` what copies to the host and back add: zero where computation hides them."""
+
+    @property
+    def price(self) -> float:
+        """Seconds that are lost to have it fit: second runs, and waiting for copies."""
+        return self.recompute + self.copies
 
 
 @frozen
@@ -67,7 +74,8 @@ class Tuned:
     table: tuple[Candidate, ...]
     """All that no other beats in both memory and time, by rising memory."""
     bound: float | None
-    """Seconds of recomputation that no choice of values can go below in as many saved bytes as the chosen one keeps."""
+    """Seconds of recomputation that no choice of values can go below in as many bytes as the chosen one keeps, on the
+    device and on the host together."""
     forward: float
     """Seconds of the forward."""
 

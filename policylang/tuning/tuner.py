@@ -7,10 +7,9 @@ turn, the fastest first, so that few are.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice, product
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -24,12 +23,12 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import Composition, Pieces
-from policylang.tuning.decision_list import MOST_STATEMENTS
-from policylang.tuning.evaluation import Evaluation
+from policylang.tuning.evaluation import Evaluation, uncollected
+from policylang.tuning.host_variants import host_variants
 from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
-from policylang.tuning.patterns import Fates, by_hand, most_held, of_choice, texts_by_hand, thinned
+from policylang.tuning.patterns import Fates, by_hand, of_choice, texts_by_hand, thinned
 from policylang.tuning.phrases import Vocabulary
-from policylang.tuning.prospects import FIRST, Prospects, Writer, place_of, prospects
+from policylang.tuning.prospects import Prospects, Writer, prospects
 from policylang.tuning.stacks import stacks
 from policylang.tuning.trade_off import Besides, Budget, Candidate, Infeasible, Tuned
 from policylang.tuning.value_classes import Fate, value_classes
@@ -42,8 +41,6 @@ _STRAIGHT = 5e-4
 _BUNDLED = ("llama3_sac", "torchtitan_op_sac")
 _OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
-_OFFLOADING, _BASES = 300_000, 6
-"""The same of policies that move values to the host, and how many policies are taken that move none."""
 _LOW = 1.1
 """Up to so many times the least that is composed, the smallest candidate counts with what it comes to."""
 _SAME = 1e-9
@@ -81,6 +78,9 @@ class _Set:
     by_memory: Sequence[int]
     """By memory, of those that take as much by time."""
     seconds: Sequence[float]
+    slack: int
+    """Bytes by which what is composed may be too little: of the largest value that is copied, where blocks that copy
+    border on others. The least that is found may be so much above the least that there is."""
 
 
 class Tuner:
@@ -100,7 +100,7 @@ class Tuner:
         self.times = times
         self.capabilities = capabilities
         self.besides = besides
-        self.offload = offload
+        self.offload = offload and capabilities.offloads
         self.override = any(facts.user_tags) and not capabilities.block_by_block
         self.forward = sum(times.seconds[row] for row in facts.forward)
         self._say = progress or (lambda _: None)
@@ -112,7 +112,7 @@ class Tuner:
         self.inside = Vocabulary(facts, self.classes, operators, inside=True)
         self.outside = Vocabulary(facts, self.classes, operators, inside=False)
         apart = capabilities.block_by_block
-        self.composition = Composition(facts, times, self.classes, block_by_block=apart)
+        self.composition = Composition(facts, times, self.classes, block_by_block=apart, offload=self.offload)
         self.blocks = self.composition.count
         saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
@@ -156,21 +156,30 @@ class Tuner:
             ]
         self._say("simulating patterns")
         simulated: dict[Fates, Pieces] = {}
-        collects = gc.isenabled()
-        gc.disable()  # steps by the million, none in a circle: going through them takes a sixth of the time
-        try:
+        variants: dict[Fates, tuple[int, Pieces]] = {}
+        with uncollected():
             for fates in dict.fromkeys(found):
                 pieces = composition.pieces(fates, with_peak=by_peak)
                 simulated.setdefault(pieces.asked, pieces)
-        finally:
-            if collects:
-                gc.enable()
-        made = prospects(composition, tuple(simulated.values()), mixed=not by_peak)
-        writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
+            for base, fates in self._host_variants(tuple(simulated.values())):
+                pieces = composition.pieces(fates, with_peak=by_peak)
+                if pieces.offloads and pieces.asked not in simulated:
+                    variants.setdefault(pieces.asked, (base, pieces))
+        made = prospects(composition, tuple(simulated.values()), mixed=not by_peak, variants=tuple(variants.values()))
+        writer = Writer((*simulated, *variants), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
-        seconds = made.figures.recompute
+        seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
-        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist())
+        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), self._slack(variants))
+
+    def _slack(self, moving: Iterable[Fates]) -> int:
+        moved = {number for fates in moving for number, fate in enumerate(fates) if fate == Fate.OFFLOAD}
+        return max((self.facts.bytes[row] for each in moved for row in self.classes.rows[each]), default=0)
+
+    def _host_variants(self, patterns: Sequence[Pieces]) -> Iterator[tuple[int, Fates]]:
+        """With copies to the host as a third choice; none without."""
+        if self.offload:
+            yield from host_variants(self.facts, self.times, self.classes, patterns)
 
     def _bundled(self) -> Iterator[Fates]:
         """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
@@ -189,35 +198,8 @@ class Tuner:
         before = "override " if self.override else ""
         texts = islice(texts_by_hand(self.blocks), _OTHERS // max(len(self.facts), 1))
         lines = ([line if "->" in line else before + line for line in text.splitlines(True)] for text in texts)
-        written = [self.head + "".join(each) for each in lines]
-        found = (self.evaluation.of(text) for text in (*written, *self._offloading()))
+        found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
         return tuple(each for each in found if each is not None)
-
-    def _offloading(self) -> Iterator[str]:
-        """Where copies to the host are asked for: saved values of one operator are moved, of some or all blocks, on top
-        of policies that keep all and that keep less."""
-        if not self.offload or not self.capabilities.offloads or not self.blocks:
-            return
-        chosen = self._set(Budget("peak", inf))
-        uniform = [at for at in range(len(chosen.prospects)) if chosen.prospects.zone[at] == chosen.prospects.rest[at]]
-        texts = [chosen.writer.text(chosen.prospects, at, self.blocks) for at in uniform[:_BASES]]
-        subjects = most_held(self.facts, self.classes, self.inside)
-        shares = (1, 2, 4)
-        places = [place_of(FIRST, max(self.blocks // share, 1), self.blocks) for share in shares]
-        room = _OFFLOADING // max(len(self.facts), 1)
-        before = "override " if self.override else ""
-        made = product(filter(None, texts), subjects, places)
-        for text, subject, place in islice(made, room):
-            rest = "undecided -> save\n" if text.endswith("undecided -> save\n") else ""
-            head = text.removesuffix("undecided -> save\n")
-            if text.count("\n") < MOST_STATEMENTS:
-                yield f"{head}{before}offload {subject} {place}\n{rest}"
-
-    def cost(self, each: Candidate) -> float:
-        """Seconds that a step takes more than one that recomputes nothing; of copies what is waited for."""
-        if not each.offloaded or self.save_all is None:
-            return each.recompute
-        return max(each.recompute, each.step - self.save_all.step)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
         """The choice for one budget."""
@@ -229,11 +211,11 @@ class Tuner:
         memory = self.memory(chosen, budget)
         less = self._at(budget, 0.92 * memory)
         more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None
-        if more is not None and self.cost(more) >= self.cost(chosen):
+        if more is not None and more.price >= chosen.price:
             more = None
         if table or budget.limit == inf:
             self._fill(budget)
-        rows = undominated(self.evaluation.evaluated, lambda each: self.memory(each, budget), self.cost)
+        rows = undominated(self.evaluation.evaluated, lambda each: self.memory(each, budget))
         return Tuned(
             budget=budget,
             besides=self.besides,
@@ -241,7 +223,7 @@ class Tuner:
             less=less,
             more=more,
             table=tuple(rows),
-            bound=bound_at(self.hull, chosen.saved),
+            bound=bound_at(self.hull, chosen.saved + (chosen.offloaded if self.offload else 0)),
             forward=self.forward,
         )
 
@@ -280,21 +262,21 @@ class Tuner:
         seconds = chosen.seconds
         best: Candidate | None = None
         for other in self._others:
-            if self.memory(other, budget) <= limit and (best is None or self.cost(other) < self.cost(best)):
+            if self.memory(other, budget) <= limit and (best is None or other.price < best.price):
                 best = other
         if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
             smallest = self.smallest(budget)
-            if self.memory(smallest, budget) <= limit and (best is None or self.cost(smallest) < self.cost(best)):
+            if self.memory(smallest, budget) <= limit and (best is None or smallest.price < best.price):
                 best = smallest
         for at in chosen.order:
-            if best is not None and seconds[at] >= self.cost(best) - same:
+            if best is not None and seconds[at] >= best.price - same:
                 break
             if memory[at] > limit:
                 continue
             made = self._candidate(chosen, at)
             if made is None or self.memory(made, budget) > limit:
                 continue
-            if best is None or made.recompute < self.cost(best):
+            if best is None or made.price < best.price:
                 best = made
         return best
 
@@ -304,17 +286,17 @@ class Tuner:
         seconds = chosen.seconds
         best: Candidate | None = None
         for other in (self.save_all, *self._others):
-            if other is None or self.cost(other) > limit:
+            if other is None or other.price > limit:
                 continue
             if best is None or self.memory(other, budget) < self.memory(best, budget):
                 best = other
         for at in chosen.by_memory:
-            if best is not None and memory[at] >= self.memory(best, budget):
+            if best is not None and memory[at] + chosen.slack >= self.memory(best, budget):
                 break
             if seconds[at] > limit:
                 continue
             made = self._candidate(chosen, at)
-            if made is None or made.recompute > limit:
+            if made is None or made.price > limit:
                 continue
             if best is None or self.memory(made, budget) < self.memory(best, budget):
                 best = made
@@ -326,7 +308,7 @@ class Tuner:
         text = chosen.writer.text(chosen.prospects, at, self.blocks)
         made = None if text is None else self.evaluation.of(text)
         least = chosen.seconds[at] - _SAME * self.forward
-        return None if made is None or made.recompute < least else made
+        return None if made is None or made.price < least else made
 
     def _fill(self, budget: Budget) -> None:
         """Plan candidates over the whole range of memory."""
@@ -336,12 +318,10 @@ class Tuner:
             self._at(budget, low + (high - low) * step / (_ROWS - 1))
 
 
-def undominated(
-    found: Iterable[Candidate], memory: Callable[[Candidate], int], cost: Callable[[Candidate], float]
-) -> list[Candidate]:
+def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:
     """Those that no other beats in both memory and time, by rising memory."""
     kept: list[Candidate] = []
-    for each in sorted(found, key=lambda each: (memory(each), cost(each), len(each.rules), each.rules)):
-        if not kept or cost(each) < cost(kept[-1]):
+    for each in sorted(found, key=lambda each: (memory(each), each.price, len(each.rules), each.rules)):
+        if not kept or each.price < kept[-1].price:
             kept.append(each)
     return kept

@@ -32,6 +32,8 @@ class Fate(IntEnum):
     RECOMPUTE = 0
     SAVE = 1
     OFFLOAD = 2
+    REBUILT = 3
+    """They look into memory that waits on the host, and must not be saved: that would hold it."""
 
 
 @frozen

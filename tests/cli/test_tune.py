@@ -30,13 +30,14 @@ CANDIDATE = {
         "offloaded_bytes",
         "recomputed_seconds",
         "exposed_seconds",
+        "copies_seconds",
         "step_seconds",
     ],
     "properties": {
         "rules": {"type": "array", "items": {"type": "string"}, "minItems": 1},
         "peak_at": {"type": "string"},
         **dict.fromkeys(("peak_bytes", "graph_peak_bytes", "saved_bytes", "offloaded_bytes"), SIZE),
-        **dict.fromkeys(("recomputed_seconds", "exposed_seconds", "step_seconds"), SECONDS),
+        **dict.fromkeys(("recomputed_seconds", "exposed_seconds", "copies_seconds", "step_seconds"), SECONDS),
     },
 }
 OR_NONE = {"anyOf": [CANDIDATE, {"type": "null"}]}

@@ -6,7 +6,6 @@ from itertools import chain, combinations
 
 import numpy as np
 import pytest
-from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -252,15 +251,3 @@ def test_real_models_fit_at_fifty_budgets(name: str) -> None:
         assert found.rules.count("\n") <= 10
         assert found.recompute <= before + 1e-9 * tuner.forward
         before = found.recompute
-
-
-def test_copies_that_nobody_waits_for_take_the_place_of_recomputation() -> None:
-    fast = evolve(DEVICE, host_bandwidth=1e9)
-    tuner = Tuner(stacked(), node_times(stacked(), fast), JOINT, offload=True)
-    budget = peak_at(0.5)
-    found = tuner.tuned(budget)
-    assert isinstance(found, Tuned)
-    assert found.chosen.offloaded > 0
-    assert found.chosen.peak <= budget.limit
-    assert planned(found.chosen.rules, stacked()).diagnostics == ()
-    assert tuner.cost(found.chosen) < chosen(budget).recompute

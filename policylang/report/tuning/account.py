@@ -44,6 +44,7 @@ def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
         ("saved", lambda each: figure(each.saved, "bytes")),
         ("offloaded", lambda each: figure(each.offloaded, "bytes")),
         ("recomputed", lambda each: f"{figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"),
+        ("copies", lambda each: figure(each.copies, "seconds")),
         ("exposed", lambda each: figure(each.exposed, "seconds")),
         ("step", lambda each: step_words(each)),
     ]

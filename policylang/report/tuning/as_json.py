@@ -51,6 +51,7 @@ def candidate_data(each: Candidate, tuned: Tuned) -> dict[str, Any]:
         "offloaded_bytes": each.offloaded,
         "recomputed_seconds": each.recompute,
         "exposed_seconds": each.exposed,
+        "copies_seconds": each.copies,
         "step_seconds": each.step,
     }
 

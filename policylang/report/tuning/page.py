@@ -80,7 +80,7 @@ def _known(found: TunedPolicy, known: Sequence[tuple[str, Candidate]]) -> Markup
 def _details(each: Candidate, phrase: str, found: TunedPolicy, name: str, *, is_open: bool) -> Markup:
     tuned = found.tuned
     size = figure(memory_of(each, tuned), "bytes")
-    time = f", {figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"
+    time = f", {figure(each.price, 'seconds')} ({share_text(each.price, tuned)})"
     summary = element(
         "summary",
         element("span", phrase, class_="label"),

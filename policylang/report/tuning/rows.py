@@ -20,12 +20,13 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
     moved = any(each.offloaded for each in tuned.table)
     waits = any(each.exposed for each in tuned.table)
     head = ["", "peak", "saved", *(["offloaded"] if moved else []), "recomputed", "of the forward"]
-    head += [*(["exposed"] if waits else []), "step", "rules"]
+    head += [*(["copies"] if moved else []), *(["exposed"] if waits else []), "step", "rules"]
     rows = [head]
     for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
         row = ["->" if chosen and each == tuned.chosen else "", figure(tuned.besides.on(each.peak), "bytes")]
         row += [figure(each.saved, "bytes"), *([figure(each.offloaded, "bytes")] if moved else [])]
         row += [figure(each.recompute, "seconds"), share_text(each.recompute, tuned)]
+        row += [figure(each.copies, "seconds")] if moved else []
         row += [*([figure(each.exposed, "seconds")] if waits else []), step_words(each)]
         rows.append([*row, shortened(phrase, _LONGEST)])
     subject = found.subject

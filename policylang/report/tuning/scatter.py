@@ -15,7 +15,7 @@ from policylang.language.figures import figure
 from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import statements
-from policylang.tuning.outcome.written import lost_seconds, memory_of
+from policylang.tuning.outcome.written import memory_of
 from policylang.tuning.trade_off import Candidate, Tuned
 
 _WIDTH, _HEIGHT = 960, 480
@@ -56,13 +56,9 @@ def trade_off_svg(
     """The picture. ``known`` are policies to compare with, by name; without a ``budget`` none is marked as chosen. With
     ``linked`` each point leads to ``#policy-N`` of the page around it."""
     every = [*tuned.table, *(each for _, each in known)]
-    x_tick = _decimal_tick(
-        max((lost_seconds(each, tuned) for each in every), default=0.0) / (tuned.forward or 1) / _TICKS
-    )
+    x_tick = _decimal_tick(max((each.price for each in every), default=0.0) / (tuned.forward or 1) / _TICKS)
     y_tick = _binary_tick(max((memory_of(each, tuned) for each in every), default=1) / _TICKS)
-    most_share = _ceiling(
-        max((lost_seconds(each, tuned) for each in every), default=0.0) / (tuned.forward or 1), x_tick
-    )
+    most_share = _ceiling(max((each.price for each in every), default=0.0) / (tuned.forward or 1), x_tick)
     scale = _Scale(
         most_share * (tuned.forward or 1), _ceiling(max((memory_of(each, tuned) for each in every), default=1), y_tick)
     )
@@ -106,10 +102,11 @@ def _axes(scale: _Scale, tuned: Tuned, x_tick: float, y_tick: float) -> list[Mar
             element("line", class_="grid", x1=_number(x), x2=_number(x), y1=_TOP, y2=_HEIGHT - _BOTTOM),
             _text(figure(at * x_tick, "fraction"), x, _HEIGHT - _BOTTOM + 18, "middle"),
         ]
+    copies = " and of waits for copies" if any(each.copies for each in tuned.table) else ""
     what = "saved for the backward" if tuned.budget.figure == "saved" else "peak"
     return [
         *found,
-        _text("time of second runs, of the forward's", _WIDTH - _RIGHT, _HEIGHT - 10, "end"),
+        _text(f"time of second runs{copies}, of the forward's", _WIDTH - _RIGHT, _HEIGHT - 10, "end"),
         _text(what, _LEFT + 6, _TOP + 12, "start"),
     ]
 
@@ -126,7 +123,8 @@ def _limits(scale: _Scale, tuned: Tuned) -> list[Markup]:
         found.append(_line("budget", _LEFT, _WIDTH - _RIGHT, y, y, "the budget"))
     if tuned.bound is not None and tuned.bound <= scale.most_seconds:
         x, y = scale.x(tuned.bound), scale.y(memory_of(tuned.chosen, tuned))
-        said = f"no choice of values that saves as much recomputes for less: {figure(tuned.bound, 'seconds')}"
+        keeps = "saves or offloads" if tuned.chosen.offloaded else "saves"
+        said = f"no choice of values that {keeps} as much recomputes for less: {figure(tuned.bound, 'seconds')}"
         found.append(_line("bound", x, x, min(y - 24, bottom), min(y + 24, bottom), said))
     return found
 
@@ -139,7 +137,7 @@ def _line(kind: str, x1: float, x2: float, y1: float, y2: float, said: str) -> M
 def _stairs(scale: _Scale, tuned: Tuned) -> str:
     parts: list[str] = []
     for each in tuned.table:
-        x, y = _number(scale.x(lost_seconds(each, tuned))), _number(scale.y(memory_of(each, tuned)))
+        x, y = _number(scale.x(each.price)), _number(scale.y(memory_of(each, tuned)))
         parts.append(f"V{y}H{x}" if parts else f"M{x},{y}")
     return "".join(parts) + f"V{_TOP}"
 
@@ -152,9 +150,9 @@ def _point(
     name: str,
     taken: list[tuple[float, float, float, float]],
 ) -> Markup:
-    x, y = scale.x(lost_seconds(each, tuned)), scale.y(memory_of(each, tuned))
+    x, y = scale.x(each.price), scale.y(memory_of(each, tuned))
     size = figure(memory_of(each, tuned), "bytes")
-    figures = f"{size}, {figure(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})"
+    figures = f"{size}, {figure(each.price, 'seconds')} ({share_text(each.price, tuned)})"
     said = "\n".join([f"{name}: {figures}" if name else figures, *statements(each)])
     dot = element("circle", cx=_number(x), cy=_number(y), r=6 if kind == "chosen" else 4.5)
     label = _label(name, x, y, taken) if name else joined()
@@ -182,7 +180,7 @@ def _label(name: str, x: float, y: float, taken: list[tuple[float, float, float,
 
 
 def _dot(scale: _Scale, each: Candidate, tuned: Tuned) -> tuple[float, float, float, float]:
-    x, y = scale.x(lost_seconds(each, tuned)), scale.y(memory_of(each, tuned))
+    x, y = scale.x(each.price), scale.y(memory_of(each, tuned))
     return x - 5, y - 5, x + 5, y + 5
 
 

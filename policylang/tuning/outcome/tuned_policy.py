@@ -79,6 +79,11 @@ class TunedPolicy:
         return self.tuned.chosen.exposed
 
     @property
+    def copies_seconds(self) -> float:
+        """Of these, seconds that copies to the host and back add: zero where computation hides them."""
+        return self.tuned.chosen.copies
+
+    @property
     def forward_seconds(self) -> float:
         """Seconds of the forward."""
         return self.tuned.forward

@@ -111,21 +111,13 @@ def memory_of(each: Candidate, tuned: Tuned) -> int:
     return each.saved if tuned.budget.figure == "saved" else tuned.besides.on(each.peak)
 
 
-def lost_seconds(each: Candidate, tuned: Tuned) -> float:
-    """What a candidate costs: second runs, and where it copies to the host what the step waits longer."""
-    if not each.offloaded:
-        return each.recompute
-    others = [other.step - other.recompute for other in (*tuned.table, tuned.chosen) if not other.offloaded]
-    return max(each.recompute, each.step - min(others, default=each.step))
-
-
 def neighbour_words(tuned: Tuned) -> str:
     """``with 2.1 GiB more, 14 ms less; with 1.2 GiB less, 9 ms more``; empty where there is neither."""
     said = []
     for other, memory, time in ((tuned.more, "more", "less"), (tuned.less, "less", "more")):
         if other is not None:
             size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
-            seconds = abs(lost_seconds(other, tuned) - lost_seconds(tuned.chosen, tuned))
+            seconds = abs(other.price - tuned.chosen.price)
             said.append(f"with {figure(size, 'bytes')} {memory}, {figure(seconds, 'seconds')} {time}")
     return "; ".join(said)
 
@@ -189,7 +181,8 @@ def bound_words(tuned: Tuned) -> str:
     """What no choice of values can beat; empty where it is not known, and where nothing is lost."""
     if tuned.bound is None or not tuned.chosen.recompute:
         return ""
-    return f"{figure(tuned.bound, 'seconds')}: no choice of values that saves as much recomputes for less"
+    keeps = "saves or offloads" if tuned.chosen.offloaded else "saves"
+    return f"{figure(tuned.bound, 'seconds')}: no choice of values that {keeps} as much recomputes for less"
 
 
 def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]:
