@@ -94,8 +94,11 @@ COMPARED = tuple(path.name for path in PATHS if path.compared)
 
 
 def path_entry(name: str) -> PathEntry:
-    """The path of a name."""
-    return next(path for path in PATHS if path.name == name)
+    """The path of a name. Raises ``ValueError`` for another word."""
+    for path in PATHS:
+        if path.name == name:
+            return path
+    raise ValueError(f"there is no path `{name}`; there are {', '.join(PLANNED)}")
 
 
 def path_taking(kind: GraphKind) -> PathEntry:

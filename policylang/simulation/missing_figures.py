@@ -6,7 +6,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
 from policylang.language.source import Span
-from policylang.simulation.node_times import HOST_COPY, NodeTimes
+from policylang.simulation.node_times import HOST_COPY, NO_DTYPE, NodeTimes
 
 
 def lacking(times: NodeTimes, span: Span | None = None, *, copies: bool = False) -> Diagnostic | None:
@@ -30,6 +30,8 @@ def lacking(times: NodeTimes, span: Span | None = None, *, copies: bool = False)
 def _mend(times: NodeTimes, copies: bool) -> str:
     if times.unknown_dtypes:
         dtype = next(iter(times.unknown_dtypes))
+        if dtype == NO_DTYPE:
+            return "its operands have no dtype in this graph; take a snapshot in which each is a tensor of its own"
         known = ", ".join(sorted(times.device.compute))
         return f"add `{dtype} = …` to `[compute]`, in FLOP per second; it has {known}"
     if copies or HOST_COPY in times.unpriced:

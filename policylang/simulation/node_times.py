@@ -34,6 +34,8 @@ _FUSED_ALIKE = HARMLESS | {
 """What Inductor puts into the loops of pointwise operators though torch does not tag it: casts, fills, masks, draws."""
 _ATTENTION = re.compile(r"attention|attn")
 HOST_COPY = "copy between the device and the host"
+NO_DTYPE = "an unknown dtype"
+"""What products count as whose operands have none in the facts, as of tuples."""
 
 
 @frozen(eq=False)
@@ -127,7 +129,7 @@ class _Pricing:
         dtype = matrix_dtype(self.facts, row)
         rate = self.device.compute.get(dtype)
         if rate is None:
-            self.unknown[dtype or "an unknown dtype"] += 1
+            self.unknown[dtype or NO_DTYPE] += 1
             return 0.0
         target, share = self.facts.targets[row], 1.0
         if _ATTENTION.search(target):

@@ -216,6 +216,17 @@ def test_what_has_no_formula_is_priced_by_its_bytes_and_named() -> None:
     assert lacking(times) is None
 
 
+def test_products_of_no_dtype_are_told_of_without_a_line_that_cannot_be_written() -> None:
+    built = Built()
+    x = built.tensor("input", dtype="")
+    built.tensor("aten.mm.default", (x,), dtype="", flops=16)
+    problem = lacking(priced(built))
+    assert problem is not None
+    assert problem.message == "the profile of `flat` has no figure for matrix work in an unknown dtype (1 call)"
+    assert problem.help is not None
+    assert "no dtype in this graph" in problem.help
+
+
 def test_a_dtype_that_the_profile_lacks_is_an_error_that_says_what_to_add() -> None:
     built = Built()
     x = built.tensor("input", shape=(2, 2), dtype="int8")
