@@ -218,8 +218,8 @@ def test_what_has_no_formula_is_priced_by_its_bytes_and_named() -> None:
 
 def test_products_of_no_dtype_are_told_of_without_a_line_that_cannot_be_written() -> None:
     built = Built()
-    x = built.tensor("input", dtype="")
-    built.tensor("aten.mm.default", (x,), dtype="", flops=16)
+    pair = built.add("pair", "input", ())
+    built.add("product", "mylib.pair_product.default", (pair,), flops=16)
     problem = lacking(priced(built))
     assert problem is not None
     assert problem.message == "the profile of `flat` has no figure for matrix work in an unknown dtype (1 call)"
