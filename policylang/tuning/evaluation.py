@@ -10,7 +10,6 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts
 from policylang.graph.rowsets import mask_of
-from policylang.graph.schedule import Schedule
 from policylang.language.formatting.canonical import format_source
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.resolution.operator_names import OperatorTable
@@ -18,7 +17,7 @@ from policylang.language.source import Source
 from policylang.language.syntax import Action
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.liveness import Needs, saved_and_recomputed
+from policylang.planning.liveness import CostedNeeds, Needs, saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
 from policylang.planning.value_decision import Why
@@ -95,24 +94,30 @@ class Evaluation:
         if idle is not None:
             lines = formatted.splitlines(keepends=True)
             return self.of("".join(lines[:idle] + lines[idle + 1 :]))
-        peak = peak_of(simulate(made.facts, made.schedule), made.facts)
-        times = step_time(made.facts, made.schedule, self.times)
-        return Candidate(
-            rules=formatted,
-            peak=peak.bytes,
-            peak_at=peak.at,
-            saved=needs.saved_bytes,
-            offloaded=needs.offloaded_bytes,
-            recompute=times.recomputed,
-            exposed=times.exposed,
-            step=times.step,
-            copies=self._waits_for_copies(made.schedule, times) if made.policy.offloads else 0.0,
-        )
+        return candidate_of(formatted, made, needs, self.times)
 
-    def _waits_for_copies(self, schedule: Schedule, times: StepTime) -> float:
-        """How much longer the step waits than one in which copies take no time."""
-        at_once = evolve(self.times, device=evolve(self.times.device, host_bandwidth=None))
-        return max(times.exposed - step_time(self.facts, schedule, at_once).exposed, 0.0)
+
+def candidate_of(rules: str, made: Plan, needs: CostedNeeds, times: NodeTimes) -> Candidate:
+    """What a plan comes to when it is simulated; ``times`` are of the graph that it leaves."""
+    peak = peak_of(simulate(made.facts, made.schedule), made.facts)
+    took = step_time(made.facts, made.schedule, times)
+    return Candidate(
+        rules=rules,
+        peak=peak.bytes,
+        peak_at=peak.at,
+        saved=needs.saved_bytes,
+        offloaded=needs.offloaded_bytes,
+        recompute=took.recomputed,
+        exposed=took.exposed,
+        step=took.step,
+        copies=_waits_for_copies(made, times, took) if made.policy.offloads else 0.0,
+    )
+
+
+def _waits_for_copies(made: Plan, times: NodeTimes, took: StepTime) -> float:
+    """How much longer the step waits than one in which copies take no time."""
+    at_once = evolve(times, device=evolve(times.device, host_bandwidth=None))
+    return max(took.exposed - step_time(made.facts, made.schedule, at_once).exposed, 0.0)
 
 
 def _idle_line(text: str, made: Plan, needs: Needs) -> int | None:

@@ -13,10 +13,8 @@ from policylang.language.resolution.operator_names import OperatorTable
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
-from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
-from policylang.simulation.peak import peak_of
-from policylang.simulation.step_time import step_time
+from policylang.tuning.evaluation import candidate_of
 from policylang.tuning.trade_off import Candidate
 
 
@@ -34,19 +32,6 @@ def bundled_candidates(
         made = None if loaded.policy is None else plan(loaded.policy, facts, capabilities, device=device)
         if made is None or not made.rules or any(map(is_error, made.diagnostics)) or made.edits.done:
             continue  # of an edited graph the times are not those of this one
-        kept = saved_and_recomputed(made)
-        peak = peak_of(simulate(made.facts, made.schedule), made.facts)
-        took = step_time(made.facts, made.schedule, times)
         rules = "\n".join(outcome.rule.text for outcome in made.rules)
-        each = Candidate(
-            rules=rules,
-            peak=peak.bytes,
-            peak_at=peak.at,
-            saved=kept.saved_bytes,
-            offloaded=kept.offloaded_bytes,
-            recompute=took.recomputed,
-            exposed=took.exposed,
-            step=took.step,
-        )
-        found.append((name, each))
+        found.append((name, candidate_of(rules, made, saved_and_recomputed(made), times)))
     return tuple(found)
