@@ -441,8 +441,73 @@ class Collapse:
         return "round_trip"
 
 
-Rewriting = Fuse | Collapse
+@frozen
+class Bucket:
+    """``bucket (all_gather where from parameter) per 2 blocks up to 512 MiB``: collectives of one group, dtype and kind
+    become one. Planned once values are decided, on the graph as it then runs."""
+
+    selector: Selector
+    blocks: int | None = None
+    """Of how many blocks, in the order in which they run; None where neighbours are joined whatever their block."""
+    size: Quantity | None = None
+    """Of one bucket at most, in bytes that its collective gives or is given, whichever is more."""
+    optional: bool = False
+    span: Span = _span()
+
+    @property
+    def kind(self) -> str:
+        """Of the edits that it asks for."""
+        return "bucket"
+
+
+Rewriting = Fuse | Collapse | Bucket
 """A statement that asks for edits of a graph's structure."""
+
+
+@frozen
+class Prefetch:
+    """``prefetch (all_gather where from parameter) 1 block ahead``: started before the block before it computes."""
+
+    selector: Selector
+    blocks: int
+    optional: bool = False
+    span: Span = _span()
+
+
+@frozen
+class Delay:
+    """``delay reduce_scatter 1 block``: awaited a block later."""
+
+    selector: Selector
+    blocks: int
+    optional: bool = False
+    span: Span = _span()
+
+
+@frozen
+class Overlap:
+    """``overlap collective up to 2 GiB in flight within 1 GiB of peak``: the list scheduler, by the time model."""
+
+    selector: Selector
+    in_flight: Quantity | None = None
+    """Bytes of the collectives that are started and not awaited, at any step."""
+    peak: Quantity | None = None
+    """By how much the peak may rise above that of the order as traced: bytes, or a share of it."""
+    optional: bool = False
+    span: Span = _span()
+
+
+@frozen
+class KeepOrder:
+    """``keep order of all_to_all``: no scheduler moves anything across them."""
+
+    selector: Selector
+    optional: bool = False
+    span: Span = _span()
+
+
+Scheduling = Prefetch | Delay | Overlap | KeepOrder
+"""A statement that says when collectives start and where they are awaited."""
 
 
 @frozen
@@ -492,7 +557,9 @@ class ExpectFate:
 
 
 Expectation = ExpectTotal | ExpectCount | ExpectFate
-Statement = PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Expectation
+Statement = (
+    PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Scheduling | Expectation
+)
 
 
 @frozen
@@ -520,6 +587,7 @@ class Policy:
     expectations: tuple[Expectation, ...]
     device: DeviceProfile | None = field(default=None, eq=lambda device: device and device.canonical)
     """What the policy names to work times out from."""
+    scheduling: tuple[Scheduling, ...] = ()
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
     includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)
@@ -528,6 +596,16 @@ class Policy:
     def included_by(self, span: Span | None) -> Span | None:
         """The include that brings a line; None for a line of the loaded file."""
         return None if span is None else self.includes.get(span.source.name)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Those of :attr:`rewrites` that are planned once values are decided."""
+        return tuple(each for each in self.rewrites if isinstance(each, Bucket))
+
+    @property
+    def orders(self) -> bool:
+        """Whether it says which collectives become one, or when any of them run."""
+        return bool(self.scheduling or self.buckets)
 
     @property
     def offloads(self) -> bool:

@@ -22,6 +22,8 @@ class Capabilities:
     offloads: bool = False
     rewrites: bool = False
     """Whether it carries out rewrites of collectives."""
+    orders: bool = False
+    """Whether it carries out buckets and the order of collectives."""
     unsorted_groups: bool = True
     """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided_auto: bool = False
@@ -38,19 +40,25 @@ class Capabilities:
 
 
 JOINT = Capabilities(
-    name="the joint-graph partitioner", replays_random=True, offloads=True, rewrites=True, undecided_auto=True
+    name="the joint-graph partitioner",
+    replays_random=True,
+    offloads=True,
+    rewrites=True,
+    orders=True,
+    undecided_auto=True,
 )
 FLAT = Capabilities(
     name="a flat graph",
     replays_random=True,
     offloads=True,
     rewrites=True,
+    orders=True,
     keeps_undecided=True,
 )
 """No min-cut exists there: with ``undecided -> auto``, and for ``leave``, a value stays saved as the traced graph has
 it, and the report says how many those are."""
 
-HALF = Capabilities(name="a half of a partition", rewrites=True, undecided_auto=True)
+HALF = Capabilities(name="a half of a partition", rewrites=True, orders=True, undecided_auto=True)
 """Given a policy's rewrites alone: what it saves was decided when it was cut."""
 
 HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided_auto=True)

@@ -11,6 +11,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.syntax import Policy
 from policylang.planning.edits.pieces import common_names
 from policylang.planning.graph_edit import Edits
+from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.time_errors import decides_by_time
 from policylang.planning.value_decision import Decision
 
@@ -24,6 +25,7 @@ def plan_digest(
     decisions: Sequence[Decision | None],
     edits: Edits = NO_EDITS,
     device: DeviceProfile | None = None,
+    order: OrderPlan | None = None,
 ) -> str:
     """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the edits, and over
     the figures of a device that the policy decides by and does not name itself.
@@ -34,6 +36,8 @@ def plan_digest(
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     decided = (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions)
     columns = [[policy_text(policy)], common_names(facts), facts.targets, decided, edits.words()]
+    if order is not None:
+        columns.append(order.words())
     return digest_of((*map(digest_of, columns), *deciding_device(policy, device)))
 
 
@@ -49,7 +53,8 @@ def policy_text(policy: Policy) -> str:
         return policy.canonical
     device = policy.device and policy.device.canonical
     statements = (policy.lets, policy.blocks, policy.rules, policy.undecided, policy.rewrites, policy.expectations)
-    return repr(statements if device is None else (*statements, device))
+    later = ((policy.scheduling,) if policy.scheduling else ()) + (() if device is None else (device,))
+    return repr((*statements, *later))
 
 
 def _word(decision: Decision | None) -> str:

@@ -18,6 +18,7 @@ from policylang.planning.schedule.builder import build_schedule, build_sequentia
 from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
 
 if TYPE_CHECKING:
+    from policylang.planning.schedule.order_plan import OrderPlan
     from policylang.simulation.node_times import NodeTimes
 
 
@@ -66,6 +67,8 @@ class Plan:
     undecided: Fate
     digest: str
     """Hex SHA-256 over policy, node names, operators and decisions: equal plans, equal digests, on every rank."""
+    order: OrderPlan | None = field(default=None, repr=False)
+    """What the scheduling lines come to; None where the policy has none, or the path carries none out."""
     times: NodeTimes | None = field(default=None, repr=False)
     """The times of :attr:`facts` on a device, where one is given."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)

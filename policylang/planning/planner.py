@@ -25,7 +25,8 @@ from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edi
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import uncounted_in
 from policylang.planning.liveness import with_cost, with_whole_blocks
-from policylang.planning.plan import Plan
+from policylang.planning.order.statements import cannot_order, plan_order
+from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.selection.other_kernels import named_alone
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
@@ -88,6 +89,10 @@ def plan(
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
     by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
     expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
+    order = None
+    if policy.orders and capabilities.orders:
+        schedule = schedule_of(facts, decisions)
+        order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used)
     errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
     return Plan(
         policy=policy,
@@ -108,6 +113,7 @@ def plan(
             *by_fsdp.diagnostics,
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
+            *(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
             *gathers_left(policy, facts, selections.chains, rules),
             *markers_lost(policy, facts),
@@ -120,7 +126,8 @@ def plan(
             *uncounted_in(policy.expectations, facts, needs.recomputed, times),
         ),
         undecided=fate,
-        digest=plan_digest(policy, facts, decisions, edits, used),
+        order=order,
+        digest=plan_digest(policy, facts, decisions, edits, used, order),
         times=times,
         block_of=blocks.block_of,
         block_names=blocks.names,

@@ -14,12 +14,14 @@ from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
     Blocks,
+    Bucket,
     Compare,
     CrossesCut,
     Expectation,
     Policy,
     Rewriting,
     Rule,
+    Scheduling,
     Selector,
     Undecided,
 )
@@ -248,6 +250,11 @@ def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
 
 def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for a rewrite of collectives, which {capabilities.name} cannot do"
+    return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
+
+
+def cannot_order(statement: Bucket | Scheduling, capabilities: Capabilities) -> Diagnostic:
+    asks = f"asks for an order of collectives, which {capabilities.name} cannot keep"
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
 
 

@@ -11,7 +11,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, first_lines
 from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.source import Span
-from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Policy, Rule
+from policylang.language.syntax import TIMES, Compare, Expectation, ExpectTotal, Overlap, Policy, Rule, Statement
 from policylang.language.walk import tests_of
 
 if TYPE_CHECKING:
@@ -23,15 +23,16 @@ _MOST_NAMES = 8
 
 def times_asked(policy: Policy) -> Iterator[tuple[str, Span]]:
     """What the policy says of time, in words and where: tests of rules and expectations, and expectations about it."""
-    for statement in (*policy.rules, *policy.expectations):
-        if isinstance(statement, ExpectTotal) and statement.of_time:
+    for statement in (*policy.rules, *policy.buckets, *policy.scheduling, *policy.expectations):
+        if isinstance(statement, Overlap) or (isinstance(statement, ExpectTotal) and statement.of_time):
             yield statement.span.one_line, statement.span
         yield from ((format_predicate(test), test.span) for test in _timed_tests(statement, policy))
 
 
 def decides_by_time(policy: Policy) -> bool:
-    """Whether a rule does."""
-    return any(True for rule in policy.rules for _ in _timed_tests(rule, policy))
+    """Whether a rule does, or the order of collectives."""
+    deciding = (*policy.rules, *policy.buckets, *policy.scheduling)
+    return any(isinstance(each, Overlap) or any(True for _ in _timed_tests(each, policy)) for each in deciding)
 
 
 def speaks_of_time(statement: Rule | Expectation, policy: Policy) -> bool:
@@ -56,7 +57,7 @@ def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, cop
         yield found
 
 
-def _timed_tests(statement: Rule | Expectation, policy: Policy) -> Iterator[Compare]:
+def _timed_tests(statement: Statement, policy: Policy) -> Iterator[Compare]:
     for test in tests_of(statement, policy):
         if isinstance(test, Compare) and test.quantity in TIMES:
             yield test

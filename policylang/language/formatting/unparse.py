@@ -18,7 +18,17 @@ from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.formatting.unparse_predicates import format_glob, format_predicate, format_quantity
 from policylang.language.parsing.parser import is_policy_name
-from policylang.language.syntax import BlockSet, Expectation, Let, Ordinal, Policy, Rewriting, Rule, Selector
+from policylang.language.syntax import (
+    BlockSet,
+    Expectation,
+    Let,
+    Ordinal,
+    Policy,
+    Rewriting,
+    Rule,
+    Scheduling,
+    Selector,
+)
 from policylang.language.units import decimal_percent
 from policylang.language.walk import parts, selector_of, walk
 
@@ -77,6 +87,7 @@ def format_policy(policy: Policy) -> str:
     lines.extend(f"let {let.name} = {format_selector(let.selector)}" for let in _used_lets(policy))
     lines.extend(format_rule(rule) for rule in policy.rules)
     lines.extend(map(format_rewrite, policy.rewrites))
+    lines.extend(map(format_scheduling, policy.scheduling))
     lines.extend(map(format_expectation, policy.expectations))
     return "\n".join(lines) + "\n"
 
@@ -109,13 +120,37 @@ def format_rewrite(statement: Rewriting) -> str:
     optional = "optional " if statement.optional else ""
     if isinstance(statement, syntax.Collapse):
         return f"{optional}collapse round_trips"
+    if isinstance(statement, syntax.Bucket):
+        per = {None: "", 1: " per block"}.get(statement.blocks, f" per {statement.blocks} blocks")
+        limit = "" if statement.size is None else f" up to {format_quantity(statement.size)}"
+        return f"{optional}bucket {_picked(statement.selector)}{per}{limit}"
     over = f" over {', '.join(statement.dims)}" if statement.dims else ""
     return f"{optional}fuse {statement.collective} chains{over}"
 
 
+def format_scheduling(statement: Scheduling) -> str:
+    """The canonical text of a scheduling statement: ``prefetch all_gather 1 block ahead``."""
+    optional, picked = "optional " if statement.optional else "", _picked(statement.selector)
+    if isinstance(statement, syntax.KeepOrder):
+        return f"{optional}keep order of {picked}"
+    if isinstance(statement, syntax.Overlap):
+        in_flight, peak = statement.in_flight, statement.peak
+        limits = "" if in_flight is None else f" up to {format_quantity(in_flight)} in flight"
+        limits += "" if peak is None else f" within {format_quantity(peak)} of peak"
+        return f"{optional}overlap {picked}{limits}"
+    blocks = "1 block" if statement.blocks == 1 else f"{statement.blocks} blocks"
+    verb, ahead = ("prefetch", " ahead") if isinstance(statement, syntax.Prefetch) else ("delay", "")
+    return f"{optional}{verb} {picked} {blocks}{ahead}"
+
+
+def _picked(selector: Selector) -> str:
+    """In parentheses unless it is one word: what follows is the statement's own."""
+    return _format(selector).at(_ATOM).text
+
+
 def _used_lets(policy: Policy) -> list[Let]:
     """The names that the rules and expectations reach, in the order of definition."""
-    selectors = map(selector_of, (*policy.rules, *policy.expectations))
+    selectors = map(selector_of, (*policy.rules, *policy.rewrites, *policy.scheduling, *policy.expectations))
     pending = [selector for selector in selectors if selector is not None]
     used: set[str] = set()
     while pending:

@@ -58,7 +58,9 @@ _LOOKALIKES = {
 }
 
 
-PAIRS = ("EVERY_NTH", "HALF_OF", "UP_TO", "PER_RANK", "STEP_TIME")
+_OPENERS = ("device", "bucket", "prefetch", "delay", "overlap")
+"""Words that open a statement and are names wherever a name can stand."""
+PAIRS = ("EVERY_NTH", "HALF_OF", "UP_TO", "PER_RANK", "STEP_TIME", "KEEP_ORDER", "IN_FLIGHT")
 """Terminals of two words, which are no keywords by themselves where ``every`` and ``per`` are not."""
 
 
@@ -68,8 +70,9 @@ class StatementOrigin:
 
     source: Source
     problems: list[Diagnostic] = field(factory=list)
-    loose: list[tuple[Scope, Span]] = field(factory=list)
-    """Each ``per …`` that no position of its phrase has taken: an expectation may, else it is an error."""
+    loose: list[tuple[Scope | int, Span]] = field(factory=list)
+    """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
+    number is one of blocks."""
 
     def report(self, code: str, message: str, span: Span, *, help: str | None = None) -> None:
         self.problems.append(diagnose(code, message, span, help=help))
@@ -126,8 +129,10 @@ class Lexer:
                 word = match.group()
                 if kind == "run":
                     name = "NAME" if word.isidentifier() and _is_given(lexemes) else self._classify(word)
-                    if word == "device" and not lexemes and not _OF_A_SELECTOR.match(text, match.end(), end):
-                        name = "DEVICE"
+                    if word in _OPENERS and not _OF_A_SELECTOR.match(text, match.end(), end):
+                        name = _opened(word, lexemes) or name
+                    elif word == "within" and _opens(lexemes, "OVERLAP"):
+                        name = "WITHIN"
                 elif kind == "mark":
                     name = _MARKS[word]
                 else:
@@ -160,7 +165,17 @@ def _is_given(before: Sequence[Lexeme]) -> bool:
 
 
 def _opens_fuse(words: Sequence[Lexeme]) -> bool:
-    return any(word.type == "FUSE" for word in words[:2])
+    return _opens(words, "FUSE")
+
+
+def _opens(words: Sequence[Lexeme], terminal: str) -> bool:
+    return any(word.type == terminal for word in words[:2])
+
+
+def _opened(word: str, before: Sequence[Lexeme]) -> str | None:
+    """The terminal of a word that opens a statement and is a name elsewhere."""
+    is_first = not before or (word != "device" and [each.type for each in before] == ["OPTIONAL"])
+    return word.upper() if is_first else None
 
 
 def _pair(words: Sequence[Lexeme], second: Lexeme) -> str | None:
@@ -174,6 +189,10 @@ def _pair(words: Sequence[Lexeme], second: Lexeme) -> str | None:
         return "HALF_OF"
     if first == "step" and second == "time" and expected:
         return "STEP_TIME"
+    if first == "keep" and second == "order" and (len(words) == 1 or (words[0].type == "OPTIONAL" and len(words) == 2)):
+        return "KEEP_ORDER"
+    if first.type == "IN" and second == "flight" and _opens(words, "OVERLAP"):
+        return "IN_FLIGHT"
     return "UP_TO" if first == "up" and second == "to" else None
 
 

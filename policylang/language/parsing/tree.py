@@ -39,9 +39,7 @@ class _Tail:
     word: Lexeme
     span: Span
 
-    @property
-    def is_scope(self) -> bool:
-        return isinstance(self.value, Scope)
+    is_start: bool = False
 
 
 def union_of(parts: tuple[Selector, ...], span: Span) -> Selector:
@@ -80,14 +78,14 @@ class SelectorRules(PredicateRules):
         end = parts[-1].span
         selector = atom.selector
         tails = [part for part in parts if isinstance(part, _Tail)]
-        scopes = [tail for tail in tails if tail.is_scope]
-        starts = [tail for tail in tails if not tail.is_scope]
+        scopes = [tail for tail in tails if not tail.is_start]
+        starts = [tail for tail in tails if tail.is_start]
         for postfix in parts[at + 1 :]:
             if not isinstance(postfix, _Tail):
                 selector = evolve(postfix, selector=selector, span=atom.span.to(postfix.span))
         for prefix in reversed(parts[:at]):
             if isinstance(prefix, Ordinal):
-                scope = scopes.pop(0).value if scopes else None
+                scope = scopes.pop(0).value if scopes and isinstance(scopes[0].value, Scope) else None
                 start = starts.pop(0).value if prefix.kind == "every" and starts else None
                 prefix = evolve(prefix, scope=scope, start=start)
             selector = evolve(prefix, selector=selector, span=prefix.span.to(end))
@@ -139,8 +137,11 @@ class SelectorRules(PredicateRules):
     def per(self, word: Lexeme, scope: Lexeme) -> _Tail:
         return _Tail(Scope(str(scope)), word, word.span.to(scope.span))
 
+    def per_blocks(self, word: Lexeme, number: Lexeme, blocks: Lexeme) -> _Tail:
+        return _Tail(position(number), word, word.span.to(blocks.span))
+
     def start_at(self, word: Lexeme, ordinal: Lexeme) -> _Tail:
-        return _Tail(position(ordinal), word, word.span.to(ordinal.span))
+        return _Tail(position(ordinal), word, word.span.to(ordinal.span), is_start=True)
 
     # --- places ---
 

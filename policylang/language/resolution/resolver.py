@@ -43,6 +43,7 @@ class _Resolver:
     diagnostics: list[Diagnostic] = field(factory=list)
     rules: list[Rule] = field(factory=list)
     rewrites: list[syntax.Rewriting] = field(factory=list)
+    scheduling: list[syntax.Scheduling] = field(factory=list)
     expectations: list[syntax.Expectation] = field(factory=list)
     once: dict[type, Statement] = field(factory=dict)
     device: DeviceProfile | None = None
@@ -63,8 +64,12 @@ class _Resolver:
             rule = evolve(statement, selector=self.names.resolve(statement.selector))
             self.rules.append(rule)
             self.diagnostics.extend(doubtful_selectors(rule))
+        elif isinstance(statement, syntax.Bucket):
+            self.rewrites.append(evolve(statement, selector=self.names.resolve(statement.selector)))
         elif isinstance(statement, syntax.Rewriting):
             self.rewrites.append(statement)
+        elif isinstance(statement, syntax.Scheduling):
+            self.scheduling.append(evolve(statement, selector=self.names.resolve(statement.selector)))
         elif isinstance(statement, syntax.ExpectTotal):
             self.expectations.append(fit_total(statement, self.diagnostics.append))
         elif isinstance(statement, syntax.ExpectCount | syntax.ExpectFate):
@@ -78,9 +83,10 @@ class _Resolver:
         name = _name_of(self.source) if name is None else name.name
         policy = Policy(
             *(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, self.device),
+            scheduling=tuple(self.scheduling),
             includes=_includes(statements),
         )
-        decides = bool(rules or rewrites or expectations or undecided)
+        decides = bool(rules or rewrites or self.scheduling or expectations or undecided)
         self.diagnostics.extend(self.names.finish(library=not decides))
         if not (decides or self.names.lets or any(map(is_error, self.diagnostics))):
             spans = [placed.statement.span for placed in statements if not placed.depth]

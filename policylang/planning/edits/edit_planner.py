@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Group
+from policylang.language.syntax import Selector
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.grids import Grid, grid_of
 from policylang.planning.edits.offers import Ledger, Offer
@@ -25,6 +26,11 @@ from policylang.planning.graph_edit import Edit, NewNode, Node, Proof, Refusal
 SAME_GRAPH = "other ranks, which were not asked, run the same graph"
 Asked = TypeVar("Asked")
 """The statement of a kind."""
+
+
+Pick = Callable[[Facts, Selector], tuple[Sequence[int], Sequence[int]]]
+"""From a graph and a selector to the rows that it denotes, backward and recomputations included, and the block of each
+row of the graph, -1 outside the blocks."""
 
 
 class RefusedError(Exception):
@@ -74,6 +80,8 @@ class Setting:
     """The groups that exist, without those that earlier statements have planned."""
     ledger: Ledger
     """What is settled with the other ranks."""
+    pick: Pick | None = None
+    """What selectors denote, where values are decided already."""
 
 
 class NewNodes:

@@ -11,10 +11,10 @@ from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
-from policylang.language.syntax import Policy, Rewriting
+from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.edit_planner import NodeNames, Setting
+from policylang.planning.edits.edit_planner import NodeNames, Pick, Setting
 from policylang.planning.edits.edited_facts import edited
 from policylang.planning.edits.kinds import KINDS
 from policylang.planning.edits.offers import Ledger, Ranks
@@ -26,14 +26,22 @@ _MOST_NAMES = 8
 
 
 def plan_edits(
-    policy: Policy, facts: Facts, capabilities: Capabilities, ranks: Ranks | None = None
+    policy: Policy,
+    facts: Facts,
+    capabilities: Capabilities,
+    ranks: Ranks | None = None,
+    pick: Pick | None = None,
 ) -> tuple[Edits, Facts]:
     """What is to be done to the structure of a graph, and the facts as they are then.
+
+    ``pick`` is given where values are decided already: then buckets are planned, and nothing else; it says what a
+    statement's selector denotes. Otherwise everything but buckets is.
 
     Each statement is planned on what the ones before it leave. Linear in nodes and edges for each statement. ``ranks``
     that can be asked settle what all of them do; without them nothing is done that rests on what other ranks do.
     """
-    if not policy.rewrites or not capabilities.rewrites:
+    planned = any((pick is not None) is isinstance(each, Bucket) for each in policy.rewrites)
+    if not planned or not capabilities.rewrites:
         return Edits(), facts
     if not _keeps_rank_order(facts.torch_version):
         capabilities = evolve(capabilities, unsorted_groups=False)
@@ -41,19 +49,22 @@ def plan_edits(
     left: dict[str, str] = {}
     while True:
         ledger = Ledger(ranks is not None, left)
-        planned = _attempt(policy, facts, capabilities, prover, ledger)
+        found = _attempt(policy, facts, capabilities, prover, ledger, pick)
         unshared = ranks.unshared(ledger.offers) if ranks is not None else {}
         if not unshared:
-            return planned
+            return found
         left = {**left, **unshared}
 
 
 def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: Capabilities) -> list[Diagnostic]:
     """A statement that the path cannot carry out, that finds nothing, or all of whose candidates were refused."""
     if not capabilities.rewrites:
-        return [refusals.cannot_edit(statement, capabilities) for statement in policy.rewrites]
+        asked = [statement for statement in policy.rewrites if not isinstance(statement, Bucket)]
+        return [refusals.cannot_edit(statement, capabilities) for statement in asked]
     found: list[Diagnostic] = []
     for number, statement in enumerate(policy.rewrites):
+        if isinstance(statement, Bucket):  # the order's own
+            continue
         mine = edits.of(number)
         if not mine.done and not statement.optional:
             found.append(_all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before))
@@ -64,16 +75,18 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
 
 
 def _attempt(
-    policy: Policy, facts: Facts, capabilities: Capabilities, prover: Prover, ledger: Ledger
+    policy: Policy, facts: Facts, capabilities: Capabilities, prover: Prover, ledger: Ledger, pick: Pick | None
 ) -> tuple[Edits, Facts]:
     """The edits as this rank would make them but for what has been left."""
     done: list[Edit] = []
     refused: list[Refusal] = []
     known = facts.groups
     for number, statement in enumerate(policy.rewrites):
+        if (pick is not None) is not isinstance(statement, Bucket):
+            continue
         unread = unread_pieces(facts)
         own = without_pieces(facts, unread)
-        setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger)
+        setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger, pick)
         found = []
         for outcome in KINDS[statement.kind](statement, setting).outcomes():
             if isinstance(outcome, Refusal):
