@@ -1,7 +1,8 @@
-"""What an order comes to: the collectives of a step, hidden or exposed, as traced and as planned, and what each line did.
+"""What an order comes to: the collectives of a step as traced and as planned, and what each scheduling line did.
 
-Two steps stand beside each other, the graph as it runs without any scheduling line and with all of them. What a step
-takes is that of :mod:`policylang.simulation.collective_runs`; without a device there are counts and bytes, and no times.
+Two steps stand beside each other, the graph as it runs without any scheduling line and with all of them. Which
+collectives are hidden and which exposed comes from :mod:`policylang.simulation.collective_runs`; without a device there
+are counts and bytes, and no times.
 """
 
 from __future__ import annotations
