@@ -19,7 +19,6 @@ from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import RunLog, SentRun, streams_of, walk
 
-
 __all__ = [
     "CollectiveRun",
     "ComputeRun",
