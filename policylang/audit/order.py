@@ -23,7 +23,6 @@ from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
 from policylang.operators.categories import describe
-from policylang.operators.effects import piece_of_draw
 from policylang.operators.names import WAITS, Category
 from policylang.planning.graph_edit import Edit
 from policylang.planning.schedule.order_plan import OrderPlan
@@ -138,8 +137,7 @@ class _OrderReader:
             if not isinstance(source, fx.Node) or source.op == "placeholder":
                 return str(marks.custom(node.meta).get(marks.MOVED, value.name))
             value = source
-        drawn = value.args[0] if piece_of_draw(value) is not None else value
-        return drawn.name if isinstance(drawn, fx.Node) else str(value.name)
+        return str(value.name)
 
     # --- the order ----------------------------------------------------------------------------------------------------
 
@@ -165,12 +163,12 @@ class _OrderReader:
                 name = self._value(node)
                 yield kind, name, seen[kind, name]
                 seen[kind, name] += 1
-            elif node.op == "call_function" and node.name in index and not self._is_wrapped(node):
+            elif node.op == "call_function" and node.name in index and self._is_of_plan(node, index[node.name]):
                 yield _RUN, node.name, 0
 
-    def _is_wrapped(self, node: fx.Node) -> bool:
-        """Whether a node has the name of another that torch has put into a wrapper."""
-        return piece_of_draw(node) is not None
+    def _is_of_plan(self, node: fx.Node, row: int) -> bool:
+        """Whether a node is the one of its name: what torch puts into a wrapper leaves its name to others."""
+        return self._is_subject(row) or describe(node.target).name == self.facts.targets[row]
 
     def _steps_planned(self) -> Iterator[Step]:
         names, seen = self.facts.names, Counter[tuple[StepKind, str]]()

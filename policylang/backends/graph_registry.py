@@ -12,7 +12,6 @@ from policylang.audit.outcome import Audit
 from policylang.language.syntax import Policy
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.order_plan import OrderPlan
 
 
 @frozen(eq=False)
@@ -28,8 +27,8 @@ class CarriedOut:
     """By stage, in the order they ran."""
     halves: Mapping[str, Edits] = field(factory=dict)
     """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
-    orders: Mapping[str, OrderPlan] = field(factory=dict)
-    """What the scheduling lines came to on each."""
+    orders: Mapping[str, Plan] = field(factory=dict)
+    """The plans of those halves on which scheduling lines were carried out."""
 
 
 _applied: WeakKeyDictionary[fx.GraphModule, CarriedOut] = WeakKeyDictionary()

@@ -37,7 +37,6 @@ from policylang.planning.expectations.deferred import check_deferred
 from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import Needs, backward_needs
 from policylang.planning.plan import Plan
-from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.ranks.comparison import agree_on_collectives, is_compared
 from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.inductor import settings_lines
@@ -62,8 +61,8 @@ class Partition:
     schedule: Schedule | None = None
     """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked. What was
     rewritten once they were apart is not in it."""
-    orders: Mapping[str, OrderPlan] = field(factory=dict)
-    """What the scheduling lines came to in the ``forward`` and in the ``backward``."""
+    orders: Mapping[str, Plan] = field(factory=dict)
+    """The plans of the ``forward`` and of the ``backward``, where the policy has scheduling lines."""
 
     @property
     def carried_out(self) -> CarriedOut:
@@ -132,7 +131,7 @@ def partition_planned(
         agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
     edits = {half.kind.value: half.edits for half in halves}
-    orders = {half.kind.value: half.plan.order for half in halves if half.plan.order is not None}
+    orders = {half.kind.value: half.plan for half in halves if half.plan.order is not None}
     partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), schedule, orders)
     remember(partition.carried_out, gm, forward, backward)
     announce(partition.carried_out)

@@ -16,7 +16,6 @@ import torch.fx as fx
 from policylang.backends.runtime import copy_operators
 from policylang.graph import marks
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.operators.effects import piece_of_draw
 
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
 """Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
@@ -106,9 +105,7 @@ def _moved(node: fx.Node) -> fx.Node:
         source = node.args[1] if node.target is copy_operators.WAIT else node.args[0]
         assert isinstance(source, fx.Node)
         node = source
-    drawn = node.args[0] if piece_of_draw(node) == 1 else node
-    assert isinstance(drawn, fx.Node)
-    return drawn
+    return node
 
 
 def _following(graph: fx.Graph, nodes: Nodes) -> list[fx.Node]:

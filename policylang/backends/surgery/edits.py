@@ -22,8 +22,6 @@ from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.syntax import Policy
 from policylang.operators.categories import describe, group_name
-from policylang.operators.effects import function, piece_of_draw
-from policylang.operators.names import SAVES_RANDOM_STATE
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import Plan
 from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of
@@ -152,19 +150,12 @@ class _GraphEditor:
 
     def _argument(self, planned: Any) -> Any:
         if isinstance(planned, Node):
-            return _value_of(self.nodes[planned.name])
+            return self.nodes[planned.name]
         if isinstance(planned, FusedGroup):
             return planned.name if planned.name is not None else self.group_names[planned]
         if isinstance(planned, tuple):
             return [self._argument(part) for part in planned]
         return planned
-
-
-def _value_of(node: fx.Node) -> fx.Node:
-    """The node that holds a result: of a random operator that keeps its state, a piece of what it returns."""
-    if function(node) != SAVES_RANDOM_STATE:
-        return node
-    return next(user for user in node.users if piece_of_draw(user) == 1)
 
 
 def _operator(name: str) -> Any:

@@ -1,8 +1,7 @@
 """Carries a planned order out on a graph as it runs: collectives become buckets, then every node takes its place.
 
-The graph is the one that :attr:`OrderPlan.traced` describes, and may have nodes beside it that no plan knows: the
-states of random operators, constants of recomputed calls, copies to the host and back. Nothing is changed before all
-that can be wrong with graph or plan has been looked for.
+The graph is the one that :attr:`OrderPlan.traced` describes, with the copies to the host and back that its schedule has
+beside it. Nothing is changed before all that can be wrong with graph or plan has been looked for.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from policylang.backends.surgery.order import arrange_nodes
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.syntax import Policy
-from policylang.operators.effects import piece_of_draw
 from policylang.planning.schedule.order_plan import OrderPlan
 
 _SECOND_RUN = StepKind.SECOND_RUN
@@ -53,7 +51,7 @@ def put_in_order(gm: fx.GraphModule, policy: Policy, order: OrderPlan) -> tuple[
     """
     graph = gm.graph
     check_order(order)
-    beside = {node for node in graph.nodes if _is_beside(node, order.traced)}
+    beside = copies_in(graph.nodes)
     check_names(graph, order.traced, beside, "is not the one whose order was planned")
     _check_copies(graph, order)
     if not order.moves and order.traced_schedule == order.schedule:
@@ -63,13 +61,6 @@ def put_in_order(gm: fx.GraphModule, policy: Policy, order: OrderPlan) -> tuple[
     graph.lint()
     gm.recompile()
     return groups
-
-
-def _is_beside(node: fx.Node, facts: Facts) -> bool:
-    """Whether a node is one that carrying a plan out adds, and no facts of a plan have."""
-    if node.name in facts.index:
-        return False
-    return node.op == "get_attr" or piece_of_draw(node) is not None or node in copies_in((node,))
 
 
 def _check_copies(graph: fx.Graph, order: OrderPlan) -> None:
