@@ -42,6 +42,8 @@ class StepInOrder:
     given and what it gives."""
     lanes: Lanes | None
     """None without a device."""
+    block_of: Sequence[int] = field(factory=tuple, repr=False)
+    """Row to block number, -1 outside every block; empty where no blocks are known."""
 
     def kinds(self) -> dict[str, int]:
         """How many collectives run, by what they do: ``all-gather``; in the order of their first run."""
@@ -132,9 +134,11 @@ def communication(plan: Plan) -> Communication | None:
         return None
     timed = plan.shown_times is not None
     times, traced_times = (order.times, order.traced_times) if timed else (None, None)
-    planned = step_in_order(order.facts, order.schedule, times)
+    planned = step_in_order(order.facts, order.schedule, times, order.block_of)
+    of_name = {order.facts.names[row]: block for row, block in enumerate(order.block_of)}
+    blocks = tuple(of_name.get(name, -1) for name in order.traced.names) if of_name else ()
     return Communication(
-        traced=step_in_order(order.traced, order.traced_schedule, traced_times),
+        traced=step_in_order(order.traced, order.traced_schedule, traced_times, blocks),
         planned=planned,
         lines=lines_of(plan, order),
         collectives=tuple(_entries(plan, order, planned)),
@@ -150,14 +154,15 @@ def as_decided(plan: Plan) -> Communication | None:
     times = plan.shown_times
     if times is None or not any(flag & Flag.COLLECTIVE for flag in plan.facts.flags):
         return None
-    step = step_in_order(plan.facts, plan.schedule, times)
-    names = plan.block_names
-    entries = _collectives(step, plan.block_of, names, {}, {})
+    step = step_in_order(plan.facts, plan.schedule, times, plan.block_of if plan.block_names else ())
+    entries = _collectives(step, plan.block_names, {}, {})
     bound = exposed_bound(plan.facts, times)
     return Communication(step, step, (), tuple(entries), bound, times.device.name)
 
 
-def step_in_order(facts: Facts, schedule: Schedule, times: NodeTimes | None) -> StepInOrder:
+def step_in_order(
+    facts: Facts, schedule: Schedule, times: NodeTimes | None, block_of: Sequence[int] = ()
+) -> StepInOrder:
     """A step as it runs."""
     timeline = simulate(facts, schedule)
     return StepInOrder(
@@ -167,6 +172,7 @@ def step_in_order(facts: Facts, schedule: Schedule, times: NodeTimes | None) -> 
         peak=peak_of(timeline, facts),
         in_flight=max(in_flight(facts, schedule), default=0),
         lanes=None if times is None else lanes(facts, schedule, times),
+        block_of=block_of,
     )
 
 
@@ -229,12 +235,11 @@ def _entries(plan: Plan, order: OrderPlan, step: StepInOrder) -> Iterable[Collec
                 members[name] = len(bucket.members)
         for name in () if line.buckets else line.moved:
             by_line.setdefault(name, []).append(index)
-    return _collectives(step, order.block_of, order.block_names, by_line, members)
+    return _collectives(step, order.block_names, by_line, members)
 
 
 def _collectives(
     step: StepInOrder,
-    block_of: Sequence[int],
     block_names: Sequence[str],
     by_line: Mapping[str, Sequence[int]],
     members: Mapping[str, int],
@@ -243,7 +248,7 @@ def _collectives(
     for run in reversed(step.lanes.collectives if step.lanes is not None else ()):
         runs.setdefault(run.row, []).append(run)
     for row in step.collectives:
-        block = block_of[row] if block_names and row < len(block_of) else -1
+        block = step.block_of[row] if block_names and step.block_of else -1
         group = facts.groups.get(facts.group_names[row])
         mine = runs.get(row)
         yield CollectiveEntry(

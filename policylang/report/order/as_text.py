@@ -28,7 +28,7 @@ _MOST_NAMES = 3
 _MOST_REASONS = 4
 _WIDEST = 140
 """Of a table in a pipe or a file."""
-_HEAD = ("exposed", "takes", "", "collective", "operator", "bytes", "group", "block", "bounded by", "line")
+EXPOSED_HEAD = ("exposed", "takes", "", "collective", "operator", "bytes", "group", "block", "bounded by", "line")
 
 
 def order_totals(found: Communication | None) -> str:
@@ -74,7 +74,7 @@ def _step(step: StepInOrder) -> str:
 
 def _notes(found: Communication) -> list[str]:
     said = []
-    if found.bound is not None:
+    if found.bound:
         said.append(bound_text(found.bound))
     if found.barriers:
         said.append(barriers_text(found.barriers))
@@ -170,19 +170,19 @@ def collectives_text(found: Communication) -> str:
     if found.planned.lanes is None:
         return ""
     rows = exposed_rows(found, exposed)
-    text = table([_HEAD, *rows], right=range(2), ends=(9,), spare=(5, 4), unless_told=_WIDEST) if rows else ""
+    text = table([EXPOSED_HEAD, *rows], right=range(2), ends=(9,), spare=(5, 4), unless_told=_WIDEST) if rows else ""
     return "\n\n".join(filter(None, (text, hidden_text(found))))
 
 
 def exposed_rows(found: Communication, exposed: Sequence[CollectiveEntry]) -> list[tuple[str, ...]]:
-    """As :data:`_HEAD` has it; a last row for what is left out."""
+    """As :data:`EXPOSED_HEAD` has it; a last row for what is left out."""
     together: dict[_Alike, list[CollectiveEntry]] = {}
     for each in exposed:
         together.setdefault(_alike(each), []).append(each)
     groups = sorted(together.values(), key=lambda each: -_seconds(each))
     rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
     if rest := [each for group in groups[_MOST_EXPOSED:] for each in group]:
-        rows.append((figure(_seconds(rest), "seconds"), "", "", f"{len(rest):,} more", *[""] * (len(_HEAD) - 4)))
+        rows.append((figure(_seconds(rest), "seconds"), "", "", f"{len(rest):,} more", *[""] * (len(EXPOSED_HEAD) - 4)))
     return rows
 
 
