@@ -19,9 +19,9 @@ from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.simulation.collective_runs import CollectiveRun, Lanes, exposed_bound, lanes
+from policylang.simulation.collective_runs import CollectiveRun, Lanes, bytes_in_flight, lanes, size_in_flight
 from policylang.simulation.collective_times import operator_name
-from policylang.simulation.in_flight import in_flight, size_in_flight
+from policylang.simulation.exposed_bound import exposed_bound
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.peak import Peak, peak_of
@@ -170,7 +170,7 @@ def step_in_order(
         schedule=schedule,
         timeline=timeline,
         peak=peak_of(timeline, facts),
-        in_flight=max(in_flight(facts, schedule), default=0),
+        in_flight=max(bytes_in_flight(facts, schedule), default=0),
         lanes=None if times is None else lanes(facts, schedule, times),
         block_of=block_of,
     )
