@@ -15,6 +15,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.collectives import collective_kind
+from policylang.language.syntax import Overlap
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
@@ -134,11 +135,13 @@ def communication(plan: Plan) -> Communication | None:
         return None
     timed = plan.shown_times is not None
     times, traced_times = (order.times, order.traced_times) if timed else (None, None)
-    planned = step_in_order(order.facts, order.schedule, times, order.block_of)
     of_name = {order.facts.names[row]: block for row, block in enumerate(order.block_of)}
     blocks = tuple(of_name.get(name, -1) for name in order.traced.names) if of_name else ()
+    traced = step_in_order(order.traced, order.traced_schedule, traced_times, blocks)
+    limits = _limits(plan, traced.peak.bytes)
+    planned = step_in_order(order.facts, order.schedule, times, order.block_of, limits)
     return Communication(
-        traced=step_in_order(order.traced, order.traced_schedule, traced_times, blocks),
+        traced=traced,
         planned=planned,
         lines=lines_of(plan, order),
         collectives=tuple(_entries(plan, order, planned)),
@@ -161,9 +164,14 @@ def as_decided(plan: Plan) -> Communication | None:
 
 
 def step_in_order(
-    facts: Facts, schedule: Schedule, times: NodeTimes | None, block_of: Sequence[int] = ()
+    facts: Facts,
+    schedule: Schedule,
+    times: NodeTimes | None,
+    block_of: Sequence[int] = (),
+    limits: tuple[int | None, int | None] = (None, None),
 ) -> StepInOrder:
-    """A step as it runs."""
+    """A step as it runs. ``limits``: the bytes in flight and alive that the order was made under."""
+    in_flight, most = limits
     timeline = simulate(facts, schedule)
     return StepInOrder(
         facts=facts,
@@ -171,9 +179,18 @@ def step_in_order(
         timeline=timeline,
         peak=peak_of(timeline, facts),
         in_flight=max(bytes_in_flight(facts, schedule), default=0),
-        lanes=None if times is None else lanes(facts, schedule, times),
+        lanes=None if times is None else lanes(facts, schedule, times, in_flight=in_flight, peak=most),
         block_of=block_of,
     )
+
+
+def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
+    """Of all ``overlap`` lines the least that may be in flight and alive, with the peak of the order as traced."""
+    lines = [each for each in plan.policy.scheduling if isinstance(each, Overlap)]
+    in_flight = [int(each.in_flight.value) for each in lines if each.in_flight is not None]
+    rises = [each.peak for each in lines if each.peak is not None]
+    most = [peak + int(each.value * (peak if each.dimension == "fraction" else 1)) for each in rises]
+    return min(in_flight, default=None), min(most, default=None)
 
 
 def kind_of(target: str) -> str:
