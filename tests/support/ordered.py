@@ -52,22 +52,16 @@ def layers(count: int) -> str:
 
 def bucketed(count: int) -> str:
     """The same with one gather a layer, in place of the first of its two."""
-    lines = layers(count).splitlines()
-    found = []
-    for line in lines:
-        if line.startswith("%gather_w"):
-            n = line.split(" ")[0].removeprefix("%gather_w")
-            line = line.replace(f"%gather_w{n}", f"%bucket{n}").replace(f"(%w{n})", f"(%w{n}, %v{n})")
-            line = line.replace("bytes=1000", "bytes=2000")
-        elif line.startswith("%gather_v"):
-            continue
-        elif line.startswith("%wait_"):
-            name, _, rest = line.partition(" = ")
-            n = name[6:]
-            line = f"{name} = {rest.replace(f'%gather_{name[6]}{n[1:] if False else n}', f'%bucket{n}')}"
-            line = line.replace(f"(%gather_{name[6:]})", f"(%bucket{name[7:]})").replace("%bucketw", "%bucket")
-        found.append(line)
-    return "\n".join(found)
+    text = layers(count)
+    for n in range(count):
+        first, second = (
+            f"%gather_{w}{n} = {GATHER}(%{w}{n}) layers.{n}.mlp collective group=dp:4 bytes=" for w in "wv"
+        )
+        joined = f"%bucket{n} = {GATHER}(%w{n}, %v{n}) layers.{n}.mlp collective group=dp:4 bytes=2000"
+        text = text.replace(first + "1000", joined)
+        text = "\n".join(line for line in text.split("\n") if not line.startswith(second))
+        text = text.replace(f"(%gather_w{n})", f"(%bucket{n})").replace(f"(%gather_v{n})", f"(%bucket{n})")
+    return text
 
 
 def node_like(name: str) -> NewNode:
@@ -116,9 +110,7 @@ def ordered_plan(
     ][: len(loaded.policy.scheduling)]
     order = OrderPlan(
         traced=facts,
-        traced_schedule=schedule_of_names(
-            facts, [n for n, op in zip(facts.names, facts.ops, strict=True) if op == "call_function"]
-        ),
+        traced_schedule=made.schedule,
         edits=Edits(edits, tuple(refused)),
         facts=after,
         schedule=schedule_of_names(after, moved),

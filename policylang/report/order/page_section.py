@@ -8,13 +8,11 @@ from typing import Any
 from policylang.planning.inspection.communication import Communication
 from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.order.as_text import (
-    EXPOSED_HEAD,
     barriers_text,
     bound_text,
     buckets_text,
     exposed_rows,
     hidden_text,
-    is_exposed,
     left_texts,
     total_rows,
 )
@@ -97,7 +95,7 @@ def _lines(found: Communication) -> Markup:
 
 
 def _exposed(found: Communication) -> Markup:
-    rows = exposed_rows(found, [each for each in found.collectives if is_exposed(each)])
-    rest = hidden_text(found)
-    shown = rows_table(EXPOSED_HEAD, rows, range(2), "the exposed collectives") if rows else ""
+    rows, rest = exposed_rows(found), hidden_text(found)
+    numbers = range(rows[0].index("collective")) if rows else range(0)
+    shown = rows_table(rows[0], rows[1:], numbers, "the exposed collectives") if rows else ""
     return joined(shown, *([element("p", rest, class_="hint")] if rest else []))
