@@ -197,4 +197,3 @@ def cut(graph: fx.Graph) -> tuple[fx.Graph, fx.Graph]:
         copies[node] = backward.node_copy(node, copies.__getitem__)
     backward.output(tuple(copies[node] for node in end.all_input_nodes if node not in early))
     return forward, backward
-
