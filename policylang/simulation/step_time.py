@@ -39,21 +39,21 @@ class StepTime:
 
 
 @frozen(eq=False)
-class _Streams:
+class Streams:
+    """What runs beside computation."""
+
     started: Mapping[int, str]
     """Each collective that runs beside computation, and its stream."""
     awaited: Mapping[int, tuple[int, ...]]
     """The collectives that must be over before a row runs."""
 
 
-_known: WeakKeyDictionary[Facts, _Streams] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Facts, Streams] = WeakKeyDictionary()
 
 
 def step_time(facts: Facts, schedule: Schedule, times: NodeTimes) -> StepTime:
     """The times of a step that runs in this order; one pass over its steps."""
-    streams = _known.get(facts)
-    if streams is None:
-        streams = _known[facts] = _streams(facts)
+    streams = streams_of(facts)
     started, awaited, seconds = streams.started, streams.awaited, times.seconds
     host = times.device.host_bandwidth
     now = exposed = recomputed = 0.0
@@ -90,7 +90,14 @@ def step_time(facts: Facts, schedule: Schedule, times: NodeTimes) -> StepTime:
     return StepTime(forward, recomputed, end, exposed + end - now)
 
 
-def _streams(facts: Facts) -> _Streams:
+def streams_of(facts: Facts) -> Streams:
+    """The collectives of a graph, and who waits for them; once for each facts."""
+    if facts not in _known:
+        _known[facts] = _streams(facts)
+    return _known[facts]
+
+
+def _streams(facts: Facts) -> Streams:
     """One pass over nodes and edges; a collective that computes as well runs among the computation."""
     flags, roots = facts.flags, storage_roots(facts)
     started = {
@@ -99,7 +106,7 @@ def _streams(facts: Facts) -> _Streams:
         if flags[row] & Flag.COLLECTIVE and not facts.flops[row]
     }
     if not started:
-        return _Streams({}, {})
+        return Streams({}, {})
     writers: dict[int, list[int]] = {}
     for row in started:
         memory = {row, *(roots[each] for each in written_by(facts, row))} if flags[row] & Flag.WRITES else {row}
@@ -116,4 +123,4 @@ def _streams(facts: Facts) -> _Streams:
             )
             if found:
                 awaited[row] = tuple(found)
-    return _Streams(started, awaited)
+    return Streams(started, awaited)
