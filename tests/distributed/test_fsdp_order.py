@@ -180,7 +180,10 @@ def check_report(mesh: DeviceMesh) -> None:
     audit = policylang.report(model).audit
     assert audit is not None
     assert not audit.agrees
-    assert "`layers.1` was told to gather `layers.2` ahead in the forward, and gathers nothing" in audit.differences[0]
+    assert (
+        "`layers.1` was told to gather `layers.2` ahead in the forward, and is told to gather nothing"
+        in audit.differences[0]
+    )
     both = under(shard(Model(), mesh), f"save first matmul per block; {AHEAD}")
     run(both, 0)
     report = policylang.report(both)

@@ -14,6 +14,7 @@ import torch
 from attrs import define, frozen
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as _DDP
+from torch.nn.parameter import is_lazy
 
 from policylang.audit.summary.fsdp_lines import FsdpOrderReport, LineByFsdpReport
 from policylang.backends.eager import problems
@@ -74,8 +75,9 @@ class _Sharding:
                         numbers[found.together] = len(units)
                         units.append(_unit(found, paths))
                         modules.append(found.group[0])
-                    size = value.numel() * value.element_size()
-                    weight = WeightAside(path, own, "", False, number, tuple(value.shape), size)
+                    lazy = is_lazy(value)  # its shape is known once it has been used
+                    size = 0 if lazy else value.numel() * value.element_size()
+                    weight = WeightAside(path, own, "", False, number, () if lazy else tuple(value.shape), size)
                     weights.append(BlockWeight(weight, None if found is None else numbers[found.together]))
         return cls(blocks, tuple(units), tuple(modules), tuple(weights))
 
@@ -143,12 +145,9 @@ class FsdpOrder:
             now = gathered_ahead(module)
             for half, planned, there in (("forward", forward, now[0]), ("backward", backward, now[1])):
                 if [*planned] != [*there]:
-                    wanted, is_so = self._named(planned), self._named(there)
-                    name = self._named([module])
-                    found.append(
-                        f"{name} was told to gather {wanted} ahead in the {half}, and gathers {is_so} (APL390): "
-                        "another call of `set_modules_to_forward_prefetch` or `…_backward_prefetch` has changed it"
-                    )
+                    wanted, is_so, name = map(self._named, (planned, there, [module]))
+                    problem = problems.TOLD_OTHERWISE.diagnostic(name=name, half=half, wanted=wanted, is_so=is_so)
+                    found.append(f"{problem.message} ({problem.code})")
         return found
 
     def _named(self, modules: Sequence[nn.Module]) -> str:

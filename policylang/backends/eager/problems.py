@@ -158,6 +158,11 @@ WITHOUT_ROOT = Problem(
     "this gathers blocks ahead, and `fully_shard` was called with `{name}`, and with no module around the blocks",
     "call `fully_shard` with the model too, once it was called with its blocks",
 )
+TOLD_OTHERWISE = Problem(
+    "APL390",
+    "{name} was told to gather {wanted} ahead in the {half}, and is told to gather {is_so} by now",
+    "leave what FSDP gathers ahead to the policy, or take the line out of it",
+)
 ONE_OF_THE_BLOCKS = Problem(
     PATH_CANNOT,
     "this is about the blocks of a model in their order, and the `context_fn` was made for {name} alone",
