@@ -13,22 +13,20 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.simulation.collective_times import put_in
 from policylang.simulation.exposed_bound import exposed_bound
+from policylang.simulation.in_flight import in_flight as bytes_in_flight
+from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import RunLog, SentRun, streams_of, walk
-
 
 __all__ = [
     "CollectiveRun",
     "ComputeRun",
     "ExposedBy",
     "Lanes",
-    "bytes_in_flight",
     "exposed_bound",
     "lanes",
-    "size_in_flight",
 ]
 
 
@@ -112,31 +110,6 @@ def lanes(
         for each in log.sent
     ]
     return Lanes([ComputeRun(row, start, end) for row, _, start, end in log.compute], runs, walked.end, walked.exposed)
-
-
-def size_in_flight(facts: Facts, row: int) -> int:
-    """Bytes that a collective has on the way: the more of what it is given and what it gives."""
-    return max(sum(facts.bytes[each] for each in put_in(facts, row)), facts.bytes[row])
-
-
-def bytes_in_flight(facts: Facts, schedule: Schedule) -> list[int]:
-    """For each step, the bytes of the collectives that are started and not awaited while it runs, what it starts itself
-    included; one that nothing awaits is on the way until the end."""
-    streams = streams_of(facts)
-    under_way: dict[tuple[int, int], int] = {}
-    found, now = list[int](), 0
-    for kind, row, region in schedule:
-        if kind <= StepKind.SECOND_RUN:
-            for each in streams.awaited.get(row, ()):
-                key = (each, region) if (each, region) in under_way else (each, 0)
-                now -= under_way.pop(key, 0)
-            if row in streams.started:
-                key = (row, region if kind == StepKind.SECOND_RUN else 0)
-                now -= under_way.get(key, 0)
-                under_way[key] = size_in_flight(facts, row)
-                now += under_way[key]
-        found.append(now)
-    return found
 
 
 class _Causes:

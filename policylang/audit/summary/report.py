@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
+from policylang.audit.summary.order_account import OrderAccount
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_html, as_text
 
@@ -108,7 +109,7 @@ class LeftAlone:
 
 @frozen
 class RewriteReport:
-    """The account of one ``fuse`` or ``collapse`` line."""
+    """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
     source: str
     """``file:line``."""
@@ -168,7 +169,9 @@ class Report:
     undecided_saved_bytes: int | None = None
     """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
     rewrites: tuple[RewriteReport, ...] = ()
-    """An entry for each ``fuse`` and ``collapse`` line."""
+    """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
+    orders: tuple[OrderAccount, ...] = ()
+    """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
