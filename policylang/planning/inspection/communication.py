@@ -20,9 +20,11 @@ from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.simulation.collective_runs import CollectiveRun, Lanes, bytes_in_flight, lanes, size_in_flight
+from policylang.simulation.collective_runs import CollectiveRun, Lanes, lanes
 from policylang.simulation.collective_times import operator_name
 from policylang.simulation.exposed_bound import exposed_bound
+from policylang.simulation.in_flight import in_flight as bytes_in_flight
+from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.peak import Peak, peak_of
