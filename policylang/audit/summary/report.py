@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
+from policylang.audit.summary.order_account import OrderAccount
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_html, as_text
 
@@ -95,6 +96,22 @@ class ExpectationReport:
 
 
 @frozen
+class CodeOrderReport:
+    """In which order the code communicates that Inductor generated for one half."""
+
+    half: str
+    """``forward`` or ``backward``."""
+    status: str
+    """``as planned``, ``differs``, ``not compiled`` before the first backward, ``not read`` where it is not Python."""
+    starts: int = 0
+    """How many collectives it starts."""
+    waits: int = 0
+    """How many waits it has for them."""
+    kernels: dict[str, int] = field(factory=dict)
+    """By the node of each collective beside which the plan computes products, how many kernels run before its wait."""
+
+
+@frozen
 class LeftAlone:
     """A chain that looked like one to rewrite."""
 
@@ -108,7 +125,7 @@ class LeftAlone:
 
 @frozen
 class RewriteReport:
-    """The account of one ``fuse`` or ``collapse`` line."""
+    """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
     source: str
     """``file:line``."""
@@ -168,13 +185,17 @@ class Report:
     undecided_saved_bytes: int | None = None
     """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
     rewrites: tuple[RewriteReport, ...] = ()
-    """An entry for each ``fuse`` and ``collapse`` line."""
+    """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
+    orders: tuple[OrderAccount, ...] = ()
+    """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What was done otherwise than a rule says on its face, and why that is meant."""
     audit: AuditReport | None = None
+    code: tuple[CodeOrderReport, ...] = ()
+    """What the code of each half was read to do, where a policy orders and Inductor compiles."""
     digest: str = ""
     """Equal for equal plans, in every process and on every rank."""
     from_cache: bool = False

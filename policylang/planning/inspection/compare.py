@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import uncounted_operators
-from policylang.planning.inspection.step_times import time_of_step
+from policylang.planning.inspection.step_times import peak_of_plan, time_of_plan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_decision import Decision, Why
-from policylang.simulation.peak import estimate_peak
 
 OUTSIDE = "outside every block"
 
@@ -109,11 +108,11 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
 def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
-    peak = estimate_peak(plan.facts, plan.schedule)
+    peak = peak_of_plan(plan)
     saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
     found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
-    time = time_of_step(plan, plan.schedule, outcome)
+    time = time_of_plan(plan, outcome)
     if plan.shown_times is None or time is None:
         return found
     return evolve(

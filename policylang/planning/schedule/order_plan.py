@@ -7,6 +7,7 @@ backward in which each recomputation is a node of its own. A half of a partition
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
@@ -15,7 +16,9 @@ from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Scheduling
 from policylang.planning.graph_edit import Edits
-from policylang.simulation.node_times import NodeTimes
+
+if TYPE_CHECKING:  # the audit of an order knows no simulation
+    from policylang.simulation.node_times import NodeTimes
 
 
 @frozen
