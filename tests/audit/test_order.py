@@ -20,7 +20,7 @@ from policylang.graph.reading.collect import collect
 from policylang.planning.graph_edit import Edit, Edits, NewNode, Proof
 from policylang.planning.schedule.order_plan import OrderPlan
 from tests.support.flat_graphs import copy_graph
-from tests.support.orders import drawn_order, order_of
+from tests.support.hand_orders import drawn_order, order_of
 from tests.support.sharded import ALL_GATHER, fake_ranks, sharded_stack
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from unittest import mock
 
 import pytest
 from attrs import evolve
@@ -15,9 +16,11 @@ from policylang.backends.surgery.planned_order import put_in_order
 from policylang.errors import PolicyAuditError
 from policylang.graph.reading.collect import collect
 from policylang.planning.schedule.order_plan import OrderPlan
+from tests.support.carried_out import half_steps, planned_half
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
+from tests.support.hand_orders import KEEP, drawing, drawn_order, names_in, order_of
 from tests.support.models import ZOO
-from tests.support.orders import KEEP, drawn_order, names_in, order_of
+from tests.support.run_partition import Traced, assert_same_result, trace
 
 
 @cache
@@ -32,7 +35,7 @@ def carried_out(gm: fx.GraphModule, order: OrderPlan, text: str = "undecided -> 
     path.put_in_order(gm, plan, {})
 
 
-@pytest.mark.parametrize("model", ["mlp", "llama", "resnet"])
+@pytest.mark.parametrize("model", ["mlp", "resnet", pytest.param("llama", marks=pytest.mark.slow)])
 def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str) -> None:
     expected = flat(model).fresh().run()
     for seed in range(3):
@@ -76,3 +79,47 @@ def test_the_audit_names_what_a_later_pass_moved() -> None:
     assert found.code == "APL418"
     assert f"`{nodes[2].name}` runs behind `{nodes[8].name}`" in found.message
     assert f"where the plan has it behind `{nodes[1].name}`" in found.message
+
+
+PATCHED = "policylang.planning.planner.plan_order"
+
+
+@cache
+def traced(model: str) -> Traced:
+    return trace(*ZOO[model]())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "undecided -> save",
+        "optional recompute everything; undecided -> save",
+        "undecided -> save; optional offload everything",
+        "optional save mm, addmm; undecided -> auto",
+    ],
+)
+@pytest.mark.parametrize(
+    "model", ["mlp", "dropout", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "resnet"))]
+)
+def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
+    """Copies to the host and back follow the order that the halves get."""
+    graph = traced(model)
+    plain = graph.run(text)
+    with mock.patch(PATCHED, drawing(3)):
+        found = graph.run(f"{text}; optional keep order of collective")
+    assert_same_result(found, plain)
+    partition, usual = found.partition, plain.partition
+    assert partition is not None
+    assert usual is not None
+    assert [names_in(half) for half in (partition.forward, partition.backward)] != [
+        names_in(half) for half in (usual.forward, usual.backward)
+    ]
+    assert partition.orders.keys() == {"forward", "backward"}
+    for half, made in zip((partition.forward, partition.backward), partition.orders.values(), strict=True):
+        assert made.order is not None
+        planned = [name for name in made.order.order() if name in {node.name for node in half.graph.nodes}]
+        assert [name for name in names_in(half) if name in set(planned)] == planned
+    schedule, facts = partition.schedule, partition.plan.facts
+    assert schedule is not None
+    for half, backward in ((partition.forward, False), (partition.backward, True)):
+        assert half_steps(half.graph, facts, backward=backward) == planned_half(schedule, facts, backward=backward)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from attrs import evolve
 from torch import fx
 
 import policylang
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.reading.collect import collect
-from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind
+from policylang.graph.schedule import Schedule, StepKind
+from policylang.language.syntax import Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits
-from policylang.planning.plan import Plan
-from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
 
 KEEP = policylang.parse("undecided -> save")
 
@@ -27,10 +27,6 @@ def order_of(facts: Facts, rows: Sequence[int] | None = None) -> OrderPlan:
     traced = Schedule.of((StepKind.FIRST_RUN, row, 0) for row in calls)
     chosen = Schedule.of((StepKind.FIRST_RUN, row, 0) for row in (calls if rows is None else rows))
     return OrderPlan(facts, traced, Edits(), facts, chosen, (), ())
-
-
-def with_order(plan: Plan, order: OrderPlan) -> Plan:
-    return evolve(plan, order=order)
 
 
 def drawn_order(facts: Facts, seed: int) -> list[int]:
@@ -68,9 +64,13 @@ def names_in(gm: fx.GraphModule) -> list[str]:
     return [node.name for node in gm.graph.nodes if node.op == "call_function"]
 
 
-def steps_in(schedule: Schedule, facts: Facts) -> list[ScheduleStep]:
-    return [step for step in schedule if facts.ops[step[1]] == "call_function"]
+def drawing(seed: int) -> Callable[..., OrderPlan | None]:
+    """A stand-in for what plans an order, which draws one for each half."""
 
+    def plan_order(policy: Policy, facts: Facts, schedule: Schedule, *_: Any, **__: Any) -> OrderPlan | None:
+        if not policy.orders or facts.kind is GraphKind.JOINT:
+            return None
+        order = order_of(facts, drawn_order(facts, seed))
+        return evolve(order, outcomes=tuple(SchedulingOutcome(each, (), ()) for each in policy.scheduling))
 
-def facts_of_graph(gm: fx.GraphModule) -> Facts:
-    return collect(gm)
+    return plan_order
