@@ -42,14 +42,17 @@ def _falling(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
-    """How often memory was written before a node that reads or writes it tells whether it comes in its turn."""
+    """How often memory was written before a node that reads or writes it tells whether it comes in its turn. What only
+    looks into memory may do so at any time."""
     roots = _roots(nodes)
     written = {row: found for row, node in nodes.items() if (found := _memory(roots, _written(node)))}
     contested = {root for found in written.values() for root in found}
     if not contested:
         return
     touched = {
-        row: [root for root in _memory(roots, node.all_input_nodes) if root in contested] for row, node in nodes.items()
+        row: [root for root in _memory(roots, node.all_input_nodes) if root in contested]
+        for row, node in nodes.items()
+        if row in written or not (facts.flags[row] & Flag.VIEW or facts.targets[row] == GETITEM)
     }
     writers: dict[fx.Node, list[int]] = {}
     for row in sorted(written):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import pytest
 from attrs import evolve
-from torch import fx
 
 import policylang
 from policylang.audit.order import audit_order
 from policylang.backends.flat.path import FlatPath
+from policylang.backends.surgery.copy_insertion import copies_in
 from policylang.backends.surgery.planned_order import put_in_order
 from policylang.errors import PolicyAuditError
 from policylang.graph.reading.collect import collect
+from policylang.graph.schedule import StepKind
+from policylang.planning.graph_edit import Edits
+from policylang.planning.order.as_run import run
 from policylang.planning.schedule.order_plan import OrderPlan
 from tests.support.carried_out import half_steps, planned_half
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
-from tests.support.hand_orders import KEEP, drawing, drawn_order, names_in, order_of
+from tests.support.hand_orders import KEEP, drawing, drawn_schedule, names_in, order_of
 from tests.support.models import ZOO
 from tests.support.run_partition import Traced, assert_same_result, trace
 
@@ -28,23 +32,39 @@ def flat(model: str) -> Flat:
     return flat_graph(ZOO[model]())
 
 
-def carried_out(gm: fx.GraphModule, order: OrderPlan, text: str = "undecided -> save") -> None:
-    path, policy = FlatPath(), policylang.parse(text)
-    plan = evolve(path.plan(collect(gm), policy), order=order)
-    path.carry_out(gm, plan, {})
-    path.put_in_order(gm, plan, {})
+def slow(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("model", ["mlp", "resnet", pytest.param("llama", marks=pytest.mark.slow)])
-def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str) -> None:
+TEXTS = (
+    "undecided -> save",
+    "optional recompute everything; undecided -> save",
+    "optional recompute everything; optional offload mm, addmm, gelu, convolution; undecided -> save",
+    "undecided -> save; optional offload everything",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("model", ["mlp", "dropout", slow("resnet"), slow("llama")])
+def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, text: str) -> None:
     expected = flat(model).fresh().run()
-    for seed in range(3):
+    path, policy = FlatPath(), policylang.parse(text)
+    for seed in range(2):
         graph = flat(model).fresh()
-        facts = collect(graph.gm)
-        rows = drawn_order(facts, seed)
-        carried_out(graph.gm, order_of(facts, rows))
-        assert names_in(graph.gm) == [facts.names[row] for row in rows]
-        assert names_in(graph.gm) != names_in(flat(model).gm)
+        plan = path.plan(collect(graph.gm), policy)
+        as_run = run(plan.facts, plan.schedule)
+        schedule = drawn_schedule(as_run.facts, as_run.schedule, seed)
+        order = OrderPlan(as_run.facts, as_run.schedule, Edits(), as_run.facts, schedule, (), ())
+        ordered = evolve(plan, order=order)
+        path.carry_out(graph.gm, ordered, {})
+        audit = path.audit(ordered, graph.gm.graph)
+        assert audit.agrees
+        path.put_in_order(graph.gm, ordered, {})
+        copies = set(copies_in(graph.gm.graph.nodes).values())
+        assert len(copies) == len({step[:2] for step in schedule if step[0] > StepKind.SECOND_RUN})
+        names = [node.name for node in graph.gm.graph.nodes if node.op == "call_function" and node not in copies]
+        assert [name for name in names if name in as_run.facts.index] == order.order()
+        assert names != [node.name for node in flat(model).gm.graph.nodes if node.op == "call_function"]
         assert_bitwise_equal(graph.run(), expected)
 
 
