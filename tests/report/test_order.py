@@ -7,6 +7,10 @@ import re
 
 import pytest
 
+from policylang.audit.summary.assemble import plan_report
+from policylang.audit.summary.combine import combined
+from policylang.audit.summary.report import report_from_dict
+from policylang.backends.announcing import announce_cached
 from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
@@ -140,6 +144,46 @@ def test_a_policy_that_schedules_nothing_has_no_order() -> None:
     made = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT, device=SLOW)
     assert json.loads(plan_json(breakdown(made), (), ()))["order"] is None
     assert "as planned" not in plan_text(breakdown(made), ())
+
+
+# --- reports on what was carried out ---
+
+
+def test_a_report_says_what_the_order_came_to() -> None:
+    report = plan_report(ordered_plan(4, left=LEFT, barriers=BARRIERS))
+    lines = [line for line in str(report).split("\n") if line.startswith(("order", "rewrite"))]
+    proven = "4 rewritten, 4 collectives fewer, each proven on 4 ranks"
+    assert lines == [
+        f"rewrite     mine.apl:2 bucket all_gather per block: {proven}",
+        "order       exposed 68 ms -> 16 ms of 96 ms (no order less than 16 ms), 8 -> 4 collectives, "
+        "peak 5.9 KiB -> 8.8 KiB, at most 2 KiB in flight",
+        "order       mine.apl:3 prefetch all_gather 1 block ahead: 4 collectives, 3 moved",
+        "order         left: bucket0: nothing computes before it",
+        "order       mine.apl:4 overlap collective up to 4 KiB in flight: 4 collectives, 0 moved",
+        "order       nothing is moved across operators that nobody knows: mylib.scan.default ×3, mylib.tell.default",
+    ]
+    assert "exposed 68 ms -&gt; 16 ms" in report._repr_html_()
+    assert report_from_dict(json.loads(report.to_json())) == report
+
+
+def test_numbers_of_the_order_for_a_logger_of_metrics() -> None:
+    found = plan_report(ordered_plan(4)).scalars("")
+    assert (found["buckets"], found["collectives_joined"], found["collectives_moved"]) == (4, 8, 3)
+    assert (found["collectives"], found["collectives_as_traced"]) == (4, 8)
+    assert found["exposed_seconds"] == pytest.approx(0.016)
+    assert found["exposed_seconds_as_traced"] == pytest.approx(0.068)
+    assert found["peak_bytes"] > found["peak_bytes_as_traced"]
+    untimed = plan_report(ordered_plan(4, device=None))
+    assert "exposed_seconds" not in untimed.scalars("")
+    both = combined([untimed, untimed])
+    assert both.scalars("")["collectives"] == 8
+    assert "8 -> 4 collectives, peak 5.9 KiB -> 8.8 KiB, at most 2 KiB in flight, in 2 graphs each" in str(both)
+
+
+def test_the_log_names_buckets_and_what_is_exposed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="policylang"):
+        announce_cached(plan_report(ordered_plan(4)))
+    assert "4 collectives fewer, 4 buckets, exposed 68 ms -> 16 ms" in caplog.messages[0]
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------
