@@ -23,7 +23,7 @@ from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.simulation.collective_runs import CollectiveRun, Lanes, lanes
 from policylang.simulation.collective_times import operator_name
 from policylang.simulation.exposed_bound import exposed_bound
-from policylang.simulation.in_flight import in_flight as bytes_in_flight
+from policylang.simulation.in_flight import in_flight as in_flight_at
 from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.node_times import NodeTimes
@@ -180,7 +180,7 @@ def step_in_order(
         schedule=schedule,
         timeline=timeline,
         peak=peak_of(timeline, facts),
-        in_flight=max(bytes_in_flight(facts, schedule), default=0),
+        in_flight=max(in_flight_at(facts, schedule), default=0),
         lanes=None if times is None else lanes(facts, schedule, times, in_flight=in_flight, peak=most),
         block_of=block_of,
     )
