@@ -15,7 +15,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.collectives import collective_kind
-from policylang.language.syntax import Overlap
+from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
@@ -23,7 +23,7 @@ from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.simulation.collective_runs import CollectiveRun, Lanes, lanes
 from policylang.simulation.collective_times import operator_name
 from policylang.simulation.exposed_bound import exposed_bound
-from policylang.simulation.in_flight import in_flight as bytes_in_flight
+from policylang.simulation.in_flight import in_flight as in_flight_at
 from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.node_times import NodeTimes
@@ -86,6 +86,8 @@ class LineInOrder:
     left: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
     buckets: tuple[JoinedCollectives, ...] = ()
+    exposed_without: float | None = None
+    """Seconds that the step would expose without this line, where that was worked out."""
 
 
 @frozen
@@ -180,7 +182,7 @@ def step_in_order(
         schedule=schedule,
         timeline=timeline,
         peak=peak_of(timeline, facts),
-        in_flight=max(bytes_in_flight(facts, schedule), default=0),
+        in_flight=max(in_flight_at(facts, schedule), default=0),
         lanes=None if times is None else lanes(facts, schedule, times, in_flight=in_flight, peak=most),
         block_of=block_of,
     )
@@ -202,16 +204,25 @@ def kind_of(target: str) -> str:
     return name if kind is None else kind.value
 
 
+def group_of(facts: Facts, row: int) -> str:
+    """Of a collective the mesh dimension that it sends over where one is known, else the name of its group."""
+    group = facts.groups.get(facts.group_names[row])
+    return (group.dim if group is not None else None) or facts.group_names[row]
+
+
 def lines_of(plan: Plan, order: OrderPlan) -> tuple[LineInOrder, ...]:
     """Every line that schedules, buckets first: as they are planned."""
-    policy = plan.policy
-    buckets = [at for at, statement in enumerate(policy.rewrites) if statement in policy.buckets]
-    found = [_bucket_line(plan, at, order.edits.of(at)) for at in buckets]
+    found = [_bucket_line(plan, at, order.edits.of(at)) for at in bucket_statements(plan.policy)]
     for outcome in order.outcomes:
         span = outcome.statement.span
         left = _by_reason(outcome.left.items())
         found.append(LineInOrder(span.location, span.one_line, outcome.matched, outcome.moved, left))
     return tuple(found)
+
+
+def bucket_statements(policy: Policy) -> list[int]:
+    """Which of ``Policy.rewrites`` are buckets."""
+    return [at for at, statement in enumerate(policy.rewrites) if isinstance(statement, Bucket)]
 
 
 def _bucket_line(plan: Plan, statement: int, edits: Edits) -> LineInOrder:
@@ -268,12 +279,11 @@ def _collectives(
         runs.setdefault(run.row, []).append(run)
     for row in step.collectives:
         block = step.block_of[row] if block_names and step.block_of else -1
-        group = facts.groups.get(facts.group_names[row])
         mine = runs.get(row)
         yield CollectiveEntry(
             name=facts.names[row],
             operator=operator_name(facts.targets[row]),
-            group=(group.dim if group is not None else None) or facts.group_names[row],
+            group=group_of(facts, row),
             block=block_names[block] if block >= 0 else "",
             bytes=size_in_flight(facts, row),
             lines=tuple(by_line.get(facts.names[row], ())),
