@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
+from policylang.audit.summary.report import CodeOrderReport, Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text
@@ -77,6 +77,7 @@ def _figures(report: Report) -> str:
     lines += [_line("warning", warning) for warning in report.warnings]
     lines += [_line("note", note) for note in report.notes]
     lines += _audit(report)
+    lines += [_line("code", line) for line in dict.fromkeys(map(_code, report.code))]
     if report.from_cache:
         lines.append(_line("cache", "served from torch's compile cache; planned and audited when it was compiled"))
     return "\n".join(lines)
@@ -118,6 +119,17 @@ def _audit(report: Report) -> list[str]:
     if report.audit.agrees:
         return [_line("audit", "the graphs that came out do what the plan says")]
     return [_line("audit", difference) for difference in report.audit.differences]
+
+
+def _code(order: CodeOrderReport) -> str:
+    """What Inductor's code of a half was read to do."""
+    if order.status == "not compiled":
+        return f"of the {order.half}: compiled when the first backward starts, and read then"
+    if order.status == "not read":
+        return f"of the {order.half}: not Python, so its order of collectives was not read"
+    is_so = "as planned" if order.status == "as planned" else "NOT as planned"
+    beside = f", {counted(len(order.kernels), 'collective')} with computation beside" if order.kernels else ""
+    return f"of the {order.half}: {order.starts} started and {order.waits} waits, in order {is_so}{beside}"
 
 
 def _line(label: str, text: str) -> str:

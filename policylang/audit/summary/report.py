@@ -96,6 +96,22 @@ class ExpectationReport:
 
 
 @frozen
+class CodeOrderReport:
+    """In which order the code communicates that Inductor generated for one half."""
+
+    half: str
+    """``forward`` or ``backward``."""
+    status: str
+    """``as planned``, ``differs``, ``not compiled`` before the first backward, ``not read`` where it is not Python."""
+    starts: int = 0
+    """How many collectives it starts."""
+    waits: int = 0
+    """How many waits it has for them."""
+    kernels: dict[str, int] = field(factory=dict)
+    """By the node of each collective beside which the plan computes products, how many kernels run before its wait."""
+
+
+@frozen
 class LeftAlone:
     """A chain that looked like one to rewrite."""
 
@@ -178,6 +194,8 @@ class Report:
     notes: tuple[str, ...] = ()
     """What was done otherwise than a rule says on its face, and why that is meant."""
     audit: AuditReport | None = None
+    code: tuple[CodeOrderReport, ...] = ()
+    """What the code of each half was read to do, where a policy orders and Inductor compiles."""
     digest: str = ""
     """Equal for equal plans, in every process and on every rank."""
     from_cache: bool = False

@@ -15,13 +15,16 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.collectives import collective_kind
+from policylang.language.syntax import Overlap
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.simulation.collective_runs import CollectiveRun, Lanes, exposed_bound, lanes
+from policylang.simulation.collective_runs import CollectiveRun, Lanes, lanes
 from policylang.simulation.collective_times import operator_name
-from policylang.simulation.in_flight import in_flight, size_in_flight
+from policylang.simulation.exposed_bound import exposed_bound
+from policylang.simulation.in_flight import in_flight as in_flight_at
+from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.peak import Peak, peak_of
@@ -42,6 +45,8 @@ class StepInOrder:
     given and what it gives."""
     lanes: Lanes | None
     """None without a device."""
+    block_of: Sequence[int] = field(factory=tuple, repr=False)
+    """Row to block number, -1 outside every block; empty where no blocks are known."""
 
     def kinds(self) -> dict[str, int]:
         """How many collectives run, by what they do: ``all-gather``; in the order of their first run."""
@@ -132,9 +137,13 @@ def communication(plan: Plan) -> Communication | None:
         return None
     timed = plan.shown_times is not None
     times, traced_times = (order.times, order.traced_times) if timed else (None, None)
-    planned = step_in_order(order.facts, order.schedule, times)
+    of_name = {order.facts.names[row]: block for row, block in enumerate(order.block_of)}
+    blocks = tuple(of_name.get(name, -1) for name in order.traced.names) if of_name else ()
+    traced = step_in_order(order.traced, order.traced_schedule, traced_times, blocks)
+    limits = _limits(plan, traced.peak.bytes)
+    planned = step_in_order(order.facts, order.schedule, times, order.block_of, limits)
     return Communication(
-        traced=step_in_order(order.traced, order.traced_schedule, traced_times),
+        traced=traced,
         planned=planned,
         lines=lines_of(plan, order),
         collectives=tuple(_entries(plan, order, planned)),
@@ -150,24 +159,40 @@ def as_decided(plan: Plan) -> Communication | None:
     times = plan.shown_times
     if times is None or not any(flag & Flag.COLLECTIVE for flag in plan.facts.flags):
         return None
-    step = step_in_order(plan.facts, plan.schedule, times)
-    names = plan.block_names
-    entries = _collectives(step, plan.block_of, names, {}, {})
+    step = step_in_order(plan.facts, plan.schedule, times, plan.block_of if plan.block_names else ())
+    entries = _collectives(step, plan.block_names, {}, {})
     bound = exposed_bound(plan.facts, times)
     return Communication(step, step, (), tuple(entries), bound, times.device.name)
 
 
-def step_in_order(facts: Facts, schedule: Schedule, times: NodeTimes | None) -> StepInOrder:
-    """A step as it runs."""
+def step_in_order(
+    facts: Facts,
+    schedule: Schedule,
+    times: NodeTimes | None,
+    block_of: Sequence[int] = (),
+    limits: tuple[int | None, int | None] = (None, None),
+) -> StepInOrder:
+    """A step as it runs. ``limits``: the bytes in flight and alive that the order was made under."""
+    in_flight, most = limits
     timeline = simulate(facts, schedule)
     return StepInOrder(
         facts=facts,
         schedule=schedule,
         timeline=timeline,
         peak=peak_of(timeline, facts),
-        in_flight=max(in_flight(facts, schedule), default=0),
-        lanes=None if times is None else lanes(facts, schedule, times),
+        in_flight=max(in_flight_at(facts, schedule), default=0),
+        lanes=None if times is None else lanes(facts, schedule, times, in_flight=in_flight, peak=most),
+        block_of=block_of,
     )
+
+
+def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
+    """Of all ``overlap`` lines the least that may be in flight and alive, with the peak of the order as traced."""
+    lines = [each for each in plan.policy.scheduling if isinstance(each, Overlap)]
+    in_flight = [int(each.in_flight.value) for each in lines if each.in_flight is not None]
+    rises = [each.peak for each in lines if each.peak is not None]
+    most = [peak + int(each.value * (peak if each.dimension == "fraction" else 1)) for each in rises]
+    return min(in_flight, default=None), min(most, default=None)
 
 
 def kind_of(target: str) -> str:
@@ -229,12 +254,11 @@ def _entries(plan: Plan, order: OrderPlan, step: StepInOrder) -> Iterable[Collec
                 members[name] = len(bucket.members)
         for name in () if line.buckets else line.moved:
             by_line.setdefault(name, []).append(index)
-    return _collectives(step, order.block_of, order.block_names, by_line, members)
+    return _collectives(step, order.block_names, by_line, members)
 
 
 def _collectives(
     step: StepInOrder,
-    block_of: Sequence[int],
     block_names: Sequence[str],
     by_line: Mapping[str, Sequence[int]],
     members: Mapping[str, int],
@@ -243,7 +267,7 @@ def _collectives(
     for run in reversed(step.lanes.collectives if step.lanes is not None else ()):
         runs.setdefault(run.row, []).append(run)
     for row in step.collectives:
-        block = block_of[row] if block_names and row < len(block_of) else -1
+        block = step.block_of[row] if block_names and step.block_of else -1
         group = facts.groups.get(facts.group_names[row])
         mine = runs.get(row)
         yield CollectiveEntry(
