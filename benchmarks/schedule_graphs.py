@@ -82,7 +82,7 @@ def laid_out(groups: Mapping[str, Group]) -> dict[str, Group]:
     found = dict(groups)
     for ranks, names in alike.items():
         step = 1
-        for name in names if ranks else ():
+        for name in names if ranks and len(names) > 1 else ():
             found[name] = evolve(groups[name], ranks=tuple(range(0, step * len(ranks), step)))
             step *= len(ranks)
     return found
