@@ -50,7 +50,9 @@ class CodeAudit:
         code = read_code(source, operators) if source else ()
         if code is None:
             self.found[half] = CodeOrderReport(half, "not read")
-            return [diagnose(CANNOT_READ, f"the code of the {half} is not Python, so its order of collectives is not read")]
+            return [
+                diagnose(CANNOT_READ, f"the code of the {half} is not Python, so its order of collectives is not read")
+            ]
         differing = list(differences(planned, code, half))
         self.found[half] = _report(half, planned, code, differing)
         return differing

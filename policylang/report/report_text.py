@@ -8,6 +8,7 @@ from policylang.audit.summary.report import CodeOrderReport, Report, RewriteRepo
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text
+from policylang.report.order.report_lines import order_lines
 from policylang.report.width import table
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
@@ -78,6 +79,7 @@ def _figures(report: Report) -> str:
         for order in report.by_fsdp
         for each in order.lines
     ]
+    lines += [_line("order", line) for line in order_lines(report)]
     lines += [_line("expect", line) for line in expectation_lines(report)]
     lines += [_line("warning", warning) for warning in report.warnings]
     lines += [_line("note", note) for note in report.notes]
