@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.simulation.step_time import streams_of
+from policylang.simulation.streams import streams_of
 
 _SECOND_RUN = int(StepKind.SECOND_RUN)
 

@@ -10,6 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
+from policylang.audit.summary.order_account import OrderAccount
+from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_html, as_text
 
@@ -124,7 +126,7 @@ class LeftAlone:
 
 @frozen
 class RewriteReport:
-    """The account of one ``fuse`` or ``collapse`` line."""
+    """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
     source: str
     """``file:line``."""
@@ -184,7 +186,9 @@ class Report:
     undecided_saved_bytes: int | None = None
     """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
     rewrites: tuple[RewriteReport, ...] = ()
-    """An entry for each ``fuse`` and ``collapse`` line."""
+    """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
+    orders: tuple[OrderAccount, ...] = ()
+    """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
@@ -257,6 +261,7 @@ class Report:
             if self.recomputed is not None and self.recomputed.seconds is not None:
                 share = self.recomputed.seconds / self.forward_seconds if self.forward_seconds else 0.0
                 found |= {"recomputed_seconds": self.recomputed.seconds, "recomputed_time_share": share}
+        found |= order_figures(self.orders)
         if self.audit is not None:
             found["audit_differences"] = len(self.audit.differences)
         return {f"{prefix}{name}": value for name, value in found.items()}

@@ -10,7 +10,7 @@ from attrs import asdict
 from policylang.graph.schedule import StepKind
 from policylang.operators.names import WAITS
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
-from policylang.simulation.step_time import streams_of
+from policylang.simulation.streams import streams_of
 
 _KINDS = {kind: kind.name.lower() for kind in StepKind}
 _RUNS = (StepKind.FIRST_RUN, StepKind.SECOND_RUN)
@@ -62,6 +62,7 @@ def _line(line: LineInOrder) -> dict[str, Any]:
         "text": line.text,
         "matched": line.matched,
         "moved": line.moved,
+        "exposed_seconds_without": line.exposed_without,
         "left": [{"reason": reason, "collectives": names} for reason, names in line.left.items()],
         "buckets": [
             {"collectives": bucket.names, "members": bucket.members, "proof": asdict(bucket.proof)}

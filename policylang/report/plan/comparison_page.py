@@ -14,10 +14,10 @@ from policylang.planning.inspection.compare import OUTSIDE, Change, Decider, Pla
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.inspection.time_prices import same_time
 from policylang.planning.plan import Plan
+from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.plan.html import filled, subtitle
-from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.plan.page_data import memory_data
-from policylang.report.plan.sections import at_peak_section, memory_section, rows_table, tile
+from policylang.report.plan.sections import at_peak_section, memory_section, tile
 from policylang.report.plan_comparison import device_of
 from policylang.report.report_text import bytes_text
 
