@@ -126,9 +126,9 @@ def _partition(statement: ast.stmt) -> str:
     value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
     called = value.func if isinstance(value, ast.Call) else None
     if isinstance(called, ast.Subscript) and isinstance(called.slice, ast.Constant):
-        holder = called.value
-        if isinstance(holder, ast.Attribute) and holder.attr == _PARTITIONS:
-            return f"partition_{called.slice.value}"
+        holder, number = called.value, called.slice.value
+        if isinstance(holder, ast.Attribute) and holder.attr == _PARTITIONS and isinstance(number, int):
+            return f"partition_{number}"
     return ""
 
 

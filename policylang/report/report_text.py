@@ -8,6 +8,7 @@ from policylang.audit.summary.report import CodeOrderReport, Report, RewriteRepo
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text
+from policylang.report.order.report_lines import order_lines
 from policylang.report.width import table
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
@@ -73,6 +74,7 @@ def _figures(report: Report) -> str:
     if kept:
         lines.append(_line("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
     lines += [_line("rewrite", line) for rewrite in report.rewrites for line in str(rewrite).splitlines()]
+    lines += [_line("order", line) for line in order_lines(report)]
     lines += [_line("expect", line) for line in expectation_lines(report)]
     lines += [_line("warning", warning) for warning in report.warnings]
     lines += [_line("note", note) for note in report.notes]

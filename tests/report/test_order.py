@@ -7,12 +7,18 @@ import re
 
 import pytest
 
+from policylang.audit.summary.assemble import plan_report
+from policylang.audit.summary.combine import combined
+from policylang.audit.summary.report import report_from_dict
+from policylang.backends.announcing import announce_cached
 from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.communication import as_decided, communication
+from policylang.planning.inspection.placement import collective_asked, placed
 from policylang.planning.planner import plan
 from policylang.report.order.as_text import order_details, order_totals
+from policylang.report.order.explained import CollectiveExplanation, explain_line
 from policylang.report.order.lane_data import DrawnStep, drawn_steps
 from policylang.report.plan.as_json import plan_json
 from policylang.report.plan.as_text import plan_text
@@ -140,6 +146,87 @@ def test_a_policy_that_schedules_nothing_has_no_order() -> None:
     made = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT, device=SLOW)
     assert json.loads(plan_json(breakdown(made), (), ()))["order"] is None
     assert "as planned" not in plan_text(breakdown(made), ())
+
+
+# --- one collective, one line ---
+
+
+def test_where_a_collective_starts_and_is_awaited() -> None:
+    found = communication(ordered_plan(4, left=LEFT))
+    assert found is not None
+    assert collective_asked(found, "wait_v1") == "gather_v1"
+    assert collective_asked(found, "h0") is collective_asked(found, "nothing") is None
+    said = CollectiveExplanation(placed(found, "gather_v1"))
+    assert str(said).split("\n") == [
+        "gather_v1: _c10d_functional.all_gather_into_tensor.default in group dp:4",
+        "  one with others as bucket1: gather_w1, gather_v1",
+        "",
+        "order       starts              awaited             takes   exposed  bounded by",
+        "as traced   step 10, before x2  step 11, before x2  8.5 ms  8.5 ms   the order as traced",
+        "as planned  step 3, before h0   step 7, before h1   16 ms   hidden",
+        "",
+        "line        scheduling line",
+        "mine.apl:2  bucket all_gather per block               joined: 2 in one",
+        "mine.apl:3  prefetch all_gather 1 block ahead         moved",
+        "mine.apl:4  overlap collective up to 4 KiB in flight  not moved",
+    ]
+    data = json.loads(json.dumps(said.to_dict()))["collective"]
+    assert (data["traced"]["step"], data["planned"]["name"], data["planned"]["step"]) == (10, "bucket1", 3)
+    assert (data["traced"]["exposed_by"], data["planned"]["exposed_by"]) == ("order", None)
+    assert "left: nothing computes before it" in str(CollectiveExplanation(placed(found, "gather_w0")))
+    untimed = communication(ordered_plan(4, device=None))
+    assert untimed is not None
+    assert "takes" not in str(CollectiveExplanation(placed(untimed, "bucket2")))
+
+
+def test_what_a_line_picked_and_did() -> None:
+    found = communication(ordered_plan(4, left=LEFT))
+    assert found is not None
+    bucket, prefetch, overlap = (str(explain_line(found, at)) for at in range(3))
+    assert "  matches 8 collectives, moves 8 (4 in their place, each proven on 4 ranks)" in bucket
+    assert "  bucket3 <- gather_w3, gather_v3" in bucket
+    assert "  left bucket0: nothing computes before it\n\nwhat it moves\n  bucket1, bucket2, bucket3" in prefetch
+    assert overlap.endswith("what it leaves where it is\n  bucket0, bucket1, bucket2, bucket3")
+
+
+# --- reports on what was carried out ---
+
+
+def test_a_report_says_what_the_order_came_to() -> None:
+    report = plan_report(ordered_plan(4, left=LEFT, barriers=BARRIERS))
+    lines = [line for line in str(report).split("\n") if line.startswith(("order", "rewrite"))]
+    proven = "4 rewritten, 4 collectives fewer, each proven on 4 ranks"
+    assert lines == [
+        f"rewrite     mine.apl:2 bucket all_gather per block: {proven}",
+        "order       exposed 68 ms -> 16 ms of 96 ms (no order less than 16 ms), 8 -> 4 collectives, "
+        "peak 5.9 KiB -> 8.8 KiB, at most 2 KiB in flight",
+        "order       mine.apl:3 prefetch all_gather 1 block ahead: 4 collectives, 3 moved",
+        "order         left: bucket0: nothing computes before it",
+        "order       mine.apl:4 overlap collective up to 4 KiB in flight: 4 collectives, 0 moved",
+        "order       nothing is moved across operators that nobody knows: mylib.scan.default ×3, mylib.tell.default",
+    ]
+    assert "exposed 68 ms -&gt; 16 ms" in report._repr_html_()
+    assert report_from_dict(json.loads(report.to_json())) == report
+
+
+def test_numbers_of_the_order_for_a_logger_of_metrics() -> None:
+    found = plan_report(ordered_plan(4)).scalars("")
+    assert (found["buckets"], found["collectives_joined"], found["collectives_moved"]) == (4, 8, 3)
+    assert (found["collectives"], found["collectives_as_traced"]) == (4, 8)
+    assert found["exposed_seconds"] == pytest.approx(0.016)
+    assert found["exposed_seconds_as_traced"] == pytest.approx(0.068)
+    assert found["peak_bytes"] > found["peak_bytes_as_traced"]
+    untimed = plan_report(ordered_plan(4, device=None))
+    assert "exposed_seconds" not in untimed.scalars("")
+    both = combined([untimed, untimed])
+    assert both.scalars("")["collectives"] == 8
+    assert "8 -> 4 collectives, peak 5.9 KiB -> 8.8 KiB, at most 2 KiB in flight, in 2 graphs each" in str(both)
+
+
+def test_the_log_names_buckets_and_what_is_exposed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="policylang"):
+        announce_cached(plan_report(ordered_plan(4)))
+    assert "4 collectives fewer, 4 buckets, exposed 68 ms -> 16 ms" in caplog.messages[0]
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------
