@@ -19,6 +19,7 @@ WAITING, COLLECTIVES, SETTING, UNCOMPARED = "APL607", "APL609", "APL610", "APL61
 DIFFERENT = (GRAPHS, COLLECTIVES)
 UNLIKE = (ORDERED, *DIFFERENT)
 BOTH = ("rank", "0", "1")
+FITTING = "bucket all_gather up to 1 MiB\n"
 FAILS = ("RuntimeError", "DistBackendError")
 
 # fmt: off
@@ -51,8 +52,7 @@ TWO = [
           UNLIKE, BOTH),
     Fault("point-to-point in between", case.scheduled(AHEAD, AHEAD, change=case.point_to_point_in_between),
           UNLIKE, BOTH),
-    Fault("a member of another type", case.scheduled("bucket all_gather up to 1 MiB\n", "bucket all_gather up to 1 MiB\n",
-                                                     case.mixed(torch.float32), case.mixed(torch.bfloat16)),
+    Fault("a member of another type", case.scheduled(FITTING, FITTING, case.mixed(torch.float32), case.mixed(torch.bfloat16)),
           (*UNLIKE, STOPPED), BOTH),
     # --- programs ---
     Fault("two models are interleaved", case.interleaved, (*UNLIKE, WAITING), BOTH),

@@ -1,4 +1,4 @@
-"""What a rank does in the rows of ``tests/distributed/test_order_faults.py``: its order of collectives is another one."""
+"""What a rank does in the rows of ``tests/distributed/test_order_faults.py``: it orders its collectives otherwise."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def scheduled(
     change: Callable[[fx.GraphModule], None] | None = None,
     **there_only: Any,
 ) -> Case:
-    """A traced step; who is at fault has the policy ``there``, the model ``other``, a pass of somebody else's before, and
-    other arguments of ``apply``."""
+    """A traced step; who is at fault has the policy ``there``, the model ``other``, a pass of somebody else's before,
+    and other arguments of ``apply``."""
 
     def case(at: Place, fault: bool) -> None:
         model = (other or make)(at) if fault else make(at)
