@@ -173,6 +173,10 @@ class Edits:
             tuple(refusal for refusal in self.refused if refusal.statement == statement),
         )
 
+    def followed_by(self, others: Edits) -> Edits:
+        """These, and then others."""
+        return Edits((*self.done, *others.done), (*self.refused, *others.refused))
+
     def words(self) -> Iterator[str]:
         """What every rank has alike of them."""
         for edit in self.done:

@@ -5,14 +5,29 @@ The same walk as :mod:`policylang.simulation.step_time`, which gives the totals.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum
 
 from attrs import frozen
 
 from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.schedule import Schedule, StepKind
+from policylang.simulation.exposed_bound import exposed_bound
+from policylang.simulation.in_flight import in_flight as bytes_in_flight
+from policylang.simulation.in_flight import size_in_flight
+from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.streams import RunLog, SentRun, streams_of, walk
+
+__all__ = [
+    "CollectiveRun",
+    "ComputeRun",
+    "ExposedBy",
+    "Lanes",
+    "exposed_bound",
+    "lanes",
+]
 
 
 class ExposedBy(Enum):
@@ -61,17 +76,105 @@ class Lanes:
 
     compute: Sequence[ComputeRun]
     collectives: Sequence[CollectiveRun]
+    """In the order in which they are issued; one that runs again is there twice."""
     step: float
     exposed: float
+    """Of collectives and of copies to the host and back."""
 
 
-def lanes(facts: Facts, schedule: Schedule, times: NodeTimes) -> Lanes:
-    """One pass over the steps."""
-    raise NotImplementedError
+def lanes(
+    facts: Facts,
+    schedule: Schedule,
+    times: NodeTimes,
+    *,
+    in_flight: int | None = None,
+    peak: int | None = None,
+) -> Lanes:
+    """One pass over the steps. ``in_flight`` and ``peak``: the limits, in bytes, that the order was made under; without
+    them nothing is said to be exposed by a limit."""
+    log = RunLog()
+    walked = walk(facts, schedule, times, log)
+    causes = _Causes(facts, schedule, log, in_flight, peak)
+    least = 1e-12 * walked.end  # what rounding leaves
+    runs = [
+        CollectiveRun(
+            each.row,
+            each.stream,
+            each.issued,
+            each.start,
+            each.end,
+            each.issued if each.awaited is None else each.awaited,
+            each.exposed,
+            causes.of(each) if each.exposed > least else None,
+        )
+        for each in log.sent
+    ]
+    return Lanes([ComputeRun(row, start, end) for row, _, start, end in log.compute], runs, walked.end, walked.exposed)
 
 
-def exposed_bound(facts: Facts, times: NodeTimes) -> float:
-    """Seconds that no order can hide, whatever it moves: what precedes the first computation that depends on a
-    collective, what follows the last computation, and by how much the communication of a group exceeds all
-    computation."""
-    raise NotImplementedError
+class _Causes:
+    """What keeps a collective exposed, from what the walk has noted."""
+
+    def __init__(self, facts: Facts, schedule: Schedule, log: RunLog, in_flight: int | None, peak: int | None) -> None:
+        self.facts, self.log = facts, log
+        self.in_flight, self.peak = in_flight, peak
+        self.made = _made(facts, schedule, log)
+        of_data = [(row, start) for row, region, start, _ in log.compute if self.made[row, region]]
+        self.starts = [start for _, start in of_data]
+        self.over = max((end for *_, end in log.compute), default=0.0)
+        if in_flight is not None or peak is not None:
+            self._note_limits(schedule, {row for row, _ in of_data})
+
+    def of(self, run: SentRun) -> ExposedBy:
+        if run.start > run.issued:
+            return ExposedBy.GROUP
+        facts, made = self.facts, self.made
+        reads = (made.get((each, run.region), made.get((each, 0), 0.0)) for each in facts.inputs[run.row])
+        if self._computes_between(max(reads, default=0.0), run.issued):
+            return ExposedBy.LIMIT if self._is_full_before(run) else ExposedBy.ORDER
+        read = self.over if run.read is None else run.read
+        late = run.awaited is not None and self._computes_between(max(run.awaited, run.end), read)
+        return ExposedBy.ORDER if late else ExposedBy.DATA
+
+    def _computes_between(self, start: float, end: float) -> bool:
+        """Whether any computation that waits for data begins in a stretch of time."""
+        at = bisect_left(self.starts, start)
+        return at < len(self.starts) and self.starts[at] < end
+
+    def _note_limits(self, schedule: Schedule, computing: set[int]) -> None:
+        """For each step the last one before it that computes, and what is on the way and alive in each."""
+        facts, self.before = self.facts, list[int]()
+        last = -1
+        for step, (kind, row, _) in enumerate(schedule):
+            self.before.append(last)
+            if kind <= StepKind.SECOND_RUN and row in computing:
+                last = step
+        self.sent = bytes_in_flight(facts, schedule)
+        timeline = simulate(facts, schedule)
+        self.live = dict(zip(timeline.steps, timeline.live, strict=True))
+
+    def _is_full_before(self, run: SentRun) -> bool:
+        """Whether a limit would be exceeded had it been started before what computes last ahead of it."""
+        if self.in_flight is None and self.peak is None:
+            return False
+        before = self.before[run.step]
+        if before < 0:
+            return False
+        if self.in_flight is not None and self.sent[before] + size_in_flight(self.facts, run.row) > self.in_flight:
+            return True
+        return self.peak is not None and self.live[before] + self.facts.bytes[run.row] > self.peak
+
+
+def _made(facts: Facts, schedule: Schedule, log: RunLog) -> dict[tuple[int, int], float]:
+    """By row and region, when the data is there that it gives on: of what is made of the graph's inputs alone from the
+    beginning, as the cast of a shard moves with its gather."""
+    streams = streams_of(facts)
+    made: dict[tuple[int, int], float] = {}
+    for kind, row, region in schedule:
+        if kind > StepKind.SECOND_RUN:
+            continue
+        again = region if kind == StepKind.SECOND_RUN else 0
+        waits = row in streams.started or row in streams.awaited
+        of_data = waits or any(made.get((each, region), made.get((each, 0))) for each in facts.inputs[row])
+        made[row, again] = log.ends[row, again] if of_data else 0.0
+    return made

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.schedule import Schedule
@@ -19,6 +19,7 @@ from policylang.graph.storage import storage_roots
 from policylang.language.figures import folded_names
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
+from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.inspection.time_prices import a_gib, time_difference
 from policylang.planning.liveness import CostedNeeds, Needs, own_bytes, saved_and_recomputed, with_cost
@@ -109,6 +110,9 @@ class Scenario:
     peak: Peak
     timeline: Timeline
     schedule: Schedule
+    facts: Facts = field(repr=False)
+    """The graph that the schedule and the timeline are of: that of the plan, or, where a policy schedules, the one that
+    it comes to, in which a recomputation is a node of its own."""
     time: StepTime | None = None
     """None without a device."""
 
@@ -130,6 +134,8 @@ class Breakdown:
     where an older snapshot does not say."""
     uncounted_again: Mapping[str, int] | None
     """The same of what is recomputed."""
+    communication: Communication | None = None
+    """What the scheduling lines come to; None where the policy has none."""
 
     @property
     def forward_seconds(self) -> float | None:
@@ -158,15 +164,18 @@ def breakdown(plan: Plan) -> Breakdown:
     outcome = saved_and_recomputed(plan, counted)
     fates = _fates(plan, outcome)
     everything = [None if decision is None else _KEPT for decision in plan.decisions]
+    ordered = communication(plan)
+    under = _scenario(plan, plan.schedule, outcome, fates)
     return Breakdown(
         plan=plan,
         groups=_groups(plan, outcome, fates),
-        under=_scenario(plan, plan.schedule, outcome, fates),
+        under=under if ordered is None else _in_order(under, ordered),
         without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plan, everything), ()),
         forward_flops=outcome.forward.flops,
         fates=fates,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
         uncounted_again=uncounted_operators(plan.facts, outcome.recomputed),
+        communication=ordered,
     )
 
 
@@ -192,7 +201,15 @@ def _scenario(plan: Plan, schedule: Schedule, outcome: CostedNeeds, fates: Seque
         offloaded_bytes=outcome.offloaded_bytes,
         recomputed_seconds=None if time is None else time.recomputed,
     )
-    return Scenario(amounts, peak_of(timeline, plan.facts), timeline, schedule, time)
+    return Scenario(amounts, peak_of(timeline, plan.facts), timeline, schedule, plan.facts, time)
+
+
+def _in_order(scenario: Scenario, found: Communication) -> Scenario:
+    """The same values kept and made again, in the order that the scheduling lines come to."""
+    step, time = found.planned, scenario.time
+    if time is not None and step.lanes is not None:
+        time = evolve(time, step=step.lanes.step, exposed=step.lanes.exposed)
+    return evolve(scenario, peak=step.peak, timeline=step.timeline, schedule=step.schedule, facts=step.facts, time=time)
 
 
 def _fates(plan: Plan, needs: Needs) -> list[Fate | None]:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import uncounted_operators
-from policylang.planning.inspection.step_times import time_of_step
+from policylang.planning.inspection.order_changes import OrderChanges, order_changes
+from policylang.planning.inspection.step_times import peak_of_plan, time_of_plan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.value_decision import Decision, Why
-from policylang.simulation.peak import estimate_peak
 
 OUTSIDE = "outside every block"
 
@@ -71,10 +71,13 @@ class PlanComparison:
     """How many decisions there are."""
     changes: tuple[Change, ...]
     """In the order of the first node of each."""
+    order: OrderChanges | None = None
+    """Of the collectives; None where neither policy schedules any."""
 
     @property
     def same(self) -> bool:
-        return not self.changes
+        """Whether nothing is decided otherwise, and no collective runs elsewhere."""
+        return not self.changes and (self.order is None or self.order.same)
 
     @property
     def changed(self) -> int:
@@ -103,17 +106,17 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
     changes = tuple(
         Change(*sides, tuple(found), tuple(Counter(found.values()).items())) for sides, found in groups.items()
     )
-    return PlanComparison(figures(old), figures(new), len(names), changes)
+    return PlanComparison(figures(old), figures(new), len(names), changes, order_changes(old, new))
 
 
 def figures(plan: Plan) -> Figures:
     """The cost of a plan on its graph."""
     outcome = saved_and_recomputed(plan)
-    peak = estimate_peak(plan.facts, plan.schedule)
+    peak = peak_of_plan(plan)
     saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
     found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
-    time = time_of_step(plan, plan.schedule, outcome)
+    time = time_of_plan(plan, outcome)
     if plan.shown_times is None or time is None:
         return found
     return evolve(

@@ -98,7 +98,9 @@ def worth_of_rules(
     found: list[Worth] = []
     for done, index in enumerate(deciding, start=1):
         rules = plan.policy.rules
-        policy = evolve(plan.policy, rules=rules[:index] + rules[index + 1 :], rewrites=(), expectations=())
+        policy = evolve(
+            plan.policy, rules=rules[:index] + rules[index + 1 :], rewrites=(), scheduling=(), expectations=()
+        )
         other = make_plan(policy, plan.facts, capabilities, device=device)
         outcome, other_peak, other_time = _cost(other)
         recomputed, step = _margins(time, other_time)

@@ -15,7 +15,8 @@ from attrs import frozen
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
-from policylang.planning.inspection.breakdown import Breakdown, operator_of
+from policylang.planning.inspection.breakdown import Breakdown, Fate, operator_of
+from policylang.planning.order.as_run import run
 from policylang.planning.value_decision import Decision
 from policylang.simulation.lifetimes import Origin
 from policylang.simulation.peak import highest_moment
@@ -103,7 +104,7 @@ def values_at_peak(found: Breakdown, most: int = MOST_VALUES) -> PeakValues:
 
     What takes no memory does not count as a value.
     """
-    facts, schedule, timeline = found.plan.facts, found.under.schedule, found.under.timeline
+    facts, schedule, timeline = found.under.facts, found.under.schedule, found.under.timeline
     sizes = timeline.lifetimes.bytes
     entry = highest_moment(timeline)
     step = -1 if entry is None else timeline.steps[entry]
@@ -137,32 +138,58 @@ def moment_of(schedule: Schedule, facts: Facts, step: int) -> Moment | None:
 
 
 class _Named:
-    """Memory in the words of a policy."""
+    """Memory in the words of a policy.
+
+    Rows are those of the graph that the step under the policy runs; where scheduling lines made another one of it, the
+    plan has its values by their names, and nothing to say of what a bucket brings along.
+    """
 
     def __init__(self, found: Breakdown) -> None:
-        self.plan, self.fates = found.plan, found.fates
+        self.plan, self.fates, self.facts = found.plan, found.fates, found.under.facts
+        order = self.plan.order
+        same = order is None or self.facts is self.plan.facts
+        self.block_of = self.plan.block_of if order is None or same else order.block_of
+        self.block_names = self.plan.block_names if order is None or same else order.block_names
+        ran = None if same else run(self.plan.facts, self.plan.schedule)
+        self.origin = None if ran is None else dict(zip(ran.facts.names, ran.origin, strict=True))
         self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
         self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
-        roots = storage_roots(self.plan.facts)
-        for row, fate in enumerate(self.fates):
-            if fate in ("saved", "left to PyTorch"):
+        roots = storage_roots(self.facts)
+        for row in range(len(self.facts)):
+            if self._fate(row) in ("saved", "left to PyTorch"):
                 self.keeper.setdefault(roots[row], row)
+
+    def _planned(self, row: int) -> int | None:
+        """The row of the plan's facts of the same value, first run or second."""
+        return row if self.origin is None else self.origin.get(self.facts.names[row])
+
+    def _runs_again(self, row: int) -> int | None:
+        """The row of the plan's facts of the value that a node of the step computes again."""
+        planned = None if self.origin is None else self._planned(row)
+        return None if planned is None or self.plan.facts.names[planned] == self.facts.names[row] else planned
+
+    def _fate(self, row: int) -> Fate | None:
+        planned = self._planned(row)
+        return None if planned is None or self._runs_again(row) is not None else self.fates[planned]
 
     def reason(self, at: int) -> tuple[str, str | None, str, int]:
         """Why it is there, by which line, in its words, and the value whose decision that is."""
-        facts, lifetimes = self.plan.facts, self.lifetimes
+        facts, lifetimes = self.facts, self.lifetimes
         origin, row = lifetimes.origins[at], lifetimes.rows[at]
         if origin in (Origin.INPUT, Origin.TANGENT):
             other = "constant" if facts.ops[row] == "get_attr" else "input"
             return _INPUTS.get(facts.input_kinds[row], other), None, "", row
+        if origin == Origin.FIRST_RUN and (again := self._runs_again(row)) is not None:
+            return "recomputed", *self._line(self.plan.decisions[again]), row
         if origin == Origin.FIRST_RUN and facts.phases[row] == Phase.BACKWARD:
             return ("returned" if self._stays(at) else "backward"), None, "", row
         by = self.keeper.get(row, row) if origin == Origin.FIRST_RUN else row
-        decision = self.plan.decisions[by]
+        planned = self._planned(by)
+        decision = None if planned is None else self.plan.decisions[planned]
         return self._what(at, by), *self._line(decision), by
 
     def _what(self, at: int, by: int) -> str:
-        origin, fate = self.lifetimes.origins[at], self.fates[by]
+        origin, fate = self.lifetimes.origins[at], self._fate(by)
         if origin == Origin.SECOND_RUN:
             return "recomputed"
         if origin == Origin.COPY_FROM_HOST:
@@ -185,17 +212,17 @@ class _Named:
         return self.lifetimes.last[at] >= len(self.schedule)
 
     def value(self, at: int) -> AliveValue:
-        facts, lifetimes, plan = self.plan.facts, self.lifetimes, self.plan
+        facts, lifetimes = self.facts, self.lifetimes
         row = lifetimes.rows[at]
         what, source, rule, by = self.reason(at)
         is_input = facts.phases[row] == Phase.INPUT
-        block = plan.block_of[row] if plan.block_names else -1
+        block = self.block_of[row] if self.block_names else -1
         return AliveValue(
             name=facts.names[row],
             bytes=lifetimes.bytes[at],
             operator="" if is_input else operator_of(facts, row),
             module=facts.input_names[row] if is_input else facts.modules[row] or facts.modules[facts.owners[row]],
-            block=plan.block_names[block] if block >= 0 else "",
+            block=self.block_names[block] if block >= 0 else "",
             what=what,
             source=source,
             rule=rule,

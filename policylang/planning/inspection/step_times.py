@@ -1,4 +1,4 @@
-"""The time of the step that a plan comes to."""
+"""The time and the peak of the step that a plan comes to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from attrs import evolve
 from policylang.graph.schedule import Schedule
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
+from policylang.simulation.peak import Peak, estimate_peak
 from policylang.simulation.step_time import StepTime, step_time
 
 
@@ -22,3 +23,20 @@ def time_of_step(plan: Plan, schedule: Schedule, needs: Needs) -> StepTime | Non
         return found
     again = fsum(plan.shown_times.seconds[row] for row in needs.recomputed)
     return evolve(found, recomputed=again, step=found.step + again - found.recomputed)
+
+
+def time_of_plan(plan: Plan, needs: Needs) -> StepTime | None:
+    """The times of the step that is carried out, in the order that the scheduling lines come to; None without a
+    device."""
+    found, order = time_of_step(plan, plan.schedule, needs), plan.order
+    if found is None or order is None or order.times is None:
+        return found
+    ordered = step_time(order.facts, order.schedule, order.times)
+    return evolve(found, step=ordered.step, exposed=ordered.exposed)
+
+
+def peak_of_plan(plan: Plan) -> Peak:
+    """Of the step that is carried out."""
+    if plan.order is None:
+        return estimate_peak(plan.facts, plan.schedule)
+    return estimate_peak(plan.order.facts, plan.order.schedule)

@@ -13,6 +13,7 @@ from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scen
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.report.diagnostics import render_json
+from policylang.report.order.as_json import order_data
 
 VERSION = 1
 
@@ -29,6 +30,8 @@ def plan_json(
 
     Seconds are those of ``device``, a profile by its name; without one, and where it lacks a figure, both are null.
     ``uncounted_operators`` are priced by the bytes that they move.
+
+    ``order``: what the scheduling lines come to, as :func:`policylang.report.order.as_json.order_data` has it.
     """
     plan = found.plan
     margins = {each.rule: each for each in worth}
@@ -55,6 +58,7 @@ def plan_json(
             for index, outcome in enumerate(plan.rules)
         ],
         "expectations": [asdict(each) for each in plan.expectations],
+        "order": order_data(found.communication, summary=summary),
         "at_peak": asdict(values_at_peak(found)),
         **({} if summary else {"groups": [_group(found, group) for group in found.groups]}),
         "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],

@@ -19,6 +19,7 @@ from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
 from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text, seconds_text
 from policylang.report.expectations import expectation_table
+from policylang.report.order.as_text import order_details, order_totals
 from policylang.report.plan.at_peak import at_peak_text
 from policylang.report.report_text import bytes_text
 from policylang.report.width import table
@@ -32,10 +33,11 @@ _COMPARED = "with the rule, compared with the same policy without it"
 
 def plan_text(found: Breakdown, worth: Sequence[Worth], *, summary: bool = False) -> str:
     """Plain text, no colours, no line end at the end. A summary stops at the totals and the expectations."""
-    parts = [_heading(found), _totals(found), expectation_table(found.plan.expectations)]
+    order = found.communication
+    parts = [_heading(found), _totals(found), order_totals(order), expectation_table(found.plan.expectations)]
     if not summary:
         at_peak = at_peak_text(values_at_peak(found))
-        parts += [_rules(found, worth), at_peak, *(_group(group) for group in found.groups)]
+        parts += [order_details(order), _rules(found, worth), at_peak, *(_group(group) for group in found.groups)]
     return "\n\n".join(part for part in parts if part)
 
 

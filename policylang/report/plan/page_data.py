@@ -64,7 +64,7 @@ def _sources(policy: Policy) -> list[Source]:
     """Every file that a statement of the policy stands in, the user's before those of the bundled library."""
     spans: list[Span] = [rule.span for rule in policy.rules]
     spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
-    spans += [each.span for each in (*policy.rewrites, *policy.expectations)]
+    spans += [each.span for each in (*policy.rewrites, *policy.scheduling, *policy.expectations)]
     found = dict.fromkeys(span.source for span in spans if span.source.text)
     return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
 
@@ -129,7 +129,7 @@ def memory_data(sides: Sequence[tuple[str, Plan, Scenario]]) -> dict[str, Any]:
     Where values are computed again before an operator runs, its moment shows the most that was alive on the way. Of
     plans that rewrite, nodes that only one of them has stand where they do in its order.
     """
-    orders = [_first_runs(plan, scenario.timeline) for _, plan, scenario in sides]
+    orders = [_first_runs(plan, scenario) for _, plan, scenario in sides]
     axis = _merged([[name for name, _, _ in order] for order in orders])
     halves: dict[str, int] = {}
     blocks: dict[str, str] = {}
@@ -144,20 +144,23 @@ def memory_data(sides: Sequence[tuple[str, Plan, Scenario]]) -> dict[str, Any]:
         "block": coded(blocks[name] for name in axis),
         "resident": max(scenario.timeline.resident for _, _, scenario in sides),
         "curves": [
-            {"name": name, "moments": _curve(scenario.timeline, plan.facts, place)} for name, plan, scenario in sides
+            {"name": name, "moments": _curve(scenario.timeline, scenario.facts, place)} for name, _, scenario in sides
         ],
     }
 
 
-def _first_runs(plan: Plan, timeline: Timeline) -> list[tuple[str, int, str]]:
-    """Name, half and block of each operator that runs, in the order of the graph, of a partition half by half."""
-    facts = plan.facts
+def _first_runs(plan: Plan, scenario: Scenario) -> list[tuple[str, int, str]]:
+    """Name, half and block of each operator that runs, in the order of the graph, of a partition half by half; where
+    the policy schedules, in the order that this comes to."""
+    facts, timeline = scenario.facts, scenario.timeline
     halves = {row: timeline.backward[step] for step, row in enumerate(timeline.rows) if not timeline.again[step]}
     flat = facts.kind is GraphKind.FLAT
+    own = plan if plan.order is None or facts is plan.facts else plan.order
+    rows = sorted(halves, key=lambda row: (0 if flat else halves[row], row)) if own is plan else list(halves)
     found = []
-    for row in sorted(halves, key=lambda row: (0 if flat else halves[row], row)):
-        block = plan.block_of[row] if plan.block_names else -1
-        found.append((facts.names[row], halves[row], plan.block_names[block] if block >= 0 else ""))
+    for row in rows:
+        block = own.block_of[row] if own.block_names else -1
+        found.append((facts.names[row], halves[row], own.block_names[block] if block >= 0 else ""))
     return found
 
 

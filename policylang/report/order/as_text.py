@@ -1,0 +1,255 @@
+"""The order of a step as text: totals before and after, what each line did, and how each collective fares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from math import fsum
+
+from attrs import frozen
+
+from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
+from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
+from policylang.planning.inspection.time_prices import same_time
+from policylang.report.width import table
+from policylang.simulation.collective_runs import ExposedBy
+
+BOUNDED_BY = {
+    ExposedBy.DATA: "data",
+    ExposedBy.LIMIT: "the limit",
+    ExposedBy.GROUP: "another of its group",
+    ExposedBy.ORDER: "the order as traced",
+}
+"""Why a collective is exposed, as people read it."""
+_LONGEST_LINE = 72
+_MOST_EXPOSED = 20
+_MOST_NAMES = 2
+_MOST_REASONS = 4
+_WIDEST = 140
+"""Of a table in a pipe or a file."""
+_HEAD = ("exposed", "", "each", "takes", "collective", "operator", "bytes", "group", "block", "bounded by", "line")
+
+
+def order_totals(found: Communication | None) -> str:
+    """What the order comes to. No line end at the end; empty where the policy schedules nothing."""
+    if found is None:
+        return ""
+    text = table([("order", "as traced", "as planned"), *total_rows(found)], right=range(1, 3))
+    return "\n\n".join((text, *_notes(found)))
+
+
+def order_details(found: Communication | None) -> str:
+    """What each line did, and how each collective fares; empty where the policy schedules nothing."""
+    if found is None:
+        return ""
+    return "\n\n".join(filter(None, (lines_text(found.lines), collectives_text(found))))
+
+
+def total_rows(found: Communication) -> list[tuple[str, str, str]]:
+    """What there is of each kind of collective, and the figures of the step, as traced and as planned."""
+    before, after = found.traced, found.planned
+    old, new = before.kinds(), after.kinds()
+    kinds = [(kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in dict.fromkeys((*old, *new))]
+    return [
+        *kinds,
+        *([("exposed", _exposed(before), _exposed(after))] if after.lanes is not None else []),
+        *([("step time", _step(before), _step(after))] if after.lanes is not None else []),
+        ("peak", figure(before.peak.bytes, "bytes"), figure(after.peak.bytes, "bytes")),
+        ("in flight at most", figure(before.in_flight, "bytes"), figure(after.in_flight, "bytes")),
+    ]
+
+
+def _exposed(step: StepInOrder) -> str:
+    assert step.lanes is not None
+    if not step.lanes.exposed or not step.lanes.step:
+        return "-"
+    return f"{figure(step.lanes.exposed, 'seconds')} ({figure(step.lanes.exposed / step.lanes.step, 'fraction')})"
+
+
+def _step(step: StepInOrder) -> str:
+    assert step.lanes is not None
+    return figure(step.lanes.step, "seconds")
+
+
+def _notes(found: Communication) -> list[str]:
+    said = []
+    if found.bound:
+        said.append(bound_text(found.bound))
+    if found.barriers:
+        said.append(barriers_text(found.barriers))
+    if found.planned.lanes is None:
+        said.append("without a device there are no times: what is exposed, and what hides it, cannot be said")
+    return ["\n".join(said)] if said else []
+
+
+def bound_text(bound: float) -> str:
+    """The least that any order exposes."""
+    return f"no order of these collectives exposes less than {figure(bound, 'seconds')}"
+
+
+def barriers_text(barriers: Mapping[str, int]) -> str:
+    """Unknown operators, each once."""
+    calls = [f"{name} ×{count}" if count > 1 else name for name, count in barriers.items()]
+    return f"nothing is moved across operators that nobody knows: {', '.join(calls)}"
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def lines_text(lines: Sequence[LineInOrder]) -> str:
+    """A row each, and below it what was left where it is."""
+    if not lines:
+        return ""
+    head, *rows = line_rows(lines)
+    rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
+    left = [text for line in lines for text in left_texts(line)]
+    return "\n".join((table([head, *rows], right=range(2, len(head) - 1), ends=(0,)), *left))
+
+
+def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
+    """The rows of a table, head first; what would be exposed without a line where that was worked out."""
+    weighed = any(line.exposed_without is not None for line in lines)
+    head = ("line", "scheduling line", "matched", "moved", *["exposed without it"][:weighed], "")
+    return [head, *(_line_row(line, weighed=weighed) for line in lines)]
+
+
+def _line_row(line: LineInOrder, *, weighed: bool) -> tuple[str, ...]:
+    counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
+    without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
+    return (line.source, line.text, *counts, *[without][:weighed], buckets_text(line))
+
+
+def buckets_text(line: LineInOrder) -> str:
+    """``66 in their place, each proven on 64 ranks``; empty of a line that joins nothing."""
+    if not line.buckets:
+        return ""
+    ranks = max(bucket.proof.ranks for bucket in line.buckets)
+    how = "proven" if not any(bucket.proof.assumed for bucket in line.buckets) else "checked"
+    text = f"{sum(len(bucket.names) for bucket in line.buckets):,} in their place, each {how} on {ranks} ranks"
+    if not all(bucket.proof.exact for bucket in line.buckets):
+        text += "; sums are taken in another order: equal up to rounding"
+    return text
+
+
+def left_texts(line: LineInOrder) -> list[str]:
+    """What was left where it is, by reason, the most frequent first."""
+    reasons = sorted(line.left.items(), key=lambda each: -len(each[1]))
+    found = [
+        f"{file_name(line.source)} left {_names(names)} where it was: {reason}"
+        if len(names) == 1
+        else f"{file_name(line.source)} left {_names(names)} where they were: {reason}"
+        for reason, names in islice(reasons, _MOST_REASONS)
+    ]
+    if rest := reasons[_MOST_REASONS:]:
+        count = sum(len(names) for _, names in rest)
+        found.append(f"{file_name(line.source)} left {count:,} more, for {len(rest)} other reasons")
+    return found
+
+
+def _names(names: Sequence[str]) -> str:
+    return listed(names, _MOST_NAMES)
+
+
+# --- collectives -----------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Alike:
+    """Collectives that fare alike, as one row shows them."""
+
+    exposed: str
+    takes: str
+    operator: str
+    bytes: int
+    group: str
+    by: ExposedBy | None
+    lines: tuple[int, ...]
+    members: int
+
+
+def collectives_text(found: Communication) -> str:
+    """Those that are exposed, alike ones in one row, those first whose rows expose most; the others in a sentence."""
+    if found.planned.lanes is None:
+        return ""
+    rows = exposed_rows(found)
+    numbers = range(rows[0].index("collective")) if rows else range(0)
+    spare = [rows[0].index(name) for name in ("bytes", "operator")] if rows else []
+    text = table(rows, right=numbers, spare=spare, unless_told=_WIDEST) if rows else ""
+    return "\n\n".join(filter(None, (text, hidden_text(found))))
+
+
+def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
+    """The rows of a table, head first, without the columns that have nothing to say; none where all is hidden."""
+    exposed = [each for each in found.collectives if is_exposed(each)]
+    together: dict[_Alike, list[CollectiveEntry]] = {}
+    for each in exposed:
+        together.setdefault(_alike(each), []).append(each)
+    groups = sorted(together.values(), key=lambda each: -_seconds(each))
+    rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
+    if rest := [each for group in groups[_MOST_EXPOSED:] for each in group]:
+        more = (figure(_seconds(rest), "seconds"), f"×{len(rest):,}", "", "", "more")
+        rows.append((*more, *[""] * (len(_HEAD) - len(more))))
+    if not rows:
+        return []
+    kept = [at for at in range(len(_HEAD)) if any(row[at] for row in rows)]
+    return [tuple(row[at] for at in kept) for row in (_HEAD, *rows)]
+
+
+def is_exposed(entry: CollectiveEntry) -> bool:
+    """Whether computation waits for it, by more than rounding."""
+    return entry.run is not None and not same_time(entry.run.exposed + entry.run.end, entry.run.end)
+
+
+def _alike(entry: CollectiveEntry) -> _Alike:
+    run = entry.run
+    assert run is not None
+    return _Alike(
+        exposed=figure(run.exposed, "seconds"),
+        takes=figure(run.end - run.start, "seconds"),
+        operator=entry.operator,
+        bytes=entry.bytes,
+        group=entry.group,
+        by=run.exposed_by,
+        lines=entry.lines,
+        members=entry.members,
+    )
+
+
+def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, ...]:
+    first = alike[0]
+    run = first.run
+    assert run is not None
+    blocks = list(dict.fromkeys(each.block for each in alike if each.block))
+    several = len(alike) > 1
+    return (
+        figure(_seconds(alike), "seconds"),
+        f"×{len(alike):,}" if several else "",
+        figure(run.exposed, "seconds") if several else "",
+        figure(run.end - run.start, "seconds"),
+        _names([each.name for each in alike]),
+        first.operator + (f" of {first.members}" if first.members > 1 else ""),
+        figure(first.bytes, "bytes"),
+        first.group,
+        folded_names(blocks) if blocks else "",
+        BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
+        ", ".join(file_name(found.lines[index].source) for index in first.lines),
+    )
+
+
+def _seconds(entries: Iterable[CollectiveEntry]) -> float:
+    return fsum(each.run.exposed for each in entries if each.run is not None)
+
+
+def hidden_text(found: Communication) -> str:
+    """What of the collectives needs no row."""
+    hidden = [each for each in found.collectives if each.run is not None and not is_exposed(each)]
+    said = []
+    if hidden:
+        counts = Counter(each.operator for each in hidden)
+        kinds = ", ".join(f"{count:,} {operator}" for operator, count in counts.items())
+        takes = fsum(each.run.end - each.run.start for each in hidden if each.run is not None)
+        said.append(f"hidden: {kinds}; {figure(takes, 'seconds')} in all")
+    if beside := [each for each in found.collectives if each.run is None]:
+        said.append(f"{counted(len(beside), 'collective')} computes as it sends, and runs among the computation")
+    return "\n".join(said)
