@@ -71,18 +71,17 @@ def _words(facts: Facts, rows: Sequence[int]) -> list[int]:
 
 
 def _anchors(facts: Facts, rows: Sequence[int], words: Sequence[int]) -> list[int]:
-    """The places of an operator that comes once in each layer: of those with the most calls, a product rather than
-    another one, and the first."""
+    """The places of an operator that comes once in each layer: a product rather than another one, which may stand
+    beside the layers as well, as a last norm does; of several the one with the most calls, and the first."""
     places: dict[int, list[int]] = {}
     for place, word in enumerate(words):
         places.setdefault(word, []).append(place)
-    by_count: dict[int, list[list[int]]] = {}
+    by_worth: dict[tuple[bool, int], list[list[int]]] = {}
     for found in places.values():
         gaps = [after - before for before, after in pairwise(found)]
         if gaps and min(gaps) >= LEAST and max(gaps) <= UNEVEN * min(gaps):
-            by_count.setdefault(len(found), []).append(found)
-    for _, several in sorted(by_count.items(), reverse=True):
-        several.sort(key=lambda found: not facts.flops[rows[found[0]]])
+            by_worth.setdefault((facts.flops[rows[found[0]]] > 0, len(found)), []).append(found)
+    for _, several in sorted(by_worth.items(), reverse=True):
         for found in several[:MOST_TRIED]:
             if 2 * (found[-1] - found[0]) * len(found) >= len(words) * (len(found) - 1) and _repeat(words, found):
                 return found
