@@ -46,7 +46,7 @@ def test_the_layers_of_a_recorded_forward() -> None:
 
 
 def test_the_layers_of_a_recorded_backward_are_those_of_its_modules() -> None:
-    facts = shared_facts(BACKWARD, with_groups=True)
+    facts = shared_facts(BACKWARD, True)
     blocks = blocks_of(stripped(facts))
     assert len(blocks.names) == 32
     right = wrong = 0
@@ -92,7 +92,7 @@ def layered(layer: list[str], layers: int, before: list[str], after: list[str], 
 
     def add(operator: str) -> None:
         at = len(lines)
-        shape, work = ("8x8", " flops=1K") if operator == "mm" else (operator[-1] == "n" and "8x8" or "4x16", "")
+        shape, work = ("8x8", " flops=2GFLOP") if operator == "mm" else (operator[-1] == "n" and "8x8" or "4x16", "")
         target = "aten.mm.default" if operator == "mm" else f"aten.{operator}.default"
         reads = f"%v{at - 1}, %v{at - 1}" if operator == "mm" else f"%v{at - 1}"
         lines.append(f"%v{at} = {target}({reads}) shape={shape}{work}")

@@ -491,7 +491,7 @@ def test_the_collectives_of_a_recorded_backward_become_fewer(
     line: str, kind: str, before: int, after: int, most: int | None
 ) -> None:
     """Llama-3 8B on 128 ranks: what computes a block is told by what it reads, since its nodes name no module."""
-    facts = shared_facts(BACKWARD, with_groups=True)
+    facts = shared_facts(BACKWARD, True)
     policy = policylang.parse(line)
     edits, found = plan_edits(policy, facts, HALF, None, picking())
     count = [sum(kind in target for target in each.targets) for each in (facts, found)]
