@@ -36,6 +36,9 @@ class Stages:
     makes: Sequence[int] = field(repr=False)
     """Row to the last stage that computed what it reads, directly or so; -1 where none did."""
 
+    turn_of: Sequence[int] = field(repr=False)
+    """Row to the turn it runs in (:mod:`policylang.planning.order.turns`), as :attr:`direction` counts them."""
+
     def ends(self, stage: int) -> tuple[int, int]:
         """The first and the last stage of the half that a stage belongs to."""
         low = high = stage
@@ -93,7 +96,7 @@ class _Stages:
             if work in (Work.COLLECTIVE, Work.AROUND):
                 mine = [each for each in (makes[row], uses[row]) if self._in_turn_of(row, each)]
                 stage_of[row] = mine[0] if mine else of_position[row]
-        return Stages(stage_of, self.first, self.last, self.direction, self.block, uses, makes)
+        return Stages(stage_of, self.first, self.last, self.direction, self.block, uses, makes, self.turn_of)
 
     def _computing(self, block_of: Sequence[int]) -> Sequence[int]:
         """Without the blocks that only communicate: a checkpoint region may be one of all gathers of a model."""

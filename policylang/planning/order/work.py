@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import accumulate
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import returns_memory_of_input
 from policylang.operators.names import GETITEM, WAITS
+from policylang.planning.order.shared_memory import awaited
 
 
 class Work(IntEnum):
@@ -66,3 +68,23 @@ def _before(facts: Facts, work: Sequence[int]) -> list[int]:
 
 def _starts(facts: Facts, row: int) -> bool:
     return bool(facts.flags[row] & Flag.COLLECTIVE)
+
+
+class Progress:
+    """How much has been computed where each collective starts and is awaited, in one order."""
+
+    def __init__(self, facts: Facts, order: Sequence[int]) -> None:
+        work = work_of(facts)
+        counts = accumulate((work[row] == Work.COMPUTES for row in order), initial=0)
+        self._computed = dict(zip(order, counts, strict=False))
+        self._waits: dict[int, list[int]] = {}
+        for row in order:
+            if (collective := awaited(facts, row)) is not None:
+                self._waits.setdefault(collective, []).append(row)
+
+    def shifted(self, row: int, other: Progress) -> bool:
+        """Whether a collective starts earlier, or is awaited later, than in another order of the same calls."""
+        waits = self._waits.get(row, ())
+        return self._computed[row] < other._computed[row] or any(
+            self._computed[each] > other._computed[each] for each in waits
+        )
