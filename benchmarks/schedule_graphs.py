@@ -68,8 +68,45 @@ def recorded(path: Path) -> Subject:
     recording = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     known = facts_of_recording(recording)
     rows = [dict(zip(recording["fields"], node, strict=True)) for node in recording["nodes"]]
-    with process_groups(known.groups):
-        return subject_of(path.name.partition(".")[0], rebuilt(rows), known.groups, known.meshes, known.kind)
+    groups = laid_out(known.groups)
+    with process_groups(groups):
+        return subject_of(path.name.partition(".")[0], rebuilt(rows), groups, known.meshes, known.kind)
+
+
+def recorded_halves(path: Path) -> tuple[Subject, ...]:
+    """A recorded half as it is; of a recorded joint graph both halves, with the weights gathered in the backward."""
+    whole = recorded(path)
+    if whole.facts.kind is not GraphKind.JOINT:
+        return (whole,)
+    module = whole.fresh()
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with process_groups(whole.groups):
+        with whole.mode:
+            halves = policylang.partition(
+                module, values, num_fwd_outputs=1, policy=policylang.parse(_RESHARD), agree=False
+            )
+        return tuple(
+            subject_of(f"{whole.name}_{kind.value}", half.graph, whole.groups, whole.facts.meshes, kind)
+            for half, kind in zip(halves, (GraphKind.FORWARD, GraphKind.BACKWARD), strict=True)
+        )
+
+
+_RESHARD = "policy reshard\n\nblocks layers.*\ninclude <fsdp_reshard_always>\nundecided -> auto\n"
+
+
+def laid_out(groups: Mapping[str, Group]) -> dict[str, Group]:
+    """The groups of rank 0 with ranks of their own: where several are said to be of the same ranks, each was numbered
+    from 0. They become the dimensions of one mesh then, the last name the innermost, within a server."""
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for name in sorted(groups, reverse=True):
+        alike.setdefault(groups[name].ranks, []).append(name)
+    found = dict(groups)
+    for ranks, names in alike.items():
+        step = 1
+        for name in names if ranks and len(names) > 1 else ():
+            found[name] = evolve(groups[name], ranks=tuple(range(0, step * len(ranks), step)))
+            step *= len(ranks)
+    return found
 
 
 def subject_of(
@@ -80,6 +117,7 @@ def subject_of(
     with mode:
         for node in graph.nodes:
             value = _value(node)
+            node.meta = dict(node.meta)  # the halves of a partition may share those of their inputs
             if value is not None:
                 node.meta["val"] = value
     return Subject(name, graph, groups, evolve(collect(graph, kind=kind, groups=groups), meshes=meshes), mode)
@@ -166,11 +204,10 @@ def traced_halves(layout: str, dp: int, tp: int, config: LlamaConfig = LLAMA3_8B
         forward, backward = cut(module.graph)
         facts = collect(module)
         name = f"llama_{dp}x{tp}_{layout}" if tp > 1 else f"llama_{dp}"
-        made = (
+        return (
             subject_of(f"{name}_forward", forward, facts.groups, facts.meshes, GraphKind.FORWARD),
             subject_of(f"{name}_backward", backward, facts.groups, facts.meshes, GraphKind.BACKWARD),
         )
-    return made
 
 
 def cut(graph: fx.Graph) -> tuple[fx.Graph, fx.Graph]:
@@ -197,3 +234,52 @@ def cut(graph: fx.Graph) -> tuple[fx.Graph, fx.Graph]:
         copies[node] = backward.node_copy(node, copies.__getitem__)
     backward.output(tuple(copies[node] for node in end.all_input_nodes if node not in early))
     return forward, backward
+
+
+def synthetic_half(nodes: int, weights: int = 7, ranks: int = 64) -> Subject:
+    """A backward half of about ``nodes`` nodes: blocks that gather each weight, multiply with it, and scatter its
+    gradient. Built by hand, since tracing a hundred thousand nodes would take longer than anything measured on it;
+    nodes of one shape share a fake value."""
+    aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+    width, tokens = 4096, 16384
+    graph, mode = fx.Graph(), FakeTensorMode()
+    with mode:
+        shard, cut = (torch.empty(width // ranks, width, dtype=dtype, device=DEVICE) for dtype in _DTYPES)
+        whole = torch.empty(width, width, dtype=torch.bfloat16, device=DEVICE)
+        value = torch.empty(tokens, width, dtype=torch.bfloat16, device=DEVICE)
+    per_weight = 10
+    blocks = max(1, nodes // (weights * per_weight + 1))
+    parameters = [_node(graph.placeholder(f"primals_{number + 1}"), shard, None) for number in range(blocks * weights)]
+    saved = [_node(graph.placeholder(f"mm_{block}"), value, None) for block in range(blocks)]
+    gradient = _node(graph.placeholder("tangents_1"), value, None)
+    returned = []
+    for block in reversed(range(blocks)):
+        path = f"L['self'].layers.{block}"
+
+        def call(target: Any, value: Any, *args: Any, path: str = path, **kwargs: Any) -> fx.Node:
+            return _node(graph.call_function(target, args, kwargs), value, path)
+
+        for number in range(weights):
+            small = call(aten._to_copy.default, cut, parameters[block * weights + number], dtype=torch.bfloat16)
+            gathered = call(c10d.all_gather_into_tensor.default, whole, small, ranks, "0")
+            weight = call(aten.t.default, whole, call(c10d.wait_tensor.default, whole, gathered))
+            turned = call(aten.t.default, value.T, gradient)
+            product = call(aten.mm.default, whole, turned, saved[block])
+            scattered = call(c10d.reduce_scatter_tensor.default, cut, product, "sum", ranks, "0")
+            awaited = call(c10d.wait_tensor.default, cut, scattered)
+            returned.append(call(aten._to_copy.default, shard, awaited, dtype=torch.float32))
+            gradient = call(aten.mm.default, value, gradient, weight)
+        gradient = call(aten.mul.Tensor, value, gradient, saved[block])
+    graph.output((gradient, *returned))
+    groups = {"0": Group("0", tuple(range(ranks)), ranks)}
+    return Subject(f"synthetic_{nodes}", graph, groups, collect(graph, kind=GraphKind.BACKWARD, groups=groups), mode)
+
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _node(node: fx.Node, value: Any, path: str | None) -> fx.Node:
+    node.meta["val"] = value
+    if path is not None:
+        node.meta["nn_module_stack"] = {"0": (path, torch.nn.Module)}
+    return node

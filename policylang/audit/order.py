@@ -3,7 +3,8 @@
 The operators of the graph, read off in the order in which they stand, are compared with the steps of the
 :class:`OrderPlan`, one by one. Where they differ, the fewest nodes that have to be moved to make both alike are named;
 computation weighs more than communication, so that a collective which crossed one product is what moved, not the
-product. Then what reads what is compared wherever a collective, a wait or a node of a bucket is on either side.
+product. Then what reads what is compared wherever a collective, a wait or a node of a bucket is on either side, and
+what draws, writes or acts has to keep its turn, whatever the plan says.
 
 O(nodes + edges), and O(nodes log nodes) where the order differs.
 """
@@ -12,11 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from attrs import define, field
 from torch import fx
 
+from policylang.audit.against_plan import OUT_OF_ORDER
 from policylang.audit.sequences import displaced
+from policylang.audit.unsaid_order import turned_around
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import StepKind
@@ -54,7 +58,7 @@ def audit_order(order: OrderPlan, graph: fx.Graph) -> tuple[Diagnostic, ...]:
     the plan are passed over, collectives and waits excepted.
     """
     reader = _OrderReader(graph, order, order.facts)
-    return (*reader.other_collectives(), *reader.other_edges(), *reader.other_order())
+    return (*reader.other_collectives(), *reader.other_edges(), *reader.other_order(), *reader.turned_around())
 
 
 @define(eq=False)
@@ -153,6 +157,15 @@ class _OrderReader:
         if len(elsewhere) > _MOST:
             more = counted(len(elsewhere) - _MOST, "more step stands", "more steps stand")
             yield _differs(DISPLACED, f"{more} elsewhere than planned")
+
+    def turned_around(self) -> Iterator[Diagnostic]:
+        """What runs out of turn, whatever the plan says."""
+        index = self.facts.index
+        nodes = [node for node in self.graph.nodes if node.op == "call_function" and node.name in index]
+        own = [node for node in nodes if self._is_of_plan(node, index[node.name])]
+        for name, other in islice(turned_around(self.facts, own), _MOST):
+            what = f"`{name}` runs behind `{other}`, which draws, writes or acts after it in the graph as traced"
+            yield _differs(OUT_OF_ORDER, what)
 
     def _steps_there(self) -> Iterator[Step]:
         index, seen = self.facts.index, Counter[tuple[StepKind, str]]()

@@ -76,7 +76,7 @@ def _watch_loading() -> None:
             collected.append((is_backward, str(getattr(self, "source_code", ""))))
         return make_ready(self, *args, **options)
 
-    CompiledFxGraph.post_compile = post_compile  # type: ignore[method-assign]
+    CompiledFxGraph.post_compile = post_compile
 
 
 def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> None:

@@ -11,7 +11,7 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.resolution.loader import parse_policy
 from policylang.planning.capabilities import JOINT
-from policylang.planning.graph_edit import Edit, Edits, NewNode, Proof, Refusal
+from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node, Proof, Refusal
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
@@ -65,7 +65,9 @@ def bucketed(count: int) -> str:
 
 
 def node_like(name: str) -> NewNode:
-    return NewNode(name, GATHER, (), (40, 25), (25, 1), "float16", "", "", "x0")
+    return NewNode(
+        name, GATHER, (Node("w0"), 4, FusedGroup((0, 1, 2, 3), "dp:4")), (40, 25), (25, 1), "float16", "", "", "x0"
+    )
 
 
 def ordered_plan(

@@ -10,7 +10,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
+from policylang.audit.summary.fsdp_lines import FsdpOrderReport
 from policylang.audit.summary.order_account import OrderAccount
+from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_html, as_text
 
@@ -188,6 +190,8 @@ class Report:
     """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
     orders: tuple[OrderAccount, ...] = ()
     """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
+    by_fsdp: tuple[FsdpOrderReport, ...] = ()
+    """In eager, what `prefetch` and `bucket` lines came to where `fully_shard` gathers."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
@@ -260,6 +264,7 @@ class Report:
             if self.recomputed is not None and self.recomputed.seconds is not None:
                 share = self.recomputed.seconds / self.forward_seconds if self.forward_seconds else 0.0
                 found |= {"recomputed_seconds": self.recomputed.seconds, "recomputed_time_share": share}
+        found |= order_figures(self.orders)
         if self.audit is not None:
             found["audit_differences"] = len(self.audit.differences)
         return {f"{prefix}{name}": value for name, value in found.items()}

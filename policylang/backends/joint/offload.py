@@ -9,18 +9,23 @@ nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 from torch import fx
 
 from policylang.backends.surgery import copy_insertion
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, Flag
 from policylang.graph.rowsets import mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.operators.effects import function, piece_of_draw
+from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
+from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.host_copy_steps import with_host_copies
+
+_WRAPPERS = (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE)
 
 
 @frozen
@@ -54,18 +59,38 @@ def move_across(
     _fetch(schedule, _nodes(facts, schedule, backward, backward=True), crossing, hosts, backward)
 
 
-def schedule_of_halves(plan: Plan, needs: Needs, forward: fx.Graph, backward: fx.Graph) -> Schedule:
-    """The steps of two halves in the order in which they stand, on the rows of the plan that they were cut by, with the
-    copies to the host and back where that order has them. Nodes that the plan does not have are no steps of it."""
-    facts = plan.facts
-    kinds = {row: kind for kind, row, region in plan.schedule if region and kind <= StepKind.SECOND_RUN}
+def rows_in(plan: Plan, half: fx.Graph, *, backward: bool) -> dict[str, int]:
+    """The row that each operator of a half runs, by its name, as it was cut and before anything in it is moved. What
+    torch has put into a wrapper that keeps or takes a random state is known by its place among its like."""
+    facts, schedule = plan.facts, plan.schedule
+    wanted = [row for kind, row, region in schedule if kind <= StepKind.SECOND_RUN and (region > 0) == backward]
+    calls = {node.name: node for node in half.nodes if node.op == "call_function" and piece_of_draw(node) is None}
+    found = {name: row for row in wanted if (name := facts.names[row]) in calls}
+    wrappers = [name for name, node in calls.items() if function(node) in _WRAPPERS and name not in found]
+    wrapped = [row for row in wanted if facts.names[row] not in found and facts.flags[row] & Flag.RANDOM]
+    found.update(zip(wrappers, (row for row in wrapped if facts.owners[row] == row), strict=False))
+    return found
+
+
+def schedule_of_halves(
+    plan: Plan,
+    needs: Needs,
+    halves: Sequence[fx.Graph],
+    rows: Sequence[Mapping[str, int]],
+    edits: Sequence[Edits],
+) -> Schedule:
+    """The steps of a forward and a backward in the order in which they stand, on the rows of the plan that they were
+    cut by, with the copies to the host and back where that order has them. ``rows``: as :func:`rows_in` finds them in
+    each; ``edits``: what was rewritten since. What went runs where what came in its place does."""
+    again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
     steps: list[ScheduleStep] = []
-    for region, half in enumerate((forward, backward)):
+    for region, (half, row_of, rewritten) in enumerate(zip(halves, rows, edits, strict=True)):
+        gone = {edit.nodes[0].name: edit.dead for edit in rewritten.done if edit.nodes}
         for node in half.nodes:
-            row = facts.index.get(node.name)
-            if row is not None and node.op == "call_function":
-                steps.append((kinds.get(row, StepKind.FIRST_RUN) if region else StepKind.FIRST_RUN, row, region))
-    return Schedule.of(with_host_copies(facts, steps, mask_of(needs.offloaded, len(facts))))
+            for row in (row_of[name] for name in (*gone.get(node.name, ()), node.name) if name in row_of):
+                kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
+                steps.append((kind, row, region))
+    return Schedule.of(with_host_copies(plan.facts, steps, mask_of(needs.offloaded, len(plan.facts))))
 
 
 def _send(

@@ -20,7 +20,7 @@ from policylang.backends.announcing import announce
 from policylang.backends.graph_registry import CarriedOut, remember
 from policylang.backends.half.path import Half, rewrite_half, unanswered, without_answered
 from policylang.backends.joint import cse, finalize
-from policylang.backends.joint.offload import crossings, move_across, schedule_of_halves
+from policylang.backends.joint.offload import crossings, move_across, rows_in, schedule_of_halves
 from policylang.backends.joint.split import finish, split
 from policylang.backends.path import raise_differences, raise_errors
 from policylang.backends.runtime.groups import RankOrder
@@ -108,6 +108,8 @@ def partition_planned(
     raise_differences(result.differences)
     crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
     halves: tuple[Half, ...] = ()
+    graphs = (forward.graph, backward.graph)
+    rows = [rows_in(final, half, backward=half is graphs[1]) for half in graphs if plan.policy.orders]
     if plan.policy.rewrites or plan.policy.orders:
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
@@ -116,7 +118,7 @@ def partition_planned(
         raise_errors(unanswered(plan, halves))
     schedule = final.schedule
     if plan.policy.orders:
-        schedule = schedule_of_halves(final, needs, forward.graph, backward.graph)
+        schedule = schedule_of_halves(final, needs, graphs, rows, [half.edits for half in halves])
     with timed(seconds, "move"):
         move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
         raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))

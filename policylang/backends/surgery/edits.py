@@ -82,16 +82,16 @@ def _rank_orders(graph: fx.Graph, edits: Edits) -> dict[FusedGroup, RankOrder]:
     """The groups that the graph does not name yet, with the backend of the collectives that they stand for."""
     wanted = {name for edit in edits.done for name in edit.collectives}
     called = {node.name: group_name(describe(node.target), node) for node in graph.nodes if node.name in wanted}
-    backends: dict[str, str] = {}
+    stands_for: dict[str, str] = {}
     found: dict[FusedGroup, RankOrder] = {}
     for edit in edits.done:
         if not edit.groups:
             continue
-        first = edit.collectives[0]
-        backend = backends[first] if first in backends else groups.backend_of(called[first])
-        # a later statement may fuse what this one makes
-        backends.update(dict.fromkeys((first, *(new.name for new in edit.nodes)), backend))
-        found.update({group: RankOrder(group.ranks, backend) for group in edit.groups if group.name is None})
+        first = stands_for.get(edit.collectives[0], edit.collectives[0])
+        stands_for.update({new.name: first for new in edit.nodes})  # a later statement may fuse what this one makes
+        if missing := [group for group in edit.groups if group.name is None]:
+            backend = groups.backend_of(called[first])
+            found.update({group: RankOrder(group.ranks, backend) for group in missing})
     return found
 
 
@@ -108,9 +108,14 @@ class _GraphEditor:
         """New nodes first, then everyone who reads the old ones reads the new ones, then the old ones go."""
         nodes = self.nodes
         who = self.policy.rewrites[edit.statement].span.location
-        with self.graph.inserting_before(nodes[edit.before]):
+        place = nodes[edit.before]
+        for name in edit.ahead:
+            place.prepend(nodes[name])
+        with self.graph.inserting_before(place):
             for new in edit.nodes:
                 nodes[new.name] = self._insert(new, who)
+        for name in edit.behind:
+            place.prepend(nodes[name])
         dead = {nodes[name] for name in edit.dead}
         for old, new_name in edit.replaced:
             _hand_over(nodes[old], nodes[new_name])

@@ -104,7 +104,9 @@ def with_inductor(
         if code is not None:
             patched |= order_kept.last_passes(policy, settings, key)
         hits = inductor.cache_hits()
-        with partitions() as done, nullcontext([]) if code is None else inductor.code_from_caches() as loaded:
+        loads: AbstractContextManager[list[tuple[bool, str]]]
+        loads = nullcontext([]) if code is None else inductor.code_from_caches()
+        with partitions() as done, loads as loaded:
             run = inductor.compile_with_inductor(gm, inputs, patched, watch)
         if not is_differentiated:
             return CompiledCode(run, (), comparison.why_gone())

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.collectives import collective_kind
-from policylang.language.syntax import Overlap
+from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
@@ -56,8 +56,7 @@ class StepInOrder:
     @property
     def collectives(self) -> list[int]:
         """Their rows in the order in which they start; one that runs a second time is there twice."""
-        flags = self.facts.flags
-        return [row for kind, row, _ in self.schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
+        return collective_rows(self.facts, self.schedule)
 
 
 @frozen
@@ -86,6 +85,8 @@ class LineInOrder:
     left: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
     buckets: tuple[JoinedCollectives, ...] = ()
+    exposed_without: float | None = None
+    """Seconds that the step would expose without this line, where that was worked out."""
 
 
 @frozen
@@ -195,6 +196,12 @@ def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
     return min(in_flight, default=None), min(most, default=None)
 
 
+def collective_rows(facts: Facts, schedule: Schedule) -> list[int]:
+    """In the order in which they start; one that runs a second time is there twice."""
+    flags = facts.flags
+    return [row for kind, row, _ in schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
+
+
 def kind_of(target: str) -> str:
     """What a collective does, ``all-gather``; of one that nobody knows the operator's name."""
     name = operator_name(target)
@@ -202,16 +209,25 @@ def kind_of(target: str) -> str:
     return name if kind is None else kind.value
 
 
+def group_of(facts: Facts, row: int) -> str:
+    """Of a collective the mesh dimension that it sends over where one is known, else the name of its group."""
+    group = facts.groups.get(facts.group_names[row])
+    return (group.dim if group is not None else None) or facts.group_names[row]
+
+
 def lines_of(plan: Plan, order: OrderPlan) -> tuple[LineInOrder, ...]:
     """Every line that schedules, buckets first: as they are planned."""
-    policy = plan.policy
-    buckets = [at for at, statement in enumerate(policy.rewrites) if statement in policy.buckets]
-    found = [_bucket_line(plan, at, order.edits.of(at)) for at in buckets]
+    found = [_bucket_line(plan, at, order.edits.of(at)) for at in bucket_statements(plan.policy)]
     for outcome in order.outcomes:
         span = outcome.statement.span
         left = _by_reason(outcome.left.items())
         found.append(LineInOrder(span.location, span.one_line, outcome.matched, outcome.moved, left))
     return tuple(found)
+
+
+def bucket_statements(policy: Policy) -> list[int]:
+    """Which of ``Policy.rewrites`` are buckets."""
+    return [at for at, statement in enumerate(policy.rewrites) if isinstance(statement, Bucket)]
 
 
 def _bucket_line(plan: Plan, statement: int, edits: Edits) -> LineInOrder:
@@ -268,12 +284,11 @@ def _collectives(
         runs.setdefault(run.row, []).append(run)
     for row in step.collectives:
         block = step.block_of[row] if block_names and step.block_of else -1
-        group = facts.groups.get(facts.group_names[row])
         mine = runs.get(row)
         yield CollectiveEntry(
             name=facts.names[row],
             operator=operator_name(facts.targets[row]),
-            group=(group.dim if group is not None else None) or facts.group_names[row],
+            group=group_of(facts, row),
             block=block_names[block] if block >= 0 else "",
             bytes=size_in_flight(facts, row),
             lines=tuple(by_line.get(facts.names[row], ())),

@@ -22,7 +22,7 @@ from policylang.graph.facts import (
 )
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
-from policylang.planning.order.run_columns import RunColumns, RunRow, statistics_left_out
+from policylang.planning.order.reading.run_columns import RunColumns, RunRow, statistics_left_out
 from policylang.planning.order.run_names import RunNames
 
 _FIRST, _SECOND = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)

@@ -12,19 +12,19 @@ from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
-from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch
+from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.order.as_run import run
 from policylang.planning.order.dependencies import dependencies, unknown_operators
-from policylang.planning.order.limited import Limited, TooTight
-from policylang.planning.order.moves import Moves, Wish, moved
-from policylang.planning.order.order_errors import OrderErrors
-from policylang.planning.order.picked import Picked, after_edits, shared_out
-from policylang.planning.order.picks import Picks
-from policylang.planning.order.work import Progress
+from policylang.planning.order.lines.denoted import Picks
+from policylang.planning.order.lines.limited import Limited, TooTight
+from policylang.planning.order.lines.moves import Moves, Wish, moved
+from policylang.planning.order.lines.named import Picked, after_edits, shared_out
+from policylang.planning.order.lines.order_errors import OrderErrors
+from policylang.planning.order.reading.roles import Progress
 from policylang.planning.schedule.host_copy_steps import with_host_copies
 from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
 from policylang.simulation.node_times import node_times
@@ -37,8 +37,18 @@ def cannot_order(policy: Policy, capabilities: Capabilities) -> list[Diagnostic]
     """The scheduling lines of a policy, refused where the path carries none out."""
     if capabilities.orders:
         return []
-    lines = (*policy.buckets, *policy.scheduling)
+    lines = [
+        each
+        for each in (*policy.buckets, *policy.scheduling)
+        if not (capabilities.orders_weights and done_by_fsdp(each))
+    ]
     return [refusals.cannot_order(statement, capabilities) for statement in lines if not statement.optional]
+
+
+def done_by_fsdp(statement: Bucket | Scheduling) -> bool:
+    """Whether ``fully_shard`` can gather weights as a line says: ahead, or those of one block together."""
+    of_a_block = isinstance(statement, Bucket) and statement.blocks == 1 and statement.size is None
+    return isinstance(statement, Prefetch) or of_a_block
 
 
 def plan_order(

@@ -101,19 +101,23 @@ def lines_text(lines: Sequence[LineInOrder]) -> str:
     """A row each, and below it what was left where it is."""
     if not lines:
         return ""
-    rows = [("line", "scheduling line", "matched", "moved", ""), *map(_line_row, lines)]
+    head, *rows = line_rows(lines)
+    rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
     left = [text for line in lines for text in left_texts(line)]
-    return "\n".join((table(rows, right=range(2, 4), ends=(0,)), *left))
+    return "\n".join((table([head, *rows], right=range(2, len(head) - 1), ends=(0,)), *left))
 
 
-def _line_row(line: LineInOrder) -> tuple[str, ...]:
-    return (
-        file_name(line.source),
-        shortened(line.text, _LONGEST_LINE),
-        f"{len(line.matched):,}",
-        f"{len(line.moved):,}",
-        buckets_text(line),
-    )
+def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
+    """The rows of a table, head first; what would be exposed without a line where that was worked out."""
+    weighed = any(line.exposed_without is not None for line in lines)
+    head = ("line", "scheduling line", "matched", "moved", *["exposed without it"][:weighed], "")
+    return [head, *(_line_row(line, weighed=weighed) for line in lines)]
+
+
+def _line_row(line: LineInOrder, *, weighed: bool) -> tuple[str, ...]:
+    counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
+    without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
+    return (line.source, line.text, *counts, *[without][:weighed], buckets_text(line))
 
 
 def buckets_text(line: LineInOrder) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from attrs import field, frozen
 
 from policylang.language.figures import counted, figure, file_name
-from policylang.planning.inspection.communication import CollectiveEntry, Communication, StepInOrder
+from policylang.planning.inspection.communication import CollectiveEntry, Communication, StepInOrder, group_of
 from policylang.report.order.as_text import BOUNDED_BY, is_exposed
 from policylang.simulation.collective_runs import CollectiveRun, ComputeRun, Lanes
 
@@ -89,9 +89,7 @@ def _drawn(found: Communication, step: StepInOrder, name: str, block_names: Sequ
 
 
 def _group(step: StepInOrder, run: CollectiveRun) -> str:
-    facts = step.facts
-    group = facts.groups.get(facts.group_names[run.row])
-    return f"group {(group.dim if group is not None else None) or facts.group_names[run.row]}"
+    return f"group {group_of(step.facts, run.row)}"
 
 
 def _words(found: Communication, entry: CollectiveEntry) -> str:

@@ -10,10 +10,10 @@ from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.order.as_text import (
     barriers_text,
     bound_text,
-    buckets_text,
     exposed_rows,
     hidden_text,
     left_texts,
+    line_rows,
     total_rows,
 )
 from policylang.report.order.lane_chart import LaneScale, lane_chart, lane_columns
@@ -85,13 +85,9 @@ def _totals(found: Communication) -> Markup:
 def _lines(found: Communication) -> Markup:
     if not found.lines:
         return Markup("")
-    rows = [
-        (line.source, line.text, f"{len(line.matched):,}", f"{len(line.moved):,}", buckets_text(line))
-        for line in found.lines
-    ]
+    head, *rows = line_rows(found.lines)
     left = (element("p", text, class_="hint") for line in found.lines for text in left_texts(line))
-    head = ("line", "scheduling line", "matched", "moved", "")
-    return joined(rows_table(head, rows, range(2, 4), "what each scheduling line did"), *left)
+    return joined(rows_table(head, rows, range(2, len(head) - 1), "what each scheduling line did"), *left)
 
 
 def _exposed(found: Communication) -> Markup:

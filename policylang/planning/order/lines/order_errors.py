@@ -15,10 +15,10 @@ from policylang.language.syntax import Bucket, Delay, Overlap, Policy, Prefetch,
 from policylang.operators.unknown_effects import is_unknown
 from policylang.planning.edits.statement_edits import without_edits
 from policylang.planning.graph_edit import Edits
-from policylang.planning.order.limited import TooTight
-from policylang.planning.order.moves import Moves
-from policylang.planning.order.picked import Picked
-from policylang.planning.order.picks import Picks
+from policylang.planning.order.lines.denoted import Picks
+from policylang.planning.order.lines.limited import TooTight
+from policylang.planning.order.lines.moves import Moves
+from policylang.planning.order.lines.named import Picked
 from policylang.planning.order.stages import Stages
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.planning.schedule.order_plan import SchedulingOutcome

@@ -9,10 +9,10 @@ from itertools import accumulate
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import returns_memory_of_input
 from policylang.operators.names import GETITEM, WAITS
-from policylang.planning.order.shared_memory import awaited
+from policylang.planning.order.reading.shared_memory import awaited
 
 
-class Work(IntEnum):
+class Role(IntEnum):
     NONE = 0
     """Inputs, constants, sizes, views and pieces."""
     COLLECTIVE = 1
@@ -24,22 +24,22 @@ class Work(IntEnum):
     """What blocks are there for: all else, and whatever multiplies."""
 
 
-def work_of(facts: Facts) -> Sequence[int]:
-    """The :class:`Work` of each row. Linear in nodes and edges."""
+def roles_of(facts: Facts) -> Sequence[int]:
+    """The :class:`Role` of each row. Linear in nodes and edges."""
     found = bytearray(len(facts))
     flags, flops, targets, ops = facts.flags, facts.flops, facts.targets, facts.ops
     for row, op in enumerate(ops):
         if op == "call_function":
             if flags[row] & Flag.COLLECTIVE or targets[row] in WAITS:
-                found[row] = Work.COMPUTES if flops[row] else Work.COLLECTIVE
+                found[row] = Role.COMPUTES if flops[row] else Role.COLLECTIVE
             elif targets[row] != GETITEM and not flags[row] & Flag.SYMBOLIC and not returns_memory_of_input(facts, row):
-                found[row] = Work.COMPUTES
+                found[row] = Role.COMPUTES
     around = _after(facts, found)
     for row in _before(facts, found):
         around[row] = 1
     for row in range(len(facts)):
-        if around[row] and found[row] == Work.COMPUTES:
-            found[row] = Work.AROUND
+        if around[row] and found[row] == Role.COMPUTES:
+            found[row] = Role.AROUND
     return found
 
 
@@ -48,10 +48,10 @@ def _after(facts: Facts, work: Sequence[int]) -> bytearray:
     found = bytearray(len(facts))
     flags = facts.flags
     for row, reads in enumerate(facts.inputs):
-        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Work.COLLECTIVE:
+        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Role.COLLECTIVE:
             continue
         read = [each for each in reads if not flags[each] & Flag.SYMBOLIC]
-        found[row] = bool(read) and all(found[each] or work[each] == Work.COLLECTIVE for each in read)
+        found[row] = bool(read) and all(found[each] or work[each] == Role.COLLECTIVE for each in read)
     return found
 
 
@@ -59,7 +59,7 @@ def _before(facts: Facts, work: Sequence[int]) -> list[int]:
     """Rows that nothing but collectives reads in the end."""
     found = bytearray(len(facts))
     for row in range(len(facts) - 1, -1, -1):
-        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Work.COLLECTIVE:
+        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Role.COLLECTIVE:
             continue
         users = facts.users[row]
         found[row] = bool(users) and all(found[each] or _starts(facts, each) for each in users)
@@ -74,8 +74,8 @@ class Progress:
     """How much has been computed where each collective starts and is awaited, in one order."""
 
     def __init__(self, facts: Facts, order: Sequence[int]) -> None:
-        work = work_of(facts)
-        counts = accumulate((work[row] == Work.COMPUTES for row in order), initial=0)
+        work = roles_of(facts)
+        counts = accumulate((work[row] == Role.COMPUTES for row in order), initial=0)
         self._computed = dict(zip(order, counts, strict=False))
         self._waits: dict[int, list[int]] = {}
         for row in order:

@@ -10,9 +10,9 @@ from attrs import define, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.planning.order.dependencies import Dependencies
-from policylang.planning.order.shared_memory import awaited
+from policylang.planning.order.reading.roles import Role, roles_of
+from policylang.planning.order.reading.shared_memory import awaited
 from policylang.planning.order.stages import Stages
-from policylang.planning.order.work import Work, work_of
 
 Key = tuple[int, int, int]
 _BEFORE, _AT, _BEHIND = -1, 0, 1
@@ -81,7 +81,7 @@ class _Mover:
         self.delays = {wish.row: wish for wish in delays}
         self.kept = kept
         self.unknown = unknown
-        self.work = work_of(facts)
+        self.work = roles_of(facts)
         self.calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
         self.keys: dict[int, Key] = {}
         self.moved_for: dict[int, Wish] = {}
@@ -170,8 +170,8 @@ class _Mover:
         """What is done for the collective's sake alone; of other collectives, those that start as early themselves."""
         if row in self.kept or row in self.unknown or self.facts.flags[row] & _EFFECT:
             return False
-        if self.work[row] != Work.COLLECTIVE:
-            return self.work[row] in (Work.NONE, Work.AROUND)
+        if self.work[row] != Role.COLLECTIVE:
+            return self.work[row] in (Role.NONE, Role.AROUND)
         collective = awaited(self.facts, row)
         key = self.keys.get(row if collective is None else collective)
         return key is not None and key[0] <= target
@@ -220,7 +220,7 @@ class _Mover:
         place = (target, _BEHIND) if reader is None else (reader, _BEFORE)
         if reader is not None:
             between = self.calls[bisect_right(self.calls, min(waits)) : bisect_right(self.calls, reader) - 1]
-            if not any(self.work[each] >= Work.AROUND and each not in group for each in between):
+            if not any(self.work[each] >= Role.AROUND and each not in group for each in between):
                 self._read_at_once(wish, reader)
                 return
         for each in sorted(group):
@@ -245,7 +245,7 @@ class _Mover:
             for each in self.after.get(pending.pop(), ()):
                 if each > target or each in found:
                     continue
-                cheap = self.work[each] in (Work.NONE, Work.AROUND) and not self.facts.flags[each] & _EFFECT
+                cheap = self.work[each] in (Role.NONE, Role.AROUND) and not self.facts.flags[each] & _EFFECT
                 if cheap and each not in self.unknown and each not in self.keys:
                     found.add(each)
                     pending.append(each)

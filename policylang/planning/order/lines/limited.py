@@ -11,9 +11,9 @@ from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
 from policylang.language.syntax import Overlap, Quantity
 from policylang.planning.order.dependencies import Dependencies
+from policylang.planning.order.lines.named import Picked
 from policylang.planning.order.overlap import OverlapLimits, overlapped
-from policylang.planning.order.picked import Picked
-from policylang.planning.order.work import Progress
+from policylang.planning.order.reading.roles import Progress
 from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.peak import estimate_peak
