@@ -115,8 +115,8 @@ class _Stages:
         half = kind in (GraphKind.FORWARD, GraphKind.BACKWARD)
         backward = kind is GraphKind.BACKWARD if half else self.facts.phases[rows[0]] == _BACKWARD
         if backward:
-            told = self.labels.of(calls)
-            labels = _filled([UNSAID if row in self.again else told[row] for row in rows])
+            told = self.labels.of(calls, self.again)
+            labels = self._filled([UNSAID if row in self.again else told[row] for row in rows])
             for at in range(len(rows) - 2, -1, -1):
                 if rows[at] in self.again:
                     labels[at] = labels[at + 1]
@@ -133,6 +133,16 @@ class _Stages:
             self.block.append(blocks[at])
         if not backward:
             self.labels.learn(rows, starts, blocks)
+
+    def _filled(self, labels: Sequence[int]) -> list[int]:
+        """What nothing is said of belongs to what came before it; what comes first, to what lies outside the blocks."""
+        before = next((label for label in labels if label != UNSAID), UNSAID)
+        before = before if self.labels.block(before) == NOWHERE else UNSAID
+        found = []
+        for label in labels:
+            before = before if label == UNSAID else label
+            found.append(before)
+        return found
 
     def _runs(self, rows: Sequence[int], labels: Sequence[int]) -> list[_Stretch]:
         """The stretches of one label among what multiplies, or among all where nothing does. A short one between two
@@ -193,15 +203,6 @@ class _Stages:
             stages = (of_position[each] if self.work[each] == Role.COMPUTES else found[each] for each in reads)
             found[row] = max(stages, default=NOWHERE)
         return found
-
-
-def _filled(labels: list[int]) -> list[int]:
-    """What nothing is said of belongs to what came before it."""
-    found, before = [], UNSAID
-    for label in labels:
-        before = before if label == UNSAID else label
-        found.append(before)
-    return found
 
 
 def _add_ends(runs: list[_Stretch], labels: Sequence[int], *, trailing: bool) -> None:
