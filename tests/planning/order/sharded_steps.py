@@ -11,10 +11,8 @@ GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 WAIT = "_c10d_functional.wait_tensor.default"
 CAST = "prims.convert_element_type.default"
-LOCAL = (64, 32)
-WHOLE = (64, 128)
-SHARD = {"bytes": 1 << 10, "dtype": "bfloat16", "device": "cuda:0", "numel": 1 << 9}
-FULL = {"bytes": 1 << 12, "dtype": "bfloat16", "device": "cuda:0", "numel": 1 << 11}
+SHARD = {"shape": (16, 32), "bytes": 1 << 10, "dtype": "bfloat16", "device": "cuda:0", "numel": 1 << 9}
+FULL = {"shape": (32, 64), "bytes": 1 << 12, "dtype": "bfloat16", "device": "cuda:0", "numel": 1 << 11}
 
 
 @frozen
@@ -93,7 +91,7 @@ class _Step:
             wait = self.add(f"reduced_{name}", WAIT, scatter, **where, **SHARD)
             returned.append(self.add(f"mean_{name}", "aten.div.Tensor", wait, **where, **SHARD))
             gradient = self.add(f"dadd_{name}", "aten.add.Tensor", gradient, given, **where, **FULL)
-        builder.add("output", "output", (loss, *returned))
+        builder.add("output", "output", (loss, *returned, gradient))
         return builder.facts(GraphKind.JOINT)
 
 

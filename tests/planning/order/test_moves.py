@@ -15,6 +15,7 @@ from policylang.planning.order.lines.moves import Moves, Wish, moved
 from policylang.planning.order.reading.roles import Role, roles_of
 from policylang.planning.order.stages import Stages, stages
 from tests.planning.order.sharded_steps import sharded_step
+from tests.support.textgraph import facts_of
 
 drawing = settings(max_examples=60, deadline=None)
 options = st.fixed_dictionaries(
@@ -216,3 +217,28 @@ def test_a_kept_collective_stays(kind: str) -> None:
     assert found.left == {0: {row: "it is kept in order"}}
     assert found.behind_kept == {0: {row: row}}
     assert found.order == sorted(found.order)
+
+
+def test_a_wait_that_a_prefetched_gather_needs_is_not_delayed_past_it() -> None:
+    facts = facts_of(
+        """
+        %x = input
+        %a = aten.mm.default(%x, %x) layers.0 flops=9
+        %scatter = _c10d_functional.reduce_scatter_tensor.default(%a) layers.0 group=dp:4 collective
+        %wait = _c10d_functional.wait_tensor.default(%scatter) layers.0
+        %b = aten.mm.default(%a, %x) layers.1 flops=9
+        %c = aten.mm.default(%b, %x) layers.2 flops=9
+        %cast = prims.convert_element_type.default(%wait) layers.3
+        %gather = _c10d_functional.all_gather_into_tensor.default(%cast) layers.3 group=dp:4 collective
+        %await = _c10d_functional.wait_tensor.default(%gather) layers.3
+        %d = aten.mm.default(%c, %await) layers.3 flops=9
+        output(%d)
+        """
+    )
+    prefetch, delay = Wish(facts.index["gather"], 0, 1), Wish(facts.index["scatter"], 1, 2)
+    alone = moved(facts, dependencies(facts), staged(facts), [], [delay])
+    assert words(facts, alone.order) == "a scatter b c wait cast gather await d"
+    both = moved(facts, dependencies(facts), staged(facts), [prefetch], [delay])
+    assert words(facts, both.order) == "a scatter wait b cast gather c await d"
+    assert both.crossed == [(prefetch, delay)]
+    assert both.left == {1: {facts.index["scatter"]: "`gather` needs it earlier"}}

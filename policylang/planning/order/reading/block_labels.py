@@ -19,10 +19,10 @@ class BackwardLabels:
     """Labels are the numbers of the forward's stages, in their order. A graph without a forward has the numbers of its
     blocks, in the opposite order of that in which it reaches them."""
 
-    def __init__(self, facts: Facts, block_of: Sequence[int], work: Sequence[int]) -> None:
+    def __init__(self, facts: Facts, block_of: Sequence[int], roles: Sequence[int]) -> None:
         self._facts = facts
         self._block_of = block_of
-        self._work = work
+        self._roles = roles
         self._label: dict[int, int] = {}  # of what a forward computes
         self._latest: dict[int, int] = {}  # block to the last stage of it
         self._blocks: list[int] = []  # stage of the forward to block
@@ -58,7 +58,7 @@ class BackwardLabels:
             label = self._known(row)
             if label == UNSAID:
                 for source in self._facts.inputs[row]:
-                    gradient = self._work[source] == computes and phases[source] == Phase.BACKWARD
+                    gradient = self._roles[source] == computes and phases[source] == Phase.BACKWARD
                     if source in found and (gradient or self._known(source) == UNSAID):
                         told = UNSAID if gradient and source not in again else found[source]
                     else:
