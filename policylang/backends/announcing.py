@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from base64 import b64encode
 
+from policylang.audit.summary.order_figures import order_figures
 from policylang.audit.summary.report import Report
 from policylang.backends.findings import findings_of
 from policylang.backends.graph_registry import CarriedOut
@@ -66,10 +67,21 @@ def _log(report: Report, level: int, graph: str) -> None:
         found.append(f"{figure(report.recomputed.flops, 'flops')} again{time}")
     gone = sum(rewrite.gone for rewrite in report.rewrites)
     found += [f"{counted(gone, 'collective')} fewer"] if gone else []
+    found += _order(report)
     found += [counted(len(report.warnings), "warning")] if report.warnings else []
     if report.audit is not None:
         found.append("audit agrees" if report.audit.agrees else "audit differs")
     log.log(level, "%s on %s: %s", report.policy, graph, ", ".join(found))
+
+
+def _order(report: Report) -> list[str]:
+    """How many buckets there are, and what is exposed before and after."""
+    figures = order_figures(report.orders)
+    said = [counted(int(buckets), "bucket")] if (buckets := figures.get("buckets")) else []
+    if "exposed_seconds" in figures and "exposed_seconds_as_traced" in figures:
+        before, after = (figure(figures[f"exposed_seconds{end}"], "seconds") for end in ("_as_traced", ""))
+        said.append(f"exposed {before} -> {after}")
+    return said
 
 
 def _snapshot(done: CarriedOut) -> str:

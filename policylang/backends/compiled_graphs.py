@@ -14,6 +14,7 @@ import torch
 from attrs import define, field, frozen
 from torch import fx
 
+from policylang.audit.code_audit import CodeAudit
 from policylang.audit.summary.report import Report
 from policylang.backends.findings import Findings
 from policylang.graph.reading.modules import ModulePaths, raw_path
@@ -41,6 +42,8 @@ class CompiledGraph:
     """Inductor had it in its caches; what is known of it stands in the sidecar."""
     sharded_aside: bool = False
     """Whether ``fully_shard`` gathers its weights around it."""
+    code: CodeAudit | None = field(default=None, repr=False)
+    """What was read off the code of its halves, where a policy orders and Inductor compiles."""
     called: bool = False
     _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
     """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from policylang.audit.summary.assemble import partition_report, plan_report
+from policylang.audit.summary.order_account import OrderAccount
 from policylang.audit.summary.report import Report, RewriteReport, report_from_dict
 from policylang.backends.graph_registry import CarriedOut
 from policylang.graph.facts import Facts
@@ -31,7 +32,7 @@ class Findings:
 def findings_of(done: CarriedOut) -> Findings:
     """What is kept of a plan that was carried out."""
     plan, audit = done.plan, done.audit
-    report = plan_report(plan) if audit is None else partition_report(plan, audit, done.halves)
+    report = plan_report(plan) if audit is None else partition_report(plan, audit, done.halves, done.orders)
     # a copy: what planning has worked out on the facts meanwhile is not kept with them
     given = evolve(plan.before)
     complaints = model_wide_errors.complaints(plan.policy, plan.diagnostics)
@@ -58,7 +59,14 @@ def from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
         name: evolve(decision, rule=moved.get(decision.rule, decision.rule) if decision.rule else None)
         for name, decision in report.decisions.items()
     }
-    report = evolve(report, rewrites=_moved(report.rewrites, policy), rules=rules, decisions=decisions, from_cache=True)
+    report = evolve(
+        report,
+        rewrites=_moved(report.rewrites, policy),
+        orders=tuple(_moved_order(account, policy) for account in report.orders),
+        rules=rules,
+        decisions=decisions,
+        from_cache=True,
+    )
     return Findings(model_wide_errors.from_json(data["complaints"]), report)
 
 
@@ -67,3 +75,9 @@ def _moved(accounts: Sequence[RewriteReport], policy: Policy) -> tuple[RewriteRe
     first = [account for account in accounts if not account.half]
     now = {account.source: statement.span.location for account, statement in zip(first, policy.rewrites, strict=True)}
     return tuple(evolve(account, source=now.get(account.source, account.source)) for account in accounts)
+
+
+def _moved_order(account: OrderAccount, policy: Policy) -> OrderAccount:
+    """The same of the lines that order collectives."""
+    now = zip(account.lines, (*policy.buckets, *policy.scheduling), strict=True)
+    return evolve(account, lines=tuple(evolve(line, source=each.span.location) for line, each in now))

@@ -27,6 +27,8 @@ class CarriedOut:
     """By stage, in the order they ran."""
     halves: Mapping[str, Edits] = field(factory=dict)
     """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
+    orders: Mapping[str, Plan] = field(factory=dict)
+    """The plans of those halves on which scheduling lines were carried out."""
 
 
 _applied: WeakKeyDictionary[fx.GraphModule, CarriedOut] = WeakKeyDictionary()

@@ -1,7 +1,8 @@
 """The base class of the paths: planning, rank check, graph surgery, audit and report, in this order.
 
-A plan is made, compared between ranks, carried out, audited and remembered. That order stands here; a class for each
-path says what it does otherwise. The classes are registered in :mod:`policylang.planning.capabilities`.
+A plan is made, compared between ranks, carried out, audited and remembered; the order of collectives comes last, on the
+graph that was audited for its values. That order stands here; a class for each path says what it does otherwise. The
+classes are registered in :mod:`policylang.planning.capabilities`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import graph_registry
 from policylang.backends.announcing import announce
 from policylang.backends.findings import Findings, findings_of
 from policylang.backends.graph_registry import CarriedOut
 from policylang.backends.runtime.stages import timed
-from policylang.backends.surgery import edits
+from policylang.backends.surgery import edits, planned_order
 from policylang.errors import PolicyAuditError, PolicyMatchError
 from policylang.graph.facts import Facts
 from policylang.graph.reading.collect import collect
@@ -103,6 +105,18 @@ class BackendPath:
         """Hold what came out against the plan; None where it cannot be told from the graph."""
         return None
 
+    def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
+        """Carry out what the scheduling lines came to, and hold what came out against it.
+
+        Raises ``PolicyAuditError`` where it is not what was planned.
+        """
+        if plan.order is None:
+            return
+        with timed(seconds, "order"):
+            planned_order.put_in_order(gm, plan.policy, plan.order)
+        with timed(seconds, "audit order"):
+            raise_differences(audit_order(plan.order, gm.graph))
+
     def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> CarriedOut:
         """Carry a policy out on a graph that is at hand, in place.
 
@@ -115,11 +129,14 @@ class BackendPath:
         self.check(gm, policy, facts)
         with timed(seconds, "plan"):
             plan = self.plan(facts, policy)
+        if plan.order is not None:
+            planned_order.check_order(plan.order)
         self.carry_out(gm, plan, seconds)
         with timed(seconds, "audit"):
             audit = self.audit(plan, gm.graph)
         if audit is not None:
             raise_differences(audit.differences)
+        self.put_in_order(gm, plan, seconds)
         done = CarriedOut(self.name, plan, audit, seconds)
         graph_registry.remember(done, gm)
         announce(done)

@@ -5,6 +5,9 @@ rule in turn whether it matches the node, which part of it leaves the node out, 
 of a rule matches, and which rules take its nodes over. A node is named by its name, by a glob over names, or by the
 path of its module as a policy writes it behind `in`; of several nodes there is a line each.
 
+Of a collective, --node also says which scheduling lines joined or moved it, from where to where, and what of it is
+exposed; of a scheduling line, --rule says what it picks and moves, and what would be exposed without it.
+
 examples:
 
   policylang explain APL301
@@ -22,7 +25,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import (
@@ -44,8 +47,12 @@ from policylang.commands.shared.output import say
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
     from policylang.language.codes import Code
+    from policylang.language.source import Span
     from policylang.planning.plan import Plan
-    from policylang.report.explanation import NodeExplanation, NodesExplanation, RuleExplanation
+
+    class _Explanation(Protocol):
+        def to_dict(self) -> dict[str, Any]: ...
+
 
 _CODE_LIKE = re.compile(r"APL\d*$", re.IGNORECASE)
 _WIDEST = 100
@@ -97,24 +104,53 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _on_graph(options: argparse.Namespace) -> None:
-    from policylang.report.explanation import explain_node, explain_nodes, explain_rule
-
     facts = read_graph(options.graph)
     device = read_profile(options.device)
     plan = planned(read_policy(options.subject, facts), facts, options.path, device)
     warn_of_devices(facts, plan)
-    found: NodeExplanation | NodesExplanation | RuleExplanation
+    found: Sequence[_Explanation]
     if options.node is not None:
-        rows = _rows(plan, options.node)
-        found = (
-            explain_node(plan, *rows) if options.node in plan.facts.index else explain_nodes(plan, options.node, rows)
-        )
+        found = _of_node(plan, options.node)
     else:
-        found = explain_rule(plan, _rule(plan, options.subject, options.rule))
+        found = [_of_line(plan, options.subject, options.rule, options.path)]
     if options.output_format == "json":
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps({key: value for each in found for key, value in each.to_dict().items()}, indent=2))
     else:
-        say(found)
+        say("\n\n".join(map(str, found)))
+
+
+def _of_node(plan: Plan, asked: str) -> Sequence[_Explanation]:
+    """What rules decide of it, and, of a collective under scheduling lines, what these do."""
+    from policylang.planning.inspection.communication import communication
+    from policylang.planning.inspection.placement import collective_asked, placed
+    from policylang.report.explanation import explain_node, explain_nodes
+    from policylang.report.order.explained import CollectiveExplanation
+
+    ordered = communication(plan)
+    collective = None if ordered is None else collective_asked(ordered, asked)
+    if ordered is not None and collective is not None:
+        row = plan.facts.index.get(asked)
+        decided = [explain_node(plan, row)] if row is not None and plan.decisions[row] is not None else []
+        return [*decided, CollectiveExplanation(placed(ordered, collective))]
+    rows = _rows(plan, asked)
+    return [explain_node(plan, *rows) if asked in plan.facts.index else explain_nodes(plan, asked, rows)]
+
+
+def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> _Explanation:
+    """Of a rule, or of a line that schedules."""
+    from policylang.planning.capabilities import capabilities_for
+    from policylang.planning.inspection.communication import bucket_statements, communication
+    from policylang.planning.inspection.line_worth import weighed
+    from policylang.report.explanation import explain_rule
+    from policylang.report.order.explained import explain_line
+
+    lines = [plan.policy.rewrites[at].span for at in bucket_statements(plan.policy)]
+    lines += [each.span for each in plan.policy.scheduling]
+    ordered = communication(plan)
+    at = _line_asked(policy, text, [] if ordered is None else lines)
+    if ordered is not None and at is not None:
+        return explain_line(weighed(ordered, plan, capabilities_for(plan.facts.kind, path), at), at)
+    return explain_rule(plan, _rule(plan, policy, text, [] if ordered is None else lines))
 
 
 def _rows(plan: Plan, asked: str) -> list[int]:
@@ -174,16 +210,29 @@ def _row(plan: Plan, name: str) -> int:
     return row
 
 
-def _rule(plan: Plan, policy: str, text: str) -> int:
-    """The rule that a line names: of the policy's own file, unless it says which."""
+def _line_asked(policy: str, text: str, spans: Sequence[Span]) -> int | None:
+    """Which of some statements begins in a line: of the policy's own file, unless it says which."""
+    file, _, line = text.rpartition(":")
+    named = file or _own(policy)
+    found = (at for at, span in enumerate(spans) if str(span.line) == line and span.source.name == named)
+    return next(found, None)
+
+
+def _own(policy: str) -> str:
+    """The name of the policy's own file."""
     from policylang.language.files import find_policy
 
-    file, _, line = text.rpartition(":")
-    own = STDIN_NAME if policy == STDIN else find_policy(policy)[1]
-    for index, rule in enumerate(plan.policy.rules):
-        if str(rule.span.line) == line and rule.span.source.name == (file or own):
-            return index
-    lines = [rule.source if rule.span.source.name != own else str(rule.span.line) for rule in plan.policy.rules]
+    return STDIN_NAME if policy == STDIN else find_policy(policy)[1]
+
+
+def _rule(plan: Plan, policy: str, text: str, others: Sequence[Span]) -> int:
+    """The rule that a line names. ``others``: the other statements that could have been named."""
+    spans = [rule.span for rule in plan.policy.rules]
+    at = _line_asked(policy, text, spans)
+    if at is not None:
+        return at
+    own = _own(policy)
+    lines = [span.location if span.source.name != own else str(span.line) for span in (*spans, *others)]
     shown = ", ".join(lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], "…"])
     raise UsageError(
         f"no rule of the policy begins in line `{text}`", f"its rules begin in {shown or 'no line: it has none'}"

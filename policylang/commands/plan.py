@@ -75,7 +75,9 @@ def run(options: argparse.Namespace) -> Exit:
         return _refused(result.diagnostics, options.output_format, unreadable=result.unreadable)
     (made,) = result.plans
     found = breakdown(made)
-    worth = () if options.summary and not options.html else _worth(found, options.path)
+    whole = options.html or not options.summary
+    worth = _worth(found, options.path) if whole else ()
+    found = _weighed(found, options.path) if whole else found
     if options.output_format == "json":
         print(plan_json(found, worth, result.diagnostics, summary=options.summary))
     else:
@@ -114,6 +116,19 @@ def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
             print(f"weighing rule {done} of {of}" if done < of else "", end=end, file=sys.stderr, flush=True)
 
     return worth_of_rules(found.plan, capabilities, progress)
+
+
+def _weighed(found: Breakdown, path: str | None) -> Breakdown:
+    """With what each scheduling line is worth."""
+    from attrs import evolve
+
+    from policylang.planning.capabilities import capabilities_for
+    from policylang.planning.inspection.line_worth import weighed
+
+    if found.communication is None:
+        return found
+    capabilities = capabilities_for(found.plan.facts.kind, path)
+    return evolve(found, communication=weighed(found.communication, found.plan, capabilities))
 
 
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:

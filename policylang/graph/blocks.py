@@ -11,8 +11,7 @@ from typing import Protocol
 from attrs import frozen
 
 from policylang.graph.facts import Facts
-
-OUTSIDE = -1
+from policylang.graph.repeated_blocks import OUTSIDE, has_no_modules, repeated_stretches
 
 
 class ModuleMatcher(Protocol):
@@ -30,7 +29,8 @@ class BlockTable:
     block_of: Sequence[int]
     """Row to block number, -1 outside every block."""
     names: tuple[str, ...]
-    """The module path of each block; of an activation-checkpoint region, ``region 3``."""
+    """The module path of each block; of an activation-checkpoint region, ``region 3``; of a graph that says nothing of
+    modules, ``repeated stretch 3``."""
     alone: int | None = None
     """The number of the block that the whole graph is, where a model's blocks are graphs of their own."""
 
@@ -40,8 +40,12 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
 
     With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has
     any, else the numbered children of the largest ``ModuleList``. A node without a module path of its own lies where
-    its owner does.
+    its owner does. In a half of a partition that carries neither module paths nor regions, the stretches of operators
+    that repeat are the blocks, whatever a matcher asks for (:mod:`policylang.graph.repeated_blocks`).
     """
+    if has_no_modules(facts):
+        block_of, count = repeated_stretches(facts)
+        return BlockTable(block_of, tuple(f"repeated stretch {number}" for number in range(count)))
     if matcher is not None:
         return _by_module(facts, matcher.outermost)
     if any(region is not None for region in facts.ac_regions):

@@ -21,7 +21,17 @@ __all__ = ["PolicyLexer"]
 _STATEMENTS = frozenset(("policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect"))
 _DEVICE = r"(?:\A|(?<=[\n;]))([^\S\n]*)(device)([^\S\n]+)([\w.+-]+)(?=[^\S\n]*(?:#|;|$))"
 """``device`` is a word of the language where a profile follows it, and a name elsewhere."""
+_ORDER = (
+    r"(?:\A|(?<=[\n;]))([^\S\n]*)(optional[^\S\n]+)?(bucket|prefetch|delay|overlap|keep\s+order)"
+    r"(?=[^\S\n]+(?!(?:in|outside|where|chain|per|from|or|and|except|feeding|fed)\b)[\w*{(])"
+)
+"""So are the words of a scheduling line, where a selector follows the first of them."""
+_LIMITS = (
+    r"(?<=\s)(?:(?:up\s+to|within)(?=\s+\d)|in\s+flight(?![\w.])|per\s+rank(?![\w.])"
+    r"|(?:ahead|(?<=of\s)peak)(?=[^\S\n]*(?:#|;|$)))"
+)
 _ACTIONS = frozenset(ACTIONS)
+_OPENERS = _STATEMENTS | _ACTIONS | {"optional", "override", "bucket", "prefetch", "delay", "overlap", "keep"}
 _KEYWORDS = frozenset(word for word in keywords() if word.isidentifier())
 _PREDICATES = frozenset(part for name in (*FLAGS, *MEASURES, *PROPERTIES) for part in name.split())
 
@@ -46,6 +56,8 @@ class PolicyLexer(RegexLexer):  # type: ignore[misc]  # Pygments is optional, so
         "root": [
             (_DEVICE, bygroups(Text, Keyword.Declaration, Text, Name)),
             (r"^([^\S\n]*)(device)(?=\s+\")", bygroups(Text, Keyword.Declaration)),
+            (_ORDER, bygroups(Text, Operator.Word, Keyword.Declaration)),
+            (_LIMITS, Operator.Word),
             (r"#[^\n]*", Comment.Single),
             (r"\s+", Text),
             (r'"[^"\n]*"', String),
@@ -67,5 +79,5 @@ class PolicyLexer(RegexLexer):  # type: ignore[misc]  # Pygments is optional, so
     def analyse_text(text: str) -> float:
         """How much a text looks like a policy, from 0 to 1: by the first word of the lines that are not indented."""
         lines = [line for line in text.splitlines() if line[:1].isalpha()]
-        begun = sum(line.split()[0] in _STATEMENTS | _ACTIONS | {"optional", "override"} for line in lines)
+        begun = sum(line.split()[0] in _OPENERS for line in lines)
         return begun / len(lines) if lines else 0.0

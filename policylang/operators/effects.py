@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import fx
 
 from policylang.operators.categories import OperatorInfo, argument, describe, nodes_in
-from policylang.operators.names import FOLLOWERS, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE, VIEWS_UNSAID
+from policylang.operators.names import FOLLOWERS, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE, VIEWS_UNSAID, Category
 from policylang.torch_compat.graphs import OpOverload
 
 
@@ -55,15 +55,25 @@ def effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """The nodes whose memory a call returns and those whose memory it writes, running statistics left out."""
     operator, skip = describe(node.target), 0
     if operator.name in _RANDOM_STATE:
-        skip, operator = next(
-            ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload)),
-            (0, operator),
-        )
+        skip, operator = _inside(node)
     if operator.name in _RETURNS_FIRST:
         return nodes_in(node.args[skip]), []
     if not operator.aliased and not operator.written:
         return [], []
     return nodes_in(argument(node, operator.aliased, skip=skip)), nodes_in(argument(node, operator.written, skip=skip))
+
+
+def writes_inside(node: fx.Node) -> int:
+    """:attr:`Category.WRITES` of a call that runs an operator from a state of the generator, where that one writes."""
+    if node.op != "call_function" or describe(node.target).name not in _RANDOM_STATE:
+        return 0
+    return _inside(node)[1].flags & Category.WRITES
+
+
+def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
+    """The operator that a call runs from a state of the generator, and how many arguments stand before its own."""
+    found = ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload))
+    return next(found, (0, describe(node.target)))
 
 
 def written_statistics(node: fx.Node) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ is no machine number. The tests hold every move against torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from math import prod
 from typing import Any, ClassVar
 
@@ -370,53 +369,3 @@ class Join(Move):
             for each, size in zip(elements, sizes, strict=True):
                 joined += each[at * size : (at + 1) * size]
         return Tensor.fresh(joined, (*shape[:dim], sum(lengths), *shape[after:]))
-
-
-@frozen
-class GroupMove(Move):
-    """What the ranks of a group do together; its values are one for each of them, in group order."""
-
-    ranks: int
-    """The size of the group, as the call has it."""
-
-    def _check(self, shards: Sequence[Tensor]) -> None:
-        if self.ranks != len(shards):
-            raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
-        if any(not shard.contiguous for shard in shards):
-            raise MoveError("reads a tensor that is not contiguous")
-        if any(shard.shape != shards[0].shape or not shard.shape for shard in shards):
-            raise MoveError("reads tensors of different shapes")
-
-
-@frozen
-class Gather(GroupMove):
-    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.joined(value, added, 0)
-
-    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._check(value)
-        shape = value[0].shape
-        elements = [element for shard in value for element in shard.elements()]
-        return [Tensor.fresh(elements, (shape[0] * len(value), *shape[1:]))] * len(value)
-
-
-@frozen
-class Scatter(GroupMove):
-    reduction: str
-
-    def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        return layouts.cut(value, 0, self.ranks)[1]
-
-    def values(self, value: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._check(value)
-        if self.reduction not in ("sum", "avg"):
-            raise MoveError(f"reduces with `{self.reduction}`")
-        length, rest = divmod(value[0].shape[0], self.ranks)
-        if rest:
-            raise MoveError("scatters unevenly")
-        totals: list[Any] = list(map(sum, zip(*(part.elements() for part in value), strict=True)))
-        if self.reduction == "avg":  # exact, so that a mean of all and a mean of means compare equal
-            totals = [Fraction(total) / self.ranks for total in totals]
-        shape = (length, *value[0].shape[1:])
-        count = prod(shape)
-        return [Tensor.fresh(totals[place * count : (place + 1) * count], shape) for place in range(self.ranks)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 GETITEM = "builtin.getitem"
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
+ALL_REDUCE = "_c10d_functional.all_reduce.default"
 WAIT = "_c10d_functional.wait_tensor.default"
 WAITS = frozenset({WAIT, "c10d_functional.wait_tensor.default"})
 FOLLOWERS = WAITS | {GETITEM}

@@ -8,25 +8,24 @@ from typing import Any
 
 from attrs import frozen
 
+from policylang.operators.group_moves import AllReduce, Gather, GroupMove, Scatter
 from policylang.operators.moves import (
     Alias,
     Clone,
     Cut,
     Expand,
     Flatten,
-    Gather,
     Join,
     Move,
     Pad,
     Permute,
     Pick,
-    Scatter,
     Split,
     Squeeze,
     Unsqueeze,
     View,
 )
-from policylang.operators.names import GATHER, GETITEM, SCATTER, WAIT, Category
+from policylang.operators.names import ALL_REDUCE, GATHER, GETITEM, SCATTER, WAIT, Category
 from policylang.operators.strides import Lengths
 
 _ROW_MAJOR = "contiguous_format"
@@ -104,6 +103,7 @@ _UNKNOWN = Mover(Move, lambda *_: Move(), A_VIEW)
 MOVERS: dict[str, Mover] = {
     GATHER: Mover(Gather, lambda _, ranks, group: Gather(ranks), Category.COLLECTIVE),
     SCATTER: Mover(Scatter, lambda _, how, ranks, group: Scatter(ranks, how), Category.COLLECTIVE),
+    ALL_REDUCE: Mover(AllReduce, lambda _, how, group: AllReduce(0, how), Category.COLLECTIVE),
     WAIT: Mover(Alias, _alias),
     "aten._reshape_alias.default": _UNKNOWN,
     "aten._to_copy.default": Mover(
@@ -163,5 +163,5 @@ def movers_of(*kinds: type[Move]) -> frozenset[str]:
 
 SPLITS = movers_of(Split)
 JOINS = movers_of(Join)
-PASSING = frozenset(MOVERS) - JOINS - {GATHER, SCATTER}
+PASSING = frozenset(MOVERS) - JOINS - movers_of(GroupMove)
 """Operators of one tensor through which a chain is followed, whether or not it can then be rewritten."""

@@ -7,6 +7,7 @@ plan out gives them these and no others.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,13 @@ class FusedGroup:
     everyone: tuple[tuple[int, ...], ...] = ()
     """The groups of all ranks, this rank's among them, in the same order on every rank; empty where a mesh that says
     so is not known."""
+
+    @property
+    def label(self) -> str:
+        """What facts call it: where it is still to be made, a name that follows from its ranks."""
+        if self.name is not None:
+            return self.name
+        return "fused_" + hashlib.sha256(",".join(map(str, self.ranks)).encode()).hexdigest()[:12]
 
     @property
     def sorted(self) -> bool:
@@ -79,7 +87,8 @@ class Proof:
 @frozen
 class Edit:
     """One change of the graph: new nodes take the place of old ones. New nodes stand one after the other, right before
-    :attr:`before`, where all that they read is made and nobody has read yet what they replace."""
+    :attr:`before`, where all that they read is made and nobody has read yet what they replace, once the nodes that they
+    or their readers are made of, :attr:`ahead` and :attr:`behind`, stand on the right side of them."""
 
     statement: int
     """Indexes ``Policy.rewrites``."""
@@ -99,6 +108,10 @@ class Edit:
     proof: Proof
     restrided: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Old nodes that stay, in graph order, whose values are laid out anew because of it, and their strides then."""
+    ahead: tuple[str, ...] = ()
+    """Old nodes that move to right before the new ones, in graph order."""
+    behind: tuple[str, ...] = ()
+    """Old nodes that move to right behind the new ones, in graph order."""
     note: str = ""
     """What a reader of the report should know of it, as a phrase."""
     per_rank: bool = False
@@ -120,6 +133,8 @@ class Edit:
         yield f"{self.statement} {self.kind} {' '.join(self.sources)} {self.collectives}"
         if not self.per_rank:
             yield f"{self.before} {self.replaced} {self.dead} {self.restrided}"
+            if self.ahead or self.behind:
+                yield f"{self.ahead} {self.behind}"
         for node in self.nodes:
             arguments = () if node.per_rank else [_alike(value) for value in node.arguments]
             yield f"{node.name} {node.target} {node.shape} {node.stride} {node.dtype} {arguments}"
@@ -157,6 +172,10 @@ class Edits:
             tuple(edit for edit in self.done if edit.statement == statement),
             tuple(refusal for refusal in self.refused if refusal.statement == statement),
         )
+
+    def followed_by(self, others: Edits) -> Edits:
+        """These, and then others."""
+        return Edits((*self.done, *others.done), (*self.refused, *others.refused))
 
     def words(self) -> Iterator[str]:
         """What every rank has alike of them."""

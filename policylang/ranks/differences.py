@@ -22,6 +22,7 @@ DIFFERENT_COLLECTIVES = "APL609"
 SETTINGS_DIFFER = "APL610"
 ALONE = "APL611"
 UNCOMPARED = "APL612"
+ORDERED = "APL620"
 
 _SAME_FILE = "give every rank the same policy file"
 _SAME_TRACE = "what is traced may not depend on the rank"
@@ -97,13 +98,39 @@ def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Ma
             messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
         }
         return diagnose(DECIDED, message, help=help, details=details), rules
+    if one.order != two.order:
+        return _unlike_orders(pair, one, two, (*rewrites, *parties)), {}
     if one.policy != two.policy:
         details = (*_first_unlike(pair, one.policy.splitlines(), two.policy.splitlines()), *rewrites, *parties)
         message = f"ranks {left} and {right} have different policies, which come to the same on this graph"
         return diagnose(POLICIES, message, help=_SAME_FILE, details=details), {}
+    if one.device != two.device:
+        message = f"ranks {left} and {right} go by different device profiles, which come to the same on this graph"
+        details = (*_first_unlike(pair, one.device, two.device), *parties)
+        return diagnose(POLICIES, message, help="give every rank the same device profile", details=details), {}
     message = f"ranks {left} and {right} rewrite the collectives of this graph differently"
     help = f"{_SAME_FILE} and the same mesh, over groups that lie alike"
     return diagnose(DECIDED, message, help=help, details=(*rewrites, *parties)), {}
+
+
+def _unlike_orders(pair: Pair, one: StageContent, two: StageContent, others: Sequence[str]) -> Diagnostic:
+    """The first collective that two ranks would start at another place, and why, as far as the policy tells."""
+    left, right = pair
+    at, ours, theirs = next(
+        (at, a, b) for at, (a, b) in enumerate(zip_longest(one.order, two.order, fillvalue="nothing more"), 1) if a != b
+    )
+    message = (
+        f"ranks {left} and {right} run the collectives of this graph in different orders: "
+        f"at place {at} rank {left} has {_plain(ours)}, and rank {right} {_plain(theirs)}"
+    )
+    lines = _first_unlike(pair, one.policy.splitlines(), two.policy.splitlines())
+    figures = _first_unlike(pair, one.device, two.device)
+    help = f"{_SAME_FILE} and the same device profile: times that steer an order are those of the device"
+    return diagnose(ORDERED, message, help=help, details=(*lines, *figures, *others))
+
+
+def _plain(step: str) -> str:
+    return "a wait" if step == "wait" else step
 
 
 def _unlike_collectives(pair: Pair, one: StageContent, two: StageContent) -> tuple[str, tuple[str, ...]] | None:

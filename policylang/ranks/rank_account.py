@@ -10,6 +10,7 @@ count.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -221,6 +222,8 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
             *_order(collectives),
             "",
             *plan.edits.words(),
+            "",
+            *(() if plan.order is None else plan.order.words()),
         ]
     )
     return ComparedStage(PLAN, digest, _by_group(collectives), partial(_plan_content, plan, rows, collectives))
@@ -297,7 +300,11 @@ class StageContent:
     """What is behind the digest of a stage."""
 
     policy: str = ""
+    device: tuple[str, ...] = ()
+    """The figures of a device that decides and that the policy does not name, one a line."""
     rewrites: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    """The collectives in the order of a policy's scheduling lines."""
     rows: tuple[ComparedNode, ...] = ()
     lines: tuple[str, ...] = ()
     """Settings."""
@@ -311,7 +318,14 @@ def _plan_content(plan: Plan, rows: Sequence[int], collectives: Sequence[Collect
         for row in rows
         for name in [facts.names[row]]
     )
-    return StageContent(policy_text(plan.policy), tuple(plan.edits.words()), nodes)
+    order, device = plan.order, deciding_device(plan.policy, None if plan.times is None else plan.times.device)
+    return StageContent(
+        policy_text(plan.policy),
+        tuple(f"{key}: {json.dumps(value)}" for text in device for key, value in json.loads(text).items()),
+        (*plan.edits.words(), *(() if order is None else order.edits.words())),
+        () if order is None else tuple(order.communication()),
+        nodes,
+    )
 
 
 def _described(plan: Plan, decision: Decision | None) -> tuple[str, str, int | None]:

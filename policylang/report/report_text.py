@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from policylang.audit.summary.report import Report, RewriteReport, RuleReport, ValuesReport
+from policylang.audit.summary.report import CodeOrderReport, Report, RewriteReport, RuleReport, ValuesReport
 from policylang.language.figures import counted, figure, file_name, shortened, uncounted_text
 from policylang.report.alike import expectation_lines, graph_rows
 from policylang.report.device_times import seconds_text
+from policylang.report.order.report_lines import order_lines
 from policylang.report.width import table
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")
@@ -73,10 +74,17 @@ def _figures(report: Report) -> str:
     if kept:
         lines.append(_line("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
     lines += [_line("rewrite", line) for rewrite in report.rewrites for line in str(rewrite).splitlines()]
+    lines += [
+        _line("order", f"{file_name(each.source)} {each.text}: {each.said}")
+        for order in report.by_fsdp
+        for each in order.lines
+    ]
+    lines += [_line("order", line) for line in order_lines(report)]
     lines += [_line("expect", line) for line in expectation_lines(report)]
     lines += [_line("warning", warning) for warning in report.warnings]
     lines += [_line("note", note) for note in report.notes]
     lines += _audit(report)
+    lines += [_line("code", line) for line in dict.fromkeys(map(_code, report.code))]
     if report.from_cache:
         lines.append(_line("cache", "served from torch's compile cache; planned and audited when it was compiled"))
     return "\n".join(lines)
@@ -115,9 +123,22 @@ def _what(report: RewriteReport) -> str:
 def _audit(report: Report) -> list[str]:
     if report.audit is None:
         return [_line("audit", "not yet: the graph is planned, and not partitioned")] if report.rules else []
+    if report.audit.agrees and report.by_fsdp and not report.forward_nodes:
+        return [_line("audit", "FSDP gathers as it was told")]
     if report.audit.agrees:
         return [_line("audit", "the graphs that came out do what the plan says")]
     return [_line("audit", difference) for difference in report.audit.differences]
+
+
+def _code(order: CodeOrderReport) -> str:
+    """What Inductor's code of a half was read to do."""
+    if order.status == "not compiled":
+        return f"of the {order.half}: compiled when the first backward starts, and read then"
+    if order.status == "not read":
+        return f"of the {order.half}: not Python, so its order of collectives was not read"
+    is_so = "as planned" if order.status == "as planned" else "NOT as planned"
+    beside = f", {counted(len(order.kernels), 'collective')} with computation beside" if order.kernels else ""
+    return f"of the {order.half}: {order.starts} started and {order.waits} waits, in order {is_so}{beside}"
 
 
 def _line(label: str, text: str) -> str:

@@ -84,6 +84,13 @@ def lifetimes(facts: Facts, schedule: Schedule) -> Lifetimes:
     )
 
 
+def generator_state_bytes(facts: Facts, row: int) -> int:
+    """Of the generator of the device that a random operator runs on."""
+    around = (row, *facts.followers.get(row, ()), *facts.inputs[row])
+    device = next((facts.devices[each] for each in around if facts.devices[each]), "")
+    return _STATE_ON_CPU if device.startswith("cpu") else _STATE_ELSEWHERE
+
+
 class _Lifetimes:
     """A value is named by its row; its second computation in the nth region of the backward by ``row + n * length``."""
 
@@ -107,7 +114,7 @@ class _Lifetimes:
         yield from self._allocations(last)
         for first, second in self._random_reruns():
             row = self.schedule.rows[first]
-            yield Origin.GENERATOR_STATE, row, 0, self._state_bytes(row), first, second
+            yield Origin.GENERATOR_STATE, row, 0, generator_state_bytes(self.facts, row), first, second
 
     def _find_pieces(self) -> None:
         """The ``getitem`` rows with memory of their own, and the operators that allocate it as part of a tuple."""
@@ -153,13 +160,6 @@ class _Lifetimes:
                 first.setdefault(row, step)
                 last[row] = step
         return [(step, last[row]) for row, step in first.items() if last[row] > step]
-
-    def _state_bytes(self, row: int) -> int:
-        """Of the generator of the device that a random operator runs on."""
-        facts = self.facts
-        around = (row, *facts.followers.get(row, ()), *facts.inputs[row])
-        device = next((facts.devices[each] for each in around if facts.devices[each]), "")
-        return _STATE_ON_CPU if device.startswith("cpu") else _STATE_ELSEWHERE
 
     def _last_uses(self) -> dict[int, int]:
         """Storage → the step after which it is given back; past the end for what the graph returns."""

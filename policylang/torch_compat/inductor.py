@@ -2,23 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, partial, wraps
 from types import FunctionType
 from typing import Any
 
 import torch.fx as fx
 
+from policylang.torch_compat.missing import require
 
-def compile_with_inductor(graph: fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """Inductor's entry for a graph of Dynamo's. ``settings`` also hold when the backward is compiled, later.
+WatchHalf = Callable[[fx.Graph, bool], Callable[[str], None]]
+"""From a half as it comes to Inductor, and whether it is the backward, to what is told the code that was made of it."""
+
+
+def compile_with_inductor(
+    graph: fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any], watch: WatchHalf | None = None
+) -> Any:
+    """Inductor's entry for a graph of Dynamo's. ``settings`` also hold when the backward is compiled, later, and
+    ``watch`` is asked then too. It is not asked of a graph without gradients, nor where AOTAutograd has the compiled
+    halves in its cache (:func:`code_from_caches`).
 
     Private because ``torch.compile`` offers no way to call Inductor with a partitioner of one's own; a configuration
     patched around the call would have expired by the first backward.
     """
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    return compile_fx(graph, inputs, config_patches=dict(settings))
+    def watched(gm: fx.GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
+        if watch is None or options.get("is_inference"):
+            return compile_fx_inner(gm, half_inputs, **options)
+        tell = watch(gm.graph, bool(options.get("is_backward")))
+        compiled = compile_fx_inner(gm, half_inputs, **options)
+        tell(str(getattr(compiled, "source_code", "")))
+        return compiled
+
+    if watch is None:
+        return compile_fx(graph, inputs, config_patches=dict(settings))
+    return compile_fx(graph, inputs, inner_compile=watched, config_patches=dict(settings))
+
+
+_loaded: ContextVar[list[tuple[bool, str]] | None] = ContextVar("policylang_loaded", default=None)
+
+
+@contextmanager
+def code_from_caches() -> Iterator[list[tuple[bool, str]]]:
+    """Collects the code of every half that is made ready to run meanwhile, with whether it is the backward.
+
+    What AOTAutograd has in its cache is handed out as one callable around both halves, whose code nobody can ask for.
+    So the method that makes a compiled half ready is wrapped, once a process; outside of this it does what it did.
+    """
+    _watch_loading()
+    collected: list[tuple[bool, str]] = []
+    token = _loaded.set(collected)
+    try:
+        yield collected
+    finally:
+        _loaded.reset(token)
+
+
+@cache
+def _watch_loading() -> None:
+    from torch._inductor.output_code import CompiledFxGraph
+
+    require(CompiledFxGraph, ("post_compile",), "reads the order of collectives off cached code with it")
+    make_ready = CompiledFxGraph.post_compile
+
+    @wraps(make_ready)
+    def post_compile(self: Any, *args: Any, **options: Any) -> Any:
+        collected = _loaded.get()
+        if collected is not None:
+            is_backward = bool((getattr(self, "fx_kwargs", None) or {}).get("is_backward"))
+            collected.append((is_backward, str(getattr(self, "source_code", ""))))
+        return make_ready(self, *args, **options)
+
+    CompiledFxGraph.post_compile = post_compile
+
+
+def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
+    """Have nodes run after others that they do not read, through all that Inductor does to a graph from here on.
+
+    The nodes are in the order of the graph, and so are those that each runs after. Private, because the dependencies
+    are torch's own ``control_deps``, which its overlap scheduler places: they hold in the lowering, for the fusion of
+    kernels and in every reordering of the scheduler.
+    """
+    from torch._inductor.fx_passes import control_dependencies
+    from torch.utils._ordered_set import OrderedSet
+
+    require(control_dependencies, ("preserve_node_ordering",), "keeps the order of collectives with it")
+    found = {node: OrderedSet(others) for node, others in before.items()}
+    control_dependencies.preserve_node_ordering(graph, {node: others for node, others in found.items() if others})
+
+
+def is_lowered_as_one(target: Any) -> bool:
+    """Whether a pattern of Inductor's has replaced operators by this function of its own, which makes the kernel."""
+    return bool(getattr(target, "_inductor_lowering_function", False))
+
+
+_REORDER: dict[str, Any] = {
+    "reorder_for_peak_memory": False,
+    "reorder_for_compute_comm_overlap": False,
+    "bucket_all_gathers_fx": "none",
+    "bucket_reduce_scatters_fx": "none",
+    "bucket_all_reduces_fx": "none",
+    "dedup_reduce_scatters": False,
+    "_fuse_ddp_communication": False,
+    "_micro_pipeline_tp": False,
+    "aten_distributed_optimizations.enable_overlap_scheduling": False,
+    "aten_distributed_optimizations.enable_simple_overlap": False,
+    "aten_distributed_optimizations.enable_low_contention_collectives": False,
+    "aten_distributed_optimizations.allow_comms_decompositions": False,
+}
+
+
+def settings_in_order() -> dict[str, Any]:
+    """The values of the settings under which Inductor moves, joins and replaces no collective of itself: of those that
+    this torch has, since it takes no unknown one."""
+    known = inductor_settings()
+    return {name: value for name, value in _REORDER.items() if name in known}
+
+
+def is_set(name: str) -> bool:
+    """Whether the program has given a setting of Inductor's another value than torch does."""
+    import torch._inductor.config as config
+
+    return not config._is_default(name)
+
+
+def setting(name: str) -> Any:
+    """The present value of a setting of Inductor's."""
+    import torch._inductor.config as config
+
+    return getattr(config, name)
+
+
+def takes_lists_of_passes() -> bool:
+    """Whether a hook of Inductor's may be given several passes."""
+    import torch._inductor.custom_graph_pass as custom_graph_pass
+
+    return hasattr(custom_graph_pass, "get_custom_graph_passes")
 
 
 def compile_with_aot_eager(

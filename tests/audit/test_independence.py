@@ -15,7 +15,8 @@ AUDITED = ("policylang.backends", "policylang.tracing", "policylang.simulation")
 WHO_CALLS_IT = {
     "backends/eager/path.py": {"audit_eager"},
     "backends/flat/path.py": {"audit_flat"},
-    "backends/joint/partitioner.py": {"audit", "audit_copies", "read_halves"},
+    "backends/joint/partitioner.py": {"audit", "audit_copies", "audit_order", "read_halves"},
+    "backends/path.py": {"audit_order"},
 }
 """By file what it calls, beside the class of what an audit comes to."""
 

@@ -52,6 +52,27 @@ def test_every_word_of_the_language_is_more_than_a_name() -> None:
         ("save mm where time > 400 us", [Keyword, Name, Operator.Word, Name.Attribute, Operator, Number]),
         ("expect step time <= 0.9ms", [Keyword.Declaration, Name, Name.Attribute, Operator, Number]),
         ("blocks {layers,in}.*", [Keyword.Declaration, Name]),
+        (
+            "optional bucket (all_gather) per 2 blocks up to 512 MiB",
+            [
+                *(Operator.Word, Keyword.Declaration, Punctuation, Name.Builtin, Punctuation),
+                *(Operator.Word, Number, Keyword.Declaration, Operator.Word, Number),
+            ],
+        ),
+        (
+            "prefetch all_gather 1 block ahead  # early",
+            [Keyword.Declaration, Name.Builtin, Number, Operator.Word, Operator.Word, Comment.Single],
+        ),
+        (
+            "overlap collective up to 2 GiB in flight within 5% of peak",
+            [
+                *(Keyword.Declaration, Name.Builtin, Operator.Word, Number, Operator.Word),
+                *(Operator.Word, Number, Operator.Word, Operator.Word),
+            ],
+        ),
+        ("keep order of all_to_all", [Keyword.Declaration, Operator.Word, Name.Builtin]),
+        ("prefetch -> save", [Name, Operator, Keyword]),
+        ("delay in block, mm -> save", [Name, Operator.Word, Operator.Word, Punctuation, Name, Operator, Keyword]),
         ("save ‘mm’", [Keyword, Token.Text, Name, Token.Text]),
     ],
 )

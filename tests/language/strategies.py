@@ -14,10 +14,12 @@ from policylang.language.syntax import (
     And,
     Annotated,
     BlockSet,
+    Bucket,
     Chain,
     ChainOf,
     Compare,
     CrossesCut,
+    Delay,
     Difference,
     Everything,
     ExpectCount,
@@ -28,11 +30,14 @@ from policylang.language.syntax import (
     InModule,
     Intersection,
     Is,
+    KeepOrder,
     Match,
     Not,
     Operator,
     Or,
     Ordinal,
+    Overlap,
+    Prefetch,
     Quantity,
     Reference,
     Scope,
@@ -163,4 +168,25 @@ expectations = st.one_of(
         selectors,
         st.sampled_from(["saved", "recomputed", "offloaded"]),
     ),
+)
+
+_collectives = st.sampled_from(
+    [
+        Reference("all_gather"),
+        Reference("collective"),
+        Operator("_c10d_functional", "all_reduce", None),
+        Operator("*c10d_functional*", "all_*", None),
+    ]
+)
+communicating = st.recursive(_collectives, _around, max_leaves=4)
+_sizes = st.integers(1, 2**50).map(lambda size: Quantity(float(size), "bytes"))
+_shares = st.integers(0, 100).map(lambda percent: Quantity(percent * 0.01, "fraction"))
+
+ordering = st.one_of(
+    st.builds(Bucket, communicating, numbers, st.none() | _sizes, st.booleans()),
+    st.builds(Bucket, communicating, st.none(), _sizes, st.booleans()),
+    st.builds(Prefetch, communicating, numbers, st.booleans()),
+    st.builds(Delay, communicating, numbers, st.booleans()),
+    st.builds(Overlap, communicating, st.none() | _sizes, st.none() | _sizes | _shares, st.booleans()),
+    st.builds(KeepOrder, communicating, st.booleans()),
 )

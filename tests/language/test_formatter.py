@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from policylang.language.formatting.unparse import format_expectation, format_selector, nth
+from policylang.language.formatting.unparse import (
+    format_expectation,
+    format_rewrite,
+    format_scheduling,
+    format_selector,
+    nth,
+)
 from policylang.language.resolution.loader import parse_policy
-from policylang.language.syntax import Expectation, Quantity, Selector
+from policylang.language.syntax import Bucket, Expectation, Quantity, Scheduling, Selector
 from policylang.language.units import UNITS, read, write
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, SELECTORS
@@ -30,6 +36,14 @@ def test_a_selector_reads_back(tree: Selector) -> None:
 def test_an_expectation_reads_back(tree: Expectation) -> None:
     text = format_expectation(tree)
     assert policy(text).expectations == (tree,)
+
+
+@given(strategies.ordering)
+@settings(max_examples=100, deadline=None)
+def test_a_scheduling_line_reads_back(tree: Bucket | Scheduling) -> None:
+    text = format_rewrite(tree) if isinstance(tree, Bucket) else format_scheduling(tree)
+    found = policy(text)
+    assert (*found.rewrites, *found.scheduling) == (tree,)
 
 
 @given(strategies.quantities)
@@ -96,6 +110,24 @@ def test_canonical_policy() -> None:
         "collapse round_trips\n"
         "expect every big saved\n"
     )
+
+
+def test_canonical_scheduling_lines() -> None:
+    text = """
+        overlap (collective)  up to 2048 MiB in   flight within 5 % of peak
+        bucket all_gather per 1 block up to 0.5 GiB ; bucket reduce_scatter in block per 2 block
+        optional prefetch all_gather 1 blocks ahead
+        keep   order of all_to_all; delay reduce_scatter where bytes > 3 MiB 2 block
+    """
+    lines = [line for line in policy(text).canonical.splitlines() if not line.startswith(("let", "policy"))]
+    assert lines == [
+        "bucket all_gather per block up to 512 MiB",
+        "bucket (reduce_scatter in block) per 2 blocks",
+        "overlap collective up to 2 GiB in flight within 5% of peak",
+        "optional prefetch all_gather 1 block ahead",
+        "keep order of all_to_all",
+        "delay (reduce_scatter where bytes > 3 MiB) 2 blocks",
+    ]
 
 
 def test_canonical_text_of_a_policy_is_canonical() -> None:

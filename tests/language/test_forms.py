@@ -13,18 +13,20 @@ from policylang.language.formatting.canonical import format_source
 from policylang.language.formatting.unparse import format_policy
 from policylang.language.parsing.parser import keywords
 from policylang.language.parsing.statement_tree import ACTIONS
-from policylang.language.resolution.loader import load_policy
+from policylang.language.resolution.loader import load_policy, parse_policy
 from policylang.language.source import Source
 from policylang.language.syntax import (
     Action,
     And,
     Annotated,
     BlockSet,
+    Bucket,
     Chain,
     ChainOf,
     Collapse,
     Compare,
     CrossesCut,
+    Delay,
     Difference,
     Everything,
     ExpectCount,
@@ -36,11 +38,14 @@ from policylang.language.syntax import (
     InModule,
     Intersection,
     Is,
+    KeepOrder,
     Match,
     Not,
     Operator,
     Or,
     Ordinal,
+    Overlap,
+    Prefetch,
     Quantity,
     Reference,
     Rewriting,
@@ -365,6 +370,79 @@ def test_undecided(fate: str) -> None:
 )
 def test_rewrites(text: str, tree: Rewriting) -> None:
     assert policy(text).rewrites == (tree,)
+
+
+PARAMETERS = Where(GATHER, Is("from parameter"))
+SCATTER = Reference("reduce_scatter")
+COLLECTIVE = Reference("collective")
+
+
+def mib(size: float) -> Quantity:
+    return Quantity(size * 2**20, "bytes")
+
+
+ORDERING = [
+    ("bucket all_gather per block", Bucket(GATHER, 1)),
+    ("bucket all_gather where from parameter per block", Bucket(PARAMETERS, 1)),
+    ("bucket (all_gather where from parameter) per 2 blocks up to 512 MiB", Bucket(PARAMETERS, 2, mib(512))),
+    ("optional bucket all_gather, reduce_scatter per 2 blocks", Bucket(Union((GATHER, SCATTER)), 2, optional=True)),
+    ("bucket reduce_scatter up to 256 MiB", Bucket(SCATTER, None, mib(256))),
+    ("bucket (first 2 all_gather per block) per block", Bucket(Ordinal("first", 2, GATHER, scope=Scope.BLOCK), 1)),
+    ("bucket first 2 all_gather per 2 blocks", Bucket(Ordinal("first", 2, GATHER), 2)),
+    ("prefetch all_gather 1 block ahead", Prefetch(GATHER, 1)),
+    ("optional prefetch all_gather where from parameter 2 blocks ahead", Prefetch(PARAMETERS, 2, optional=True)),
+    ("prefetch all_gather in last 4 blocks 1 block ahead", Prefetch(InBlock(GATHER, BlockSet("last", 4), False), 1)),
+    ("delay reduce_scatter 1 block", Delay(SCATTER, 1)),
+    ("delay reduce_scatter 3 blocks", Delay(SCATTER, 3)),
+    ("overlap collective", Overlap(COLLECTIVE)),
+    ("overlap collective up to 2 GiB in flight", Overlap(COLLECTIVE, mib(2048))),
+    ("overlap collective within 0 GiB of peak", Overlap(COLLECTIVE, None, mib(0))),
+    (
+        "optional overlap collective up to 2 GiB in flight within 5% of peak",
+        Overlap(COLLECTIVE, mib(2048), Quantity(0.05, "fraction"), optional=True),
+    ),
+    ("keep order of all_to_all", KeepOrder(Reference("all_to_all"))),
+]
+
+
+@pytest.mark.parametrize(("text", "tree"), ORDERING, ids=[text for text, _ in ORDERING])
+def test_ordering(text: str, tree: object) -> None:
+    found = policy(text)
+    assert (*found.rewrites, *found.scheduling) == (tree,)
+    assert found.orders
+    again = parse_policy(format_policy(found)).policy
+    assert again is not None
+    assert (*again.rewrites, *again.scheduling) == (tree,)
+
+
+@pytest.mark.parametrize(
+    "word", ["bucket", "prefetch", "delay", "overlap", "keep", "order", "ahead", "within", "flight", "peak"]
+)
+def test_what_opens_a_scheduling_line_is_a_name_wherever_one_can_stand(word: str) -> None:
+    found = policy(
+        f"let {word} = all_gather\nsave mm, {word}\n{word} -> save\n({word}) -> save\nprefetch {word} 1 block ahead"
+    )
+    assert found.rules[1].selector == found.rules[2].selector == Reference(word)
+    assert found.scheduling == (Prefetch(Reference(word), 1),)
+    assert policy(f"let {word} = mm\n{word} in layers.{word} -> save\n{word}, mm -> save").rules[
+        0
+    ].selector == InModule(Reference(word), f"layers.{word}", False)
+
+
+def test_what_an_included_file_orders_counts(tmp_path: Path) -> None:
+    (tmp_path / "order.apl").write_text("let shards = all_gather\nprefetch shards 1 block ahead", encoding="utf-8")
+    main = tmp_path / "main.apl"
+    main.write_text('include "order.apl"\nbucket shards per block', encoding="utf-8")
+    loaded = load_policy(main)
+    assert loaded.diagnostics == (), "a name that a scheduling line alone uses is used"
+    assert loaded.policy is not None
+    assert loaded.policy.scheduling == (Prefetch(Reference("shards"), 1),)
+    assert loaded.policy.buckets == (Bucket(Reference("shards"), 1),)
+    main.write_text('include "order.apl"\nprefetch shards 2 blocks ahead', encoding="utf-8")
+    (found,) = load_policy(main).diagnostics
+    earlier = found.related[0].span
+    assert earlier is not None
+    assert (found.code, Path(earlier.source.name).name, earlier.line) == ("APL213", "order.apl", 2)
 
 
 @pytest.mark.parametrize("word", sorted({*filter(str.isidentifier, keywords()), *ACTIONS, "up", "to", "rank"}))

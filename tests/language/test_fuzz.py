@@ -16,10 +16,10 @@ from policylang.language.parsing.statements import MAX_DEPTH
 from policylang.language.resolution.loader import Loaded, load_policy, parse_policy
 from policylang.language.resources import policies_folder
 from policylang.report.diagnostics import render_concise, render_github, render_json, render_text
-from tests.language.test_forms import BINDING, LLAMA3, SELECTORS
+from tests.language.test_forms import BINDING, LLAMA3, ORDERING, SELECTORS
 
 LIBRARY = [file.read_text(encoding="utf-8") for file in sorted(policies_folder().glob("*.apl"))]
-TEXTS = [LLAMA3, *LIBRARY, *(f"save {text}" for text, _ in (*SELECTORS, *BINDING))]
+TEXTS = [LLAMA3, *LIBRARY, *(text for text, _ in ORDERING), *(f"save {text}" for text, _ in (*SELECTORS, *BINDING))]
 WORDS = [
     *sorted(keywords()),
     "mm",
@@ -30,6 +30,7 @@ WORDS = [
     "64",
     "64 MiB",
     "20%",
+    *("bucket", "prefetch", "delay", "overlap", "keep order of", "up to", "in flight", "within", "of peak", "ahead"),
     '"a"',
     "<fsdp>",
     ";",

@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 
 from policylang.language.formatting import canonical
 from policylang.language.formatting.canonical import format_source
-from policylang.language.formatting.unparse import format_expectation, format_selector
+from policylang.language.formatting.unparse import (
+    format_expectation,
+    format_rewrite,
+    format_scheduling,
+    format_selector,
+)
 from policylang.language.parsing.parser import parse_file, words_of
 from policylang.language.parsing.statements import comments, split
 from policylang.language.resources import policies_folder
 from policylang.language.source import Source
+from policylang.language.syntax import Bucket
 from tests.language import strategies
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -74,6 +80,13 @@ def test_the_policies_that_come_with_the_project_are_formatted(path: Path) -> No
         ("save ((\nmm\n)) # end", "save ((\n        mm\n))  # end\n"),
         ("save (every # by twos\n 2nd mm)", "save (every  # by twos\n    2nd mm)\n"),
         ("offload mm up   to 8GiB  per  rank", "offload mm up to 8GiB per rank\n"),
+        ("bucket(all_gather)per  2   blocks up  to 3MiB", "bucket (all_gather) per 2 blocks up to 3MiB\n"),
+        ("prefetch  all_gather 1   block  ahead", "prefetch all_gather 1 block ahead\n"),
+        (
+            "overlap collective up to 2GiB in  flight within 5 % of  peak",
+            "overlap collective up to 2GiB in flight within 5% of peak\n",
+        ),
+        ("keep   order of(\n all_to_all )", "keep order of (\n    all_to_all)\n"),
         ("expect recomputed flops<=20 %", "expect recomputed flops <= 20%\n"),
         ("include   <fsdp>\r\nsave mm\r\n", "include <fsdp>\nsave mm\n"),
         ('save mm in "a # b"  # c', 'save mm in "a # b"  # c\n'),
@@ -112,6 +125,9 @@ STATEMENTS = st.one_of(
     st.builds(lambda s: f"optional ({format_selector(s)})→must_recompute", strategies.selectors),
     st.builds(lambda s: f"let some = {format_selector(s)}", strategies.selectors),
     st.builds(format_expectation, strategies.expectations),
+    st.builds(
+        lambda line: format_rewrite(line) if isinstance(line, Bucket) else format_scheduling(line), strategies.ordering
+    ),
     st.sampled_from(["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "collapse round_trips"]),
 )
 SPACE = st.sampled_from(["", " ", "   ", "\t", " \r"])

@@ -17,7 +17,7 @@ from policylang.operators.categories import describe, parameters
 from policylang.operators.elements import Tensor
 from policylang.operators.layouts import SHARD, DigitLayout, NoDigitsError, shard
 from policylang.operators.moves import Clone, Cut, Expand, Join, Move, MoveError, Pad, Pick, Split
-from policylang.operators.names import FOLLOWERS, GATHER, GETITEM, SCATTER, WAIT
+from policylang.operators.names import ALL_REDUCE, FOLLOWERS, GATHER, GETITEM, SCATTER, WAIT
 from policylang.operators.strides import is_contiguous
 from policylang.operators.table import MOVERS, PASSING, move_of
 
@@ -134,7 +134,7 @@ ARGUMENTS: dict[str, Draw] = {
     "aten.view.dtype": lambda data, tensor: (torch.float64,),
     "prims.convert_element_type.default": lambda data, tensor: (torch.int64,),
 }
-CALLED = sorted(set(MOVERS) - {GATHER, SCATTER, GETITEM})
+CALLED = sorted(set(MOVERS) - {ALL_REDUCE, GATHER, SCATTER, GETITEM})
 
 
 def operator_of(name: str) -> Any:

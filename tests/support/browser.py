@@ -31,7 +31,7 @@ _OPTIONS = (
     "--disable-sync",
 )
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-KEYS = {"down": "\ue015", "enter": "\ue007", "escape": "\ue00c", "end": "\ue010", "right": "\ue014"}
+KEYS = {"up": "\ue013", "down": "\ue015", "enter": "\ue007", "escape": "\ue00c", "end": "\ue010", "right": "\ue014"}
 
 
 class Browser:

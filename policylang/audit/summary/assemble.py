@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from policylang.audit.summary.order_account import order_account
 from policylang.audit.summary.report import (
     AuditReport,
     DecisionReport,
@@ -29,6 +30,7 @@ from policylang.planning.value_decision import Decision, Why
 
 if TYPE_CHECKING:
     from policylang.audit.outcome import Audit
+    from policylang.planning.schedule.order_plan import OrderPlan
 
 _ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
 _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
@@ -36,7 +38,8 @@ _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 def plan_report(plan: Plan) -> Report:
     """Of a graph that is planned and not partitioned: decisions and rules, no bytes. Of a half: its rewrites."""
-    report = _report(plan, None)
+    # buckets of a joint graph are made on its halves
+    report = _report(plan, None, plan.order if plan.facts.kind is not GraphKind.JOINT else None)
     if plan.facts.kind not in _HALVES:
         return report
     operators = sum(op == "call_function" and plan.facts.owners[row] == row for row, op in enumerate(plan.facts.ops))
@@ -45,17 +48,26 @@ def plan_report(plan: Plan) -> Report:
     )
 
 
-def partition_report(plan: Plan, audit: Audit, halves: Mapping[str, Edits] | None = None) -> Report:
-    """Of a graph that was partitioned after a plan, with what the audit found in the two halves.
+def partition_report(
+    plan: Plan, audit: Audit, halves: Mapping[str, Edits] | None = None, orders: Mapping[str, Plan] | None = None
+) -> Report:
+    """Of a graph that was split, or rematerialised, after a plan, with what the audit found in it.
 
-    ``halves``: what was rewritten in the ``forward`` and the ``backward`` once they were apart.
+    ``halves``: what was rewritten in the ``forward`` and the ``backward`` once they were apart; ``orders``: the plans
+    of those that were put in another order.
     """
-    report = _report(plan, audit)
+    report = _report(plan, audit, plan.order if plan.facts.kind is GraphKind.FLAT else None)
     later = (rewrite_reports(plan.policy, edits, half) for half, edits in (halves or {}).items())
-    return evolve(report, rewrites=report.rewrites + tuple(each for half in later for each in half))
+    ordered = (order_account(made, half) for half, made in (orders or {}).items())
+    return evolve(
+        report,
+        rewrites=report.rewrites + tuple(each for half in later for each in half),
+        orders=report.orders + tuple(each for each in ordered if each is not None),
+    )
 
 
-def _report(plan: Plan, audit: Audit | None) -> Report:
+def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> Report:
+    """``order``: what was carried out of it on the graph itself."""
     facts = plan.facts
     owned = [row for row in facts.forward if facts.owners[row] == row]
     amounts = _amounts_by_rule(plan, audit) if audit else {}
@@ -75,7 +87,8 @@ def _report(plan: Plan, audit: Audit | None) -> Report:
         offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
         forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
         undecided_saved_bytes=audit.saved_bytes - amounts["saved_bytes"].total() if audit else None,
-        rewrites=rewrite_reports(plan.policy, plan.edits),
+        rewrites=rewrite_reports(plan.policy, plan.edits if order is None else plan.edits.followed_by(order.edits)),
+        orders=tuple(filter(None, (order_account(plan),))),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
         notes=(*(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE), *_no_times(plan)),

@@ -29,7 +29,7 @@ def combined(reports: Iterable[Report]) -> Report:
         **{name: sum(each(name)) for name in ("forward_nodes", "blocks", "undecided", "forward_flops")},
         **{name: _summed(each(name), names) for name in ("saved", "recomputed", "offloaded")},
         **{name: _counts(each(name)) for name in ("uncounted", "uncounted_recomputed")},
-        **{name: tuple(chain.from_iterable(each(name))) for name in ("rewrites", "expectations")},
+        **{name: tuple(chain.from_iterable(each(name))) for name in ("rewrites", "orders", "expectations", "code")},
         **{name: tuple(dict.fromkeys(chain.from_iterable(each(name)))) for name in ("warnings", "notes")},
     }
     return Report(

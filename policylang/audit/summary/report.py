@@ -10,6 +10,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
+from policylang.audit.summary.fsdp_lines import FsdpOrderReport
+from policylang.audit.summary.order_account import OrderAccount
+from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
 from policylang.language.shown import as_html, as_text
 
@@ -95,6 +98,22 @@ class ExpectationReport:
 
 
 @frozen
+class CodeOrderReport:
+    """In which order the code communicates that Inductor generated for one half."""
+
+    half: str
+    """``forward`` or ``backward``."""
+    status: str
+    """``as planned``, ``differs``, ``not compiled`` before the first backward, ``not read`` where it is not Python."""
+    starts: int = 0
+    """How many collectives it starts."""
+    waits: int = 0
+    """How many waits it has for them."""
+    kernels: dict[str, int] = field(factory=dict)
+    """By the node of each collective beside which the plan computes products, how many kernels run before its wait."""
+
+
+@frozen
 class LeftAlone:
     """A chain that looked like one to rewrite."""
 
@@ -108,7 +127,7 @@ class LeftAlone:
 
 @frozen
 class RewriteReport:
-    """The account of one ``fuse`` or ``collapse`` line."""
+    """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
     source: str
     """``file:line``."""
@@ -168,13 +187,19 @@ class Report:
     undecided_saved_bytes: int | None = None
     """Of ``saved``, what no rule asked for: kept by PyTorch's partitioner or because it always is."""
     rewrites: tuple[RewriteReport, ...] = ()
-    """An entry for each ``fuse`` and ``collapse`` line."""
+    """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
+    orders: tuple[OrderAccount, ...] = ()
+    """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
+    by_fsdp: tuple[FsdpOrderReport, ...] = ()
+    """In eager, what `prefetch` and `bucket` lines came to where `fully_shard` gathers."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What was done otherwise than a rule says on its face, and why that is meant."""
     audit: AuditReport | None = None
+    code: tuple[CodeOrderReport, ...] = ()
+    """What the code of each half was read to do, where a policy orders and Inductor compiles."""
     digest: str = ""
     """Equal for equal plans, in every process and on every rank."""
     from_cache: bool = False
@@ -239,6 +264,7 @@ class Report:
             if self.recomputed is not None and self.recomputed.seconds is not None:
                 share = self.recomputed.seconds / self.forward_seconds if self.forward_seconds else 0.0
                 found |= {"recomputed_seconds": self.recomputed.seconds, "recomputed_time_share": share}
+        found |= order_figures(self.orders)
         if self.audit is not None:
             found["audit_differences"] = len(self.audit.differences)
         return {f"{prefix}{name}": value for name, value in found.items()}

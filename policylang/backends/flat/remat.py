@@ -23,6 +23,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.graph.reading.memory import GraphMemory, memory_of
 from policylang.graph.schedule import StepKind
+from policylang.planning.order.run_names import RunNames
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import recomputes
 from policylang.torch_compat import partition
@@ -54,6 +55,7 @@ class _Rematerializer:
         self.facts: Facts = plan.facts
         self.schedule = plan.schedule
         self.memory = memory
+        self.names = RunNames(self.facts.names)
         self.drawings: dict[int, random_replay.Drawing] = {}
         self.results: dict[int, fx.Node] = {}
         self.ran: list[fx.Node | None] = []
@@ -75,7 +77,9 @@ class _Rematerializer:
     def _keep_random_states(self) -> None:
         again = sorted(set(self.schedule.rows_of(StepKind.SECOND_RUN)))
         for row in (row for row in again if self.facts.flags[row] & Flag.RANDOM and self._draws(row)):
-            self.drawings[row], self.results[row] = random_replay.keep_state(self.nodes[row])
+            name = self.facts.names[row]
+            names = self.names.drawn(name), self.names.state(name)
+            self.drawings[row], self.results[row] = random_replay.keep_state(self.nodes[row], *names)
 
     def _draws(self, row: int) -> bool:
         """A ``getitem`` of a random operator may carry its flag."""
@@ -123,8 +127,9 @@ class _Rematerializer:
         target, args, kwargs = node.target, fx.map_arg(source_args, copied), fx.map_arg(source_kwargs, copied)
         if drawing:
             target, args, kwargs = random_replay.repeat(drawing, args, kwargs)
-        name = self.facts.names[row]
-        copy = self.graph.create_node("call_function", target, args, kwargs, name=f"{name}_recomputed")
+        name = self.names.second_run(self.facts.names[row])
+        copy = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        copy.name = name  # torch does not give a name twice, not even that of a node that is gone
         copy.meta = self._meta(node if drawing is None else self.results[row], anchor, row)
         return copy
 
@@ -133,7 +138,9 @@ class _Rematerializer:
         itself (flex_attention) cannot share one across regions."""
         if not isinstance(getattr(self.gm, str(read.target), None), torch.nn.Module):
             return read
-        copy = self.graph.create_node("get_attr", read.target, (), {}, name=f"{read.name}_recomputed")
+        name = self.names.second_run(read.name)
+        copy = self.graph.create_node("get_attr", read.target, (), {}, name=name)
+        copy.name = name
         copy.meta = dict(read.meta)
         return copy
 

@@ -1,4 +1,5 @@
-"""The half path: carries out the edits of a policy on one half of a partition, where saving is decided already."""
+"""The half path: carries out the edits and the order of a policy on one half of a partition, where saving is decided
+already."""
 
 from __future__ import annotations
 
@@ -12,21 +13,25 @@ from policylang.backends import refusals
 from policylang.backends.path import BackendPath, raise_errors
 from policylang.backends.runtime.groups import RankOrder
 from policylang.backends.surgery.edits import carry_out
+from policylang.backends.surgery.planned_order import put_in_order
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Policy
+from policylang.language.syntax import Expectation, ExpectTotal, Policy
 from policylang.planning.block_graph import Place
 from policylang.planning.capabilities import HALF
 from policylang.planning.decisions.weights_aside import WeightsAside
+from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.refusals import REWRITES_REFUSED
 from policylang.ranks.comparison import ranks_of
 
 ONLY_REWRITES = "APL329"
+NOTHING_LEFT = "APL419"
+_OF_ORDER = ("exposed", "step time", "peak")
 
 
 @frozen(eq=False)
@@ -38,17 +43,25 @@ class Half:
     groups: tuple[RankOrder, ...]
     """The process groups that were found or made for it."""
 
+    @property
+    def edits(self) -> Edits:
+        """All that was rewritten, buckets included."""
+        order = self.plan.order
+        return self.plan.edits if order is None else self.plan.edits.followed_by(order.edits)
+
 
 class HalfPath(BackendPath):
     name: ClassVar[str] = "half"
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
-        if not policy.rewrites:
+        if not (policy.rewrites or policy.orders):
             raise PolicyGraphError([refusals.no_path(facts.kind)])
 
     def part_of(self, policy: Policy) -> Policy:
-        """Without what decides about values."""
-        return evolve(policy, blocks=None, rules=(), undecided=None, expectations=())
+        """Without what decides about values. What is expected of the step as it runs can be told of its half."""
+        kept = tuple(each for each in policy.expectations if policy.orders and _is_of_order(each))
+        blocks = policy.blocks if policy.orders else None
+        return evolve(policy, blocks=blocks, rules=(), undecided=None, expectations=kept)
 
     def plan(
         self,
@@ -63,33 +76,61 @@ class HalfPath(BackendPath):
         return evolve(made, diagnostics=made.diagnostics + _note_on_rules(policy, facts.kind))
 
 
+def _is_of_order(expectation: Expectation) -> bool:
+    """Whether it is about a figure that the order of a graph decides."""
+    return isinstance(expectation, ExpectTotal) and expectation.figure in _OF_ORDER
+
+
 def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str = "") -> Half:
-    """Carry out the ``fuse`` and ``collapse`` lines of a joint graph's plan on one half, in place.
+    """Carry out on one half, in place, what a joint graph's plan says of collectives: ``fuse``, ``collapse`` and
+    ``bucket`` lines, and the order that the scheduling lines come to.
 
     The ranks that share the joint graph settle the rewrites of its halves too. Raises ``PolicyMatchError`` where lines
     and graph do not fit; the graph is then as it was.
     """
     policy = joint.policy
     # the halves follow from the joint graph: there the ranks have agreed, and the lines were held to account
-    lenient = evolve(policy, rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites))
+    lenient = evolve(
+        policy,
+        rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites),
+        scheduling=tuple(evolve(each, optional=True) for each in policy.scheduling),
+        expectations=(),
+    )
     ranks = ranks_of(joint.before, policy, kind.value)
-    made = make_plan(HalfPath().part_of(lenient), collect(gm, kind=kind, root=root), HALF, ranks=ranks)
+    facts = collect(gm, kind=kind, root=root)
+    made = make_plan(HalfPath().part_of(lenient), facts, HALF, ranks=ranks)
     raise_errors(made.diagnostics)
-    return Half(kind, made, carry_out(gm, made))
+    groups = carry_out(gm, made)
+    if made.order is not None:
+        groups = (*groups, *put_in_order(gm, policy, made.order))
+    return Half(kind, made, groups)
+
+
+def unanswered(joint: Plan, halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
+    """Errors for the lines about the order of collectives that found some in the joint graph, and none in a half."""
+    found = []
+    for number, statement in enumerate(joint.policy.scheduling):
+        matched = [half.plan.order.outcomes[number].matched for half in halves if half.plan.order is not None]
+        before = () if joint.order is None else joint.order.outcomes[number].matched
+        if before and not any(matched) and not statement.optional:
+            what = f"`{statement.span.one_line}` picks `{before[0]}` in the joint graph, and nothing in either half"
+            help = "what it picks does not run under this policy; make it `optional`, or drop it"
+            found.append(diagnose(NOTHING_LEFT, what, statement.span, help=help))
+    return tuple(found)
 
 
 def without_answered(diagnostics: Sequence[Diagnostic], halves: Sequence[Half]) -> tuple[Diagnostic, ...]:
     """Without the warnings that a line changed nothing on the joint graph, where it did on a half."""
-    done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.plan.edits.done}
+    done = {half.plan.policy.rewrites[edit.statement].span for half in halves for edit in half.edits.done}
     return tuple(found for found in diagnostics if found.code != REWRITES_REFUSED or found.span not in done)
 
 
 def _note_on_rules(policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
     """A note on the lines that do nothing where a user applies a policy to a half."""
-    deciding = (*policy.rules, *policy.expectations)
+    deciding = (*policy.rules, *(each for each in policy.expectations if not (policy.orders and _is_of_order(each))))
     if not deciding:
         return ()
     lines = f"{len(deciding)} lines decide" if len(deciding) > 1 else "1 line decides"
     message = f"{lines} nothing here: a {kind.value} graph is one half of a partition, and what it saves is settled"
-    help = "apply the policy to the joint graph; of a half, its `fuse` and `collapse` lines are carried out"
+    help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are carried out"
     return (diagnose(ONLY_REWRITES, message, deciding[0].span, help=help),)

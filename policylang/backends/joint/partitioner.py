@@ -13,13 +13,14 @@ from attrs import evolve, field, frozen
 from torch import fx
 
 from policylang.audit.joint import audit, audit_copies, read_halves
+from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import refusals
 from policylang.backends.announcing import announce
 from policylang.backends.graph_registry import CarriedOut, remember
-from policylang.backends.half.path import Half, rewrite_half, without_answered
+from policylang.backends.half.path import Half, rewrite_half, unanswered, without_answered
 from policylang.backends.joint import cse, finalize
-from policylang.backends.joint.offload import crossings, move_across
+from policylang.backends.joint.offload import crossings, move_across, rows_in, schedule_of_halves
 from policylang.backends.joint.split import finish, split
 from policylang.backends.path import raise_differences, raise_errors
 from policylang.backends.runtime.groups import RankOrder
@@ -30,6 +31,7 @@ from policylang.graph import marks
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.reading.collect import collect
 from policylang.graph.schedule import Schedule
+from policylang.language.diagnostics import Diagnostic
 from policylang.planning.capabilities import JOINT
 from policylang.planning.expectations.deferred import check_deferred
 from policylang.planning.graph_edit import Edits
@@ -57,12 +59,15 @@ class Partition:
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
     schedule: Schedule | None = None
-    """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked."""
+    """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked. What was
+    rewritten once they were apart is not in it."""
+    orders: Mapping[str, Plan] = field(factory=dict)
+    """The plans of the ``forward`` and of the ``backward``, where the policy has scheduling lines."""
 
     @property
     def carried_out(self) -> CarriedOut:
         """What is kept of it without its graphs."""
-        return CarriedOut("joint", self.plan, self.audit, self.seconds, self.halves)
+        return CarriedOut("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
 
 
 @collector_paused()
@@ -79,7 +84,7 @@ def partition_planned(
     """Split a joint graph after a plan whose rewrites are carried out and whose facts are the graph's. Changes ``gm``.
 
     A gather that is recomputed has fewer readers in the backward than it had in the joint graph, so each half is
-    rewritten once more.
+    rewritten once more. The order of collectives is that of a half, and is planned on each.
 
     Raises ``PolicyAuditError`` where the graphs that come out do not do what the plan says, and ``PolicyMatchError``
     where min-cut, left to decide a rest, finds none that a decided recomputation allows, or decides it so that an
@@ -103,26 +108,45 @@ def partition_planned(
     raise_differences(result.differences)
     crossing = crossings(final.facts, needs.offloaded, forward.graph, backward.graph, after=num_fwd_outputs)
     halves: tuple[Half, ...] = ()
-    if plan.policy.rewrites:
+    graphs = (forward.graph, backward.graph)
+    rows = [rows_in(final, half, backward=half is graphs[1]) for half in graphs if plan.policy.orders]
+    if plan.policy.rewrites or plan.policy.orders:
         with timed(seconds, "rewrite halves"):
             kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
             halves = tuple(rewrite_half(half, plan, kind, root=root) for half, kind in kinds)
         plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, halves))
+        raise_errors(unanswered(plan, halves))
+    schedule = final.schedule
+    if plan.policy.orders:
+        schedule = schedule_of_halves(final, needs, graphs, rows, [half.edits for half in halves])
     with timed(seconds, "move"):
-        move_across(final, crossing, forward.graph, backward.graph)
+        move_across(final.facts, schedule, crossing, forward.graph, backward.graph)
         raise_differences(audit_copies(final, needs, found, forward.graph, backward.graph))
     with timed(seconds, "finish"):
         forward, backward = finish(forward, backward, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
+    if plan.policy.orders:
+        with timed(seconds, "audit order"):
+            raise_differences(_order_differences(halves, forward, backward))
     if is_compared(plan.before):
         kinds = ((forward, GraphKind.FORWARD), (backward, GraphKind.BACKWARD))
         runs = [GraphRun(kind.value, collect(half, kind=kind, root=root)) for half, kind in kinds]
         agree_on_collectives(plan, runs, settings_lines("torch._functorch.config", functorch_settings()))
     made = {*groups, *(group for half in halves for group in half.groups)}
-    edits = {half.kind.value: half.plan.edits for half in halves}
-    partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), final.schedule)
+    edits = {half.kind.value: half.edits for half in halves}
+    orders = {half.kind.value: half.plan for half in halves if half.plan.order is not None}
+    partition = Partition(forward, backward, plan, result, seconds, edits, tuple(sorted(made)), schedule, orders)
     remember(partition.carried_out, gm, forward, backward)
     announce(partition.carried_out)
     return partition
+
+
+def _order_differences(
+    halves: Sequence[Half], forward: fx.GraphModule, backward: fx.GraphModule
+) -> Sequence[Diagnostic]:
+    """Where the halves, as they are handed out, do not run in the order that was planned of each."""
+    graphs = {GraphKind.FORWARD: forward.graph, GraphKind.BACKWARD: backward.graph}
+    orders = ((half.plan.order, graphs[half.kind]) for half in halves)
+    return [found for order, graph in orders if order is not None for found in audit_order(order, graph)]
 
 
 def _choose(gm: fx.GraphModule, plan: Plan, num_fwd_outputs: int, static_inputs: Sequence[int]) -> tuple[Plan, Needs]:

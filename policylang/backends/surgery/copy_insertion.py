@@ -20,6 +20,7 @@ from policylang.graph.schedule import Schedule, StepKind
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
 """Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
+_STARTS = {copy_operators.OFFLOAD: StepKind.COPY_TO_HOST, copy_operators.RELOAD: StepKind.COPY_FROM_HOST}
 
 
 Nodes = Sequence[fx.Node | None]
@@ -77,6 +78,34 @@ def copy_in(
             back = _call(graph, value, "reloaded", copy_operators.WAIT, args, anchor)
         for reader in reading:
             reader.replace_input_with(value, back)
+
+
+def copies_in(nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[StepKind, str]]:
+    """The copies among some nodes, in their order: which step each is, and the name of the value that it moves, as far
+    back as the edges of the graph lead."""
+    found: dict[fx.Node, tuple[StepKind, str]] = {}
+    for node in nodes:
+        kind = _kind_of(node)
+        if kind is not None:
+            found[node] = kind, _moved(node).name
+    return found
+
+
+def _kind_of(node: fx.Node) -> StepKind | None:
+    if node.op != "call_function":
+        return None
+    if node.target is copy_operators.WAIT and isinstance(node.args[0], fx.Node):
+        is_out = node.args[0].target is copy_operators.OFFLOAD
+        return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST
+    return _STARTS.get(node.target)
+
+
+def _moved(node: fx.Node) -> fx.Node:
+    while _kind_of(node) is not None:
+        source = node.args[1] if node.target is copy_operators.WAIT else node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node
 
 
 def _following(graph: fx.Graph, nodes: Nodes) -> list[fx.Node]:

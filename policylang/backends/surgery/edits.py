@@ -1,4 +1,4 @@
-"""Carries planned edits (``fuse``, ``collapse``) out on an FX graph, exactly as they were planned.
+"""Carries planned edits (``fuse``, ``collapse``, ``bucket``) out on an FX graph, exactly as they were planned.
 
 Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
 there the process groups); what comes out is held against the plan, node by node.
@@ -7,9 +7,9 @@ there the process groups); what comes out is held against the plan, node by node
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +20,7 @@ from policylang.errors import PolicyAuditError
 from policylang.graph import marks
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
+from policylang.language.syntax import Policy
 from policylang.operators.categories import describe, group_name
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node
 from policylang.planning.plan import Plan
@@ -47,15 +48,33 @@ def carry_out(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
     """
     if not plan.edits:
         return ()
-    _check_names(gm.graph, plan.before, "is not the one that was planned")
-    orders = _rank_orders(gm.graph, plan.edits)
-    groups.ensure(orders.values())
-    editor = _GraphEditor(gm.graph, plan, {group: order.name for group, order in orders.items()})
-    for edit in plan.edits.done:
-        editor.carry_out(edit)
-    _check_names(gm.graph, plan.facts, "came out otherwise than planned")
+    orders = edit_graph(gm.graph, plan.policy, plan.edits, plan.before, plan.facts)
     gm.graph.lint()
     gm.recompile()
+    return orders
+
+
+def edit_graph(
+    graph: fx.Graph,
+    policy: Policy,
+    edits: Edits,
+    before: Facts,
+    after: Facts,
+    beside: Collection[fx.Node] = (),
+) -> tuple[RankOrder, ...]:
+    """The same of the graph that ``before`` describes, which comes out as ``after`` does, without the recompilation.
+
+    ``beside``: nodes that neither describes, and that stay where they are.
+    """
+    check_names(graph, before, beside, "is not the one that was planned")
+    if not edits:
+        return ()
+    orders = _rank_orders(graph, edits)
+    groups.ensure(orders.values())
+    editor = _GraphEditor(graph, policy, {group: order.name for group, order in orders.items()})
+    for edit in edits.done:
+        editor.carry_out(edit)
+    check_names(graph, after, beside, "came out otherwise than planned")
     return tuple(sorted(set(orders.values())))
 
 
@@ -63,25 +82,25 @@ def _rank_orders(graph: fx.Graph, edits: Edits) -> dict[FusedGroup, RankOrder]:
     """The groups that the graph does not name yet, with the backend of the collectives that they stand for."""
     wanted = {name for edit in edits.done for name in edit.collectives}
     called = {node.name: group_name(describe(node.target), node) for node in graph.nodes if node.name in wanted}
-    backends: dict[str, str] = {}
+    stands_for: dict[str, str] = {}
     found: dict[FusedGroup, RankOrder] = {}
     for edit in edits.done:
         if not edit.groups:
             continue
-        first = edit.collectives[0]
-        backend = backends[first] if first in backends else groups.backend_of(called[first])
-        # a later statement may fuse what this one makes
-        backends.update(dict.fromkeys((first, *(new.name for new in edit.nodes)), backend))
-        found.update({group: RankOrder(group.ranks, backend) for group in edit.groups if group.name is None})
+        first = stands_for.get(edit.collectives[0], edit.collectives[0])
+        stands_for.update({new.name: first for new in edit.nodes})  # a later statement may fuse what this one makes
+        if missing := [group for group in edit.groups if group.name is None]:
+            backend = groups.backend_of(called[first])
+            found.update({group: RankOrder(group.ranks, backend) for group in missing})
     return found
 
 
 class _GraphEditor:
     """The only part that touches the graph."""
 
-    def __init__(self, graph: fx.Graph, plan: Plan, group_names: dict[FusedGroup, str]) -> None:
+    def __init__(self, graph: fx.Graph, policy: Policy, group_names: dict[FusedGroup, str]) -> None:
         self.graph = graph
-        self.policy = plan.policy
+        self.policy = policy
         self.group_names = group_names
         self.nodes = {node.name: node for node in graph.nodes}
 
@@ -89,9 +108,14 @@ class _GraphEditor:
         """New nodes first, then everyone who reads the old ones reads the new ones, then the old ones go."""
         nodes = self.nodes
         who = self.policy.rewrites[edit.statement].span.location
-        with self.graph.inserting_before(nodes[edit.before]):
+        place = nodes[edit.before]
+        for name in edit.ahead:
+            place.prepend(nodes[name])
+        with self.graph.inserting_before(place):
             for new in edit.nodes:
                 nodes[new.name] = self._insert(new, who)
+        for name in edit.behind:
+            place.prepend(nodes[name])
         dead = {nodes[name] for name in edit.dead}
         for old, new_name in edit.replaced:
             _hand_over(nodes[old], nodes[new_name])
@@ -182,7 +206,7 @@ def _check_value(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...],
         return
     found = tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
     if found != (shape, stride, dtype):
-        _refuse(f"`{node.name}` came out as {_said(*found)}, and was planned as {_said(shape, stride, dtype)}")
+        refuse(f"`{node.name}` came out as {_said(*found)}, and was planned as {_said(shape, stride, dtype)}")
 
 
 def _said(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> str:
@@ -196,14 +220,16 @@ def first_difference(nodes: Iterable[fx.Node], facts: Facts) -> tuple[int, str, 
     return next(((at, found, planned) for at, (found, planned) in enumerate(pairs) if found != planned), None)
 
 
-def _check_names(graph: fx.Graph, facts: Facts, complaint: str) -> None:
-    difference = first_difference(graph.nodes, facts)
+def check_names(graph: fx.Graph, facts: Facts, beside: Collection[fx.Node], complaint: str) -> None:
+    """Raise ``PolicyAuditError`` where a graph, but for the nodes ``beside``, is not the one that facts describe."""
+    difference = first_difference((node for node in graph.nodes if node not in beside), facts)
     if difference is not None:
         _, found, planned = difference
         have = f"has `{found}`" if found else "ends"
-        _refuse(f"the graph {complaint}: it {have} where the plan {f'has `{planned}`' if planned else 'ends'}")
+        refuse(f"the graph {complaint}: it {have} where the plan {f'has `{planned}`' if planned else 'ends'}")
 
 
-def _refuse(message: str) -> None:
+def refuse(message: str) -> NoReturn:
+    """Raise ``PolicyAuditError`` where graph and plan do not fit."""
     help = "apply the policy after the passes that change the graph; otherwise this is a bug in policylang"
     raise PolicyAuditError([diagnose(REWRITTEN_OTHERWISE, message, help=help)])

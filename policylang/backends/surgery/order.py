@@ -11,16 +11,20 @@ make. O(nodes + edges), plus the sorting of what is pulled before a node togethe
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 
 
 def arrange(graph: fx.Graph, names: Iterable[str]) -> None:
     """Order the operators of a graph as ``names`` are, which may name more than it has."""
+    by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
+    arrange_nodes(graph, [by_name[name] for name in names if name in by_name])
+
+
+def arrange_nodes(graph: fx.Graph, planned: Sequence[fx.Node]) -> None:
+    """Order some operators of a graph as they are given, and all else by the rule for what no schedule knows."""
     position = {node: at for at, node in enumerate(graph.nodes)}
-    by_name = {node.name: node for node in position if node.op == "call_function"}
-    planned = [by_name[name] for name in names if name in by_name]
     beside = _followers(position, frozenset(planned))
     waiting = {node for node in position if node.op not in ("placeholder", "output")}
     order: list[fx.Node] = []

@@ -29,10 +29,11 @@ class Drawing:
     kwargs: dict[str, Any]
 
 
-def keep_state(node: fx.Node) -> tuple[Drawing, fx.Node]:
+def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
     """Make a random operator keep the state it starts from; also return the node that now holds its result.
 
-    The node stays where it is, under its name, and returns ``(state, result)``; two ``getitem`` follow it.
+    ``drawn`` and ``kept``: the names of the nodes that hand out the result and the state. The node stays where it is,
+    under its name, and returns ``(state, result)``; two ``getitem`` follow it.
     """
     save, _ = partition.random_state_operators()
     graph = node.graph
@@ -40,8 +41,9 @@ def keep_state(node: fx.Node) -> tuple[Drawing, fx.Node]:
     value = node.meta.get("val")
     users = list(node.users)
     with graph.inserting_after(node):
-        result = graph.create_node("call_function", operator.getitem, (node, 1), name=f"{node.name}_result")
-        state = graph.create_node("call_function", operator.getitem, (node, 0), name=f"{node.name}_state")
+        result = graph.create_node("call_function", operator.getitem, (node, 1), name=drawn)
+        state = graph.create_node("call_function", operator.getitem, (node, 0), name=kept)
+    result.name, state.name = drawn, kept
     for user in users:
         user.replace_input_with(node, result)
     node.target = save

@@ -123,7 +123,7 @@ class PolicyBackend:
         else:
             compiled = dynamo_graph.with_aot_eager(partitioner, gm, example_inputs, compare)
         graph.findings, graph.from_cache = compiled.findings, compiled.from_cache
-        graph.sharded_aside = aside is not None
+        graph.sharded_aside, graph.code = aside is not None, compiled.code
         self._graphs.append(graph)
         for session in sessions:
             session.graphs.add(graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import fx
 
+from policylang.audit.code_audit import CodeAudit
 from policylang.backends.announcing import announce_cached
 from policylang.backends.caching import fingerprint, sidecar
 from policylang.backends.caching.cached_partitioner import CachedPartitioner
@@ -21,6 +22,7 @@ from policylang.backends.findings import Findings, findings_of, from_json, to_js
 from policylang.backends.joint.partitioner import Partition
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.runtime import groups, profiler_ranges
+from policylang.backends.torch_compile import order_kept
 from policylang.errors import PolicyDivergenceError
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import RankComparison, agree_on_cached
@@ -54,6 +56,8 @@ class CompiledCode:
     why_gone: WhyGone
     """Asked where a collective of the graph fails: why another rank takes no part in it."""
     from_cache: bool = False
+    code: CodeAudit | None = None
+    """What was read off the generated code, under a policy that orders; of the backward once that is compiled."""
 
 
 def topic_of(doing: str, graph: str, root: str) -> str:
@@ -88,33 +92,44 @@ def with_inductor(
     policy = partitioner.policy
     if policy.offloads:
         settings = {**_IN_ORDER, **settings}
+    if policy.orders and needs_gradients(gm, inputs):
+        settings = order_kept.settings_to_keep(policy, settings)
     with compare(settings=partial(comparable_settings, settings)) as comparison:
         key = f"{key}:{fingerprint.context_of(gm)}:{fingerprint.groups_key(policy)}:{fingerprint.formulas_key()}"
         remembered_as = fingerprint.sidecar_key(f"{key}:{sorted(settings.items())!r}", gm, inputs)
-        patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key)}
         is_differentiated = needs_gradients(gm, inputs)
+        code = CodeAudit() if policy.orders and is_differentiated else None
+        watch = None if code is None else partial(order_kept.watched_half, code)
+        patched = {**settings, "custom_partitioner_fn": CachedPartitioner(partitioner, key, code)}
+        if code is not None:
+            patched |= order_kept.last_passes(policy, settings, key)
         hits = inductor.cache_hits()
-        with partitions() as done:
-            run = inductor.compile_with_inductor(gm, inputs, patched)
+        loads: AbstractContextManager[list[tuple[bool, str]]]
+        loads = nullcontext([]) if code is None else inductor.code_from_caches()
+        with partitions() as done, loads as loaded:
+            run = inductor.compile_with_inductor(gm, inputs, patched, watch)
         if not is_differentiated:
             return CompiledCode(run, (), comparison.why_gone())
         if not done and inductor.cache_hits() > hits:
-            findings = _from_sidecar(remembered_as, policy)
-            if findings is not None:
+            from_sidecar = _from_sidecar(remembered_as, policy)
+            if from_sidecar is not None:
+                findings, code = from_sidecar
+                order_kept.check_loaded(code, loaded)
                 for found in findings:
                     announce_cached(found.report)
-                return CompiledCode(run, findings, comparison.why_gone(), from_cache=True)
+                return CompiledCode(run, findings, comparison.why_gone(), from_cache=True, code=code)
             log.debug("no sidecar says what was decided for a cached graph: compiling it again")
             with partitions() as done:
-                run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES})
+                run = inductor.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch)
         findings = _findings(done)
         content = {
             "partitions": [to_json(found) for found in findings],
             "groups": groups.to_json([order for partition in done for order in partition.groups]),
             "accounts": [account.pack() for account in comparison.accounts],
+            "code": None if code is None else code.to_json(),
         }
         sidecar.write(remembered_as, content)
-        return CompiledCode(run, findings, comparison.why_gone())
+        return CompiledCode(run, findings, comparison.why_gone(), code=code)
 
 
 def comparable_settings(given: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
@@ -134,9 +149,9 @@ def _findings(done: Sequence[Partition]) -> tuple[Findings, ...]:
     return tuple(findings_of(partition.carried_out) for partition in done)
 
 
-def _from_sidecar(key: str, policy: Policy) -> tuple[Findings, ...] | None:
-    """What was decided for a graph that Inductor has in its caches, once the other ranks have the same plan and the
-    process groups that it names are there; None where no sidecar says it."""
+def _from_sidecar(key: str, policy: Policy) -> tuple[tuple[Findings, ...], CodeAudit | None] | None:
+    """What was decided for a graph that Inductor has in its caches, and in which order it was to communicate, once the
+    other ranks have the same plan and the process groups that it names are there; None where no sidecar says it."""
     content = sidecar.read(key)
     if content is None:
         return None
@@ -144,10 +159,11 @@ def _from_sidecar(key: str, policy: Policy) -> tuple[Findings, ...] | None:
         findings = tuple(from_json(found, policy) for found in content["partitions"])
         accounts = tuple(RankAccount.unpack(account) for account in content["accounts"])
         wanted = groups.from_json(content["groups"])
+        code = CodeAudit.from_json(content["code"]) if policy.orders else None
     except (KeyError, TypeError, ValueError):
         return None
     if not groups.can_ensure(wanted):
         return None
     agree_on_cached(accounts, policy)
     groups.ensure(wanted)
-    return findings
+    return findings, code

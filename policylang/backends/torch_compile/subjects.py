@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 from torch import nn
 
-from policylang.backends.compiled_graphs import GraphUse
+from policylang.backends.compiled_graphs import CompiledGraph, GraphUse
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.findings import Findings, findings_of
 from policylang.backends.graph_registry import CarriedOut
@@ -54,4 +54,11 @@ def _of_block(found: Findings, name: str) -> Findings:
 
 def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
     """Those of a graph as often as modules run it: each of them keeps what the graph keeps."""
-    return [found for use in uses for _ in range(use.modules) for found in use.graph.findings]
+    return [_with_code(found, use.graph) for use in uses for _ in range(use.modules) for found in use.graph.findings]
+
+
+def _with_code(found: Findings, graph: CompiledGraph) -> Findings:
+    """With what the code of the halves was read to do, which is known of the backward only once that has run."""
+    if graph.code is None:
+        return found
+    return evolve(found, report=evolve(found.report, code=graph.code.reports()))

@@ -24,6 +24,7 @@ from policylang.graph.reading.process_groups import group_columns, meshes_of
 from policylang.graph.reading.saved_markers import MarkerColumns, SavedMarker, find, from_annotation
 from policylang.graph.reading.values import Measurements
 from policylang.operators.categories import OperatorInfo, argument, describe, draws_random, nodes_in
+from policylang.operators.effects import writes_inside
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.work_counter import WorkCounter
 from policylang.torch_compat.graphs import has_data_symbol, is_backward_output, is_saved_output, value_of
@@ -227,7 +228,7 @@ class _Collector:
             of_operator = operator.flags
             if of_operator & _RANDOM and not draws_random(operator, node):
                 of_operator &= ~_RANDOM
-            flags[row] |= of_operator
+            flags[row] |= of_operator | writes_inside(node)
             if operator.name == GETITEM and owners[row] != row:
                 flags[owners[row]] |= _MULTI_OUTPUT
             if node.meta.get("has_backward_hook"):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from policylang.language.parsing import order_mistakes
 from policylang.language.parsing.mistake_patterns import (
     ACTION,
     BLOCK,
@@ -325,4 +326,4 @@ def _made(row: Sequence[object]) -> Mistake:
 @cache
 def mistakes() -> tuple[Mistake, ...]:
     """The rows, in the order in which they are tried; compiled once a statement cannot be read."""
-    return tuple(map(_made, _rows()))
+    return tuple(map(_made, (*order_mistakes.rows(), *_rows())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, get_args, get_type_hints
 
 from attrs import evolve, frozen
@@ -12,8 +11,9 @@ from lark import v_args
 from policylang.language import syntax
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.predicate_tree import integer, position, quoted
-from policylang.language.parsing.tree import SelectorRules, SpannedSelector
+from policylang.language.parsing.order_tree import OrderRules, opened
+from policylang.language.parsing.predicate_tree import integer, quoted
+from policylang.language.parsing.tree import SpannedSelector
 from policylang.language.source import Span
 from policylang.language.syntax import Action, Quantity, Rule, Scope
 
@@ -45,6 +45,7 @@ _FIGURES_ELSEWHERE = {
     **dict.fromkeys(("exposed_time", "exposed_communication", "stall", "waiting", "idle"), "exposed"),
 }
 """What other tools call the figures."""
+_COUNTING = frozenset(("FIRST", "LAST", "ORDINAL", "EVERY_NTH", "EXACTLY", "LEAST", "MOST"))
 _COLLECTIVES = {"all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
 
 
@@ -58,7 +59,7 @@ class _Limit:
 
 
 @v_args(inline=True)
-class StatementRules(SelectorRules):
+class StatementRules(OrderRules):
     """The rules of the grammar from ``start`` down; a statement is built from the tokens of its rule."""
 
     def policy(self, word: Lexeme, name: Lexeme) -> syntax.PolicyName:
@@ -94,7 +95,7 @@ class StatementRules(SelectorRules):
         return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
 
     def fuse(self, *words: Lexeme) -> syntax.Fuse:
-        word, (collective, chains, *rest), optional = _opened(words)
+        word, (collective, chains, *rest), optional = opened(words)
         if collective not in _COLLECTIVES:
             help = (
                 did_you_mean(nearest(str(collective), _COLLECTIVES)) or "chains of `all_gather` or `reduce_scatter` are"
@@ -110,62 +111,11 @@ class StatementRules(SelectorRules):
         return syntax.Fuse(known, dims, optional, word.span.to(end.span))  # type: ignore[arg-type]
 
     def collapse(self, *words: Lexeme) -> syntax.Collapse:
-        word, (what,), optional = _opened(words)
+        word, (what,), optional = opened(words)
         if what != "round_trips":
             message = f"`{what}` cannot be collapsed"
             what.report("APL116", message, help="write `collapse round_trips`")
         return syntax.Collapse(optional, word.span.to(what.span))
-
-    # --- order ---
-
-    def bucket(self, *words: Any) -> syntax.Bucket:
-        word, rest, optional = _opened(words)
-        selector: SpannedSelector = rest[0]
-        loose, blocks = word.origin.loose, None
-        if loose and loose[-1][1].end == selector.span.end and loose[-1][0] in (Scope.BLOCK, *_numbers(loose)):
-            blocks = 1 if (per := loose.pop()[0]) is Scope.BLOCK else int(per)  # type: ignore[arg-type]
-        size: Quantity | None = rest[1] if len(rest) > 1 else None
-        end = selector.span if size is None else size.span
-        if blocks is None and size is None:
-            help = "write `per block`, `per 2 blocks`, or a size such as `up to 256 MiB`"
-            word.report("APL116", "this does not say how much goes into one bucket", help=help)
-        return syntax.Bucket(selector.selector, blocks, size, optional, word.span.to(end))
-
-    def prefetch(self, *words: Any) -> syntax.Prefetch:
-        word, (selector, number, _, ahead), optional = _opened(words)
-        if ahead != "ahead":
-            ahead.report("APL010", f"a prefetch is so many blocks `ahead`, not `{ahead}`", help="write `ahead`")
-        return syntax.Prefetch(selector.selector, position(number), optional, word.span.to(ahead.span))
-
-    def delay(self, *words: Any) -> syntax.Delay:
-        word, (selector, number, block), optional = _opened(words)
-        return syntax.Delay(selector.selector, position(number), optional, word.span.to(block.span))
-
-    def overlap(self, *words: Any) -> syntax.Overlap:
-        word, (selector, *limits), optional = _opened(words)
-        found = dict(limits)
-        end = limits[-1][1] if limits else selector
-        in_flight, peak = found.get("in flight"), found.get("peak")
-        return syntax.Overlap(selector.selector, in_flight, peak, optional, word.span.to(end.span))
-
-    def keep_order(self, *words: Any) -> syntax.KeepOrder:
-        word, (_of, selector), optional = _opened(words)
-        return syntax.KeepOrder(selector.selector, optional, word.span.to(selector.span))
-
-    def up_to(self, word: Lexeme, size: Quantity) -> Quantity:
-        return _bytes(size, word.span.to(size.span), word, "a bucket has a size in bytes", "up to 256 MiB")
-
-    def in_flight(self, word: Lexeme, size: Quantity, end: Lexeme) -> tuple[str, Quantity]:
-        span = word.span.to(end.span)
-        return "in flight", _bytes(size, span, word, "what is in flight is limited in bytes", "up to 2 GiB in flight")
-
-    def within_peak(self, word: Lexeme, size: Quantity, _of: Lexeme, peak: Lexeme) -> tuple[str, Quantity]:
-        if peak != "peak":
-            peak.report("APL010", f"a schedule stays within so much of `peak`, not of `{peak}`", help="write `of peak`")
-        span = word.span.to(peak.span)
-        if size.dimension == "fraction":
-            return "peak", evolve(size, span=span)
-        return "peak", _bytes(size, span, word, "a peak is limited in bytes, or per cent", "within 1 GiB of peak")
 
     # --- rules ---
 
@@ -259,22 +209,6 @@ def _check_whole(name: str, limit: Quantity, whole: Lexeme) -> None:
         whole.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
 
 
-def _numbers(loose: Sequence[tuple[Scope | int, Span]]) -> list[int]:
-    return [value for value, _ in loose if not isinstance(value, Scope)]
-
-
-def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str) -> Quantity:
-    if size.dimension != "bytes":
-        word.report("APL116", message, size.span, help=f"such as `{example}`")
-    return evolve(size, span=span)
-
-
-def _opened(words: Sequence[Any]) -> tuple[Lexeme, Sequence[Any], bool]:
-    """The first word of a statement, those after its verb, and whether it may find nothing."""
-    optional = words[0].type == "OPTIONAL"
-    return words[0], words[1 + optional :], optional
-
-
 def report_loose(statement_words: list[Lexeme]) -> None:
     """Report each ``per …`` that nothing in its phrase counts by."""
     if not statement_words:
@@ -283,7 +217,9 @@ def report_loose(statement_words: list[Lexeme]) -> None:
     for scope, span in origin.loose:
         if not isinstance(scope, Scope):
             message = f"`{span.one_line}` belongs to a `bucket` alone"
-            origin.report("APL014", message, Span(span.source, span.start, span.end), help="write `per block`")
+            counts = any(word.type in _COUNTING for word in statement_words)
+            help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"
+            origin.report("APL014", message, Span(span.source, span.start, span.end), help=help)
             continue
         message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` of its own before it"
         help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"

@@ -14,14 +14,36 @@ from policylang.language.source import Span
 
 _OPENERS = (
     "policy", "requires", "include", "device", "let", "blocks", "undecided", "fuse", "collapse", "expect",
-    "optional", "override",
+    "optional", "override", "bucket", "prefetch", "delay", "overlap", "keep order",
 )  # fmt: skip
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
 _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` or `mm -> save`"
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
 
 
+_ORDERS = ("BUCKET", "PREFETCH", "DELAY", "OVERLAP", "KEEP_ORDER")
+_COLLECTIVES = "such as `all_gather`, `reduce_scatter` or `collective`"
+_AHEAD = "such as `prefetch all_gather 1 block ahead`"
+_LATER = "such as `delay reduce_scatter 1 block`"
+_IN_FLIGHT = "such as `overlap collective up to 2 GiB in flight`"
+_OF_PEAK = "such as `overlap collective within 1 GiB of peak`"
+_FIGURES = "NAME INT NUMBER PERCENT"
 _MISSING: tuple[tuple[str, str, str, str, str | None], ...] = (
+    *(
+        (each, "", "EVERYTHING", "a selector", "such as `all_gather`, `reduce_scatter` or `collective`")
+        for each in _ORDERS
+    ),
+    ("PREFETCH", "BLOCK BLOCKS", "NAME", "`ahead`", _AHEAD),
+    ("PREFETCH", "INT", "BLOCK BLOCKS -RPAR", "`block ahead`", _AHEAD),
+    ("PREFETCH", "", "INT -STRING -BLOCK -COMPARISON", "how many blocks ahead", _AHEAD),
+    ("DELAY", "", "INT -STRING -BLOCK -COMPARISON", "how many blocks later", _LATER),
+    ("BUCKET", "UP_TO", "INT", "a size", "such as `up to 256 MiB`"),
+    ("OVERLAP", "UP_TO", "INT", "a size", _IN_FLIGHT),
+    ("OVERLAP", "WITHIN", "INT", "a size or a share", _OF_PEAK),
+    ("OVERLAP", "", "IN_FLIGHT", "`in flight`", _IN_FLIGHT),
+    ("OVERLAP", _FIGURES, "OF", "`of peak`", _OF_PEAK),
+    ("OVERLAP", "OF", "NAME", "`peak`", _OF_PEAK),
+    ("KEEP_ORDER", "KEEP_ORDER", "OF", "`of`", "such as `keep order of all_to_all`"),
     ("FUSE", "FUSE", "-OVER", "`all_gather chains` or `reduce_scatter chains`", None),
     ("FUSE", "OVER COMMA", "-OVER", "a mesh dimension", "such as `dp`"),
     ("FUSE", "", "-OVER", "`chains`", None),
@@ -158,7 +180,7 @@ def _in_predicate(words: Sequence[Lexeme], expected: frozenset[str]) -> bool:
 
 def _opener(before: Sequence[Lexeme]) -> str:
     """What says which statement it is; `optional` stands before several."""
-    verbs = [word.type for word in before[1:2] if word.type in ("FUSE", "COLLAPSE")]
+    verbs = [word.type for word in before[1:2] if word.type in ("FUSE", "COLLAPSE", *_ORDERS)]
     return verbs[0] if before[0].type == "OPTIONAL" and verbs else before[0].type
 
 

@@ -9,16 +9,16 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import is_magic
 from policylang.language.resolution.public_names import NEVER_TRACED, shown_forms, usual_forms
-from policylang.language.syntax import Intersection, Operator, Rule, Selector
+from policylang.language.syntax import Bucket, Intersection, Operator, Rule, Scheduling, Selector
 from policylang.language.walk import parts, walk
 
 SELDOM_IN_GRAPHS = "APL150"
 OF_BOTH = "APL151"
 
 
-def doubtful_selectors(rule: Rule) -> Iterator[Diagnostic]:
-    """A note where a rule is about names alone that graphs do not hold, a warning for each ``and`` of two operators. A
-    rule that is ``optional`` may match nothing."""
+def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]:
+    """A note where a line is about names alone that graphs do not hold, a warning for each ``and`` of two operators. A
+    line that is ``optional`` may match nothing."""
     if rule.optional:
         return
     inside = list(walk(rule.selector))

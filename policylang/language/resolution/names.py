@@ -21,6 +21,7 @@ from policylang.language.syntax import InModule, Let, Operator, Reference, Selec
 from policylang.language.walk import rebuild
 
 _THE_REST = frozenset(("default", "otherwise", "rest", "fallback", "others", "remaining", "undecided"))
+_COLLECTIVES = frozenset(("communication", "communications", "comm", "comms", "collectives", "nccl", "network"))
 _REGISTERED = (
     "an operator of your own is known from a graph that calls it, `--graph`, or once its module is imported, `--import`"
 )
@@ -189,6 +190,8 @@ class Definitions:
 
     def _elsewhere(self, text: str) -> str | None:
         """The help for a name that people use, and that no operator has."""
+        if text in _COLLECTIVES:
+            return "write `collective` for all of them, or one of `all_gather`, `reduce_scatter`, `all_reduce`"
         if text in _THE_REST:
             return "what no rule matches is `undecided`: write `undecided -> save`"
         traced = usual_forms(text)

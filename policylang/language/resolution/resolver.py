@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import define, evolve, field
 
@@ -21,8 +21,11 @@ from policylang.language.resolution.fitting import check_path_glob, check_versio
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.names import Definitions
 from policylang.language.resolution.operator_names import OperatorTable
+from policylang.language.resolution.order_lines import OrderLines
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy, Rule, Statement
+
+_Ordering = TypeVar("_Ordering", bound=syntax.Bucket | syntax.Scheduling)
 
 
 def resolve(
@@ -45,8 +48,12 @@ class _Resolver:
     rewrites: list[syntax.Rewriting] = field(factory=list)
     scheduling: list[syntax.Scheduling] = field(factory=list)
     expectations: list[syntax.Expectation] = field(factory=list)
+    order: OrderLines = field(init=False)
     once: dict[type, Statement] = field(factory=dict)
     device: DeviceProfile | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.order = OrderLines(self.names.operators.matches)
 
     def take(self, placed: PlacedStatement) -> None:
         statement = placed.statement
@@ -65,15 +72,20 @@ class _Resolver:
             self.rules.append(rule)
             self.diagnostics.extend(doubtful_selectors(rule))
         elif isinstance(statement, syntax.Bucket):
-            self.rewrites.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+            self.rewrites.append(self._ordering(statement))
         elif isinstance(statement, syntax.Rewriting):
             self.rewrites.append(statement)
         elif isinstance(statement, syntax.Scheduling):
-            self.scheduling.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+            self.scheduling.append(self._ordering(statement))
         elif isinstance(statement, syntax.ExpectTotal):
             self.expectations.append(fit_total(statement, self.diagnostics.append))
         elif isinstance(statement, syntax.ExpectCount | syntax.ExpectFate):
             self.expectations.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+
+    def _ordering(self, statement: _Ordering) -> _Ordering:
+        statement = evolve(statement, selector=self.names.resolve(statement.selector))
+        self.diagnostics.extend(self.order.check(statement, self.names.lets))
+        return statement
 
     def finish(self, statements: Sequence[PlacedStatement]) -> tuple[Policy, tuple[Diagnostic, ...]]:
         name: Any = self.once.get(syntax.PolicyName)

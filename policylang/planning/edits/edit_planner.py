@@ -42,15 +42,16 @@ class RefusedError(Exception):
 
 
 class NodeNames:
-    """Names of nodes that do not exist yet, the same in every process: ``fused_view``, ``fused_view_1``, …"""
+    """Names of nodes that do not exist yet, the same in every process: ``fused_view``, ``fused_view_1``, …, and
+    ``bucket_cat`` of a bucket."""
 
     def __init__(self, taken: Container[str], counts: Mapping[str, int] | None = None) -> None:
         self._taken = taken
         self._counts = dict(counts or {})
 
-    def new(self, target: str) -> str:
+    def new(self, target: str, prefix: str) -> str:
         """A name after the operator, ``aten.view.default``: neither the graph's nor given out before."""
-        base = f"fused_{target.split('.')[1].strip('_')}"
+        base = f"{prefix}_{target.split('.')[1].strip('_')}"
         while True:
             count = self._counts.get(base, 0)
             self._counts[base] = count + 1
@@ -87,8 +88,9 @@ class Setting:
 class NewNodes:
     """The new nodes of one edit, one after the other. Their names are taken for good only by :meth:`take_names`."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, prefix: str = "fused") -> None:
         self._facts = setting.facts
+        self._prefix = prefix
         self._names = setting.names
         self._trial = setting.names.trial()
         self.made: list[NewNode] = []
@@ -104,7 +106,7 @@ class NewNodes:
         per_rank: bool = False,
     ) -> Node:
         """``like``: the row whose element type, device, module and annotations it has."""
-        facts, name = self._facts, self._trial.new(target)
+        facts, name = self._facts, self._trial.new(target, self._prefix)
         self.made.append(
             NewNode(
                 name=name,

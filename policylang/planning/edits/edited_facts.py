@@ -6,7 +6,6 @@ graph. The columns are those that :func:`policylang.graph.reading.collect.collec
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from math import prod
@@ -35,14 +34,15 @@ class _EditedFacts:
         self.old = facts
         self.edits = edits
         index = facts.index
-        dead = {index[name] for edit in edits for name in edit.dead}
-        put: dict[int, list[NewNode]] = {}
+        gone = {index[name] for edit in edits for name in (*edit.dead, *edit.ahead, *edit.behind)}
+        put: dict[int, list[int | NewNode]] = {}
         for edit in edits:
-            put.setdefault(index[edit.before], []).extend(edit.nodes)
+            ahead, behind = ([index[name] for name in names] for names in (edit.ahead, edit.behind))
+            put.setdefault(index[edit.before], []).extend((*ahead, *edit.nodes, *behind))
         self.order: list[int | NewNode] = []
         for row in range(len(facts)):
             self.order.extend(put.get(row, ()))
-            if row not in dead:
+            if row not in gone:
                 self.order.append(row)
         self.row_of_name = {
             (facts.names[each] if isinstance(each, int) else each.name): row for row, each in enumerate(self.order)
@@ -131,12 +131,9 @@ class _EditedFacts:
         return next((self._group(value) for value in node.arguments if isinstance(value, FusedGroup)), "")
 
     def _group(self, group: FusedGroup) -> str:
-        """What facts call a group: where it is still to be made, a name that follows from its ranks."""
-        if group.name is not None:
-            return group.name
-        name = "fused_" + hashlib.sha256(",".join(map(str, group.ranks)).encode()).hexdigest()[:12]
-        self.groups[name] = Group(name, group.ranks, len(group.ranks), None)
-        return name
+        if group.name is None:
+            self.groups[group.label] = Group(group.label, group.ranks, len(group.ranks), None)
+        return group.label
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> array[int]:
         owners = array("i", range(len(self.order)))

@@ -15,13 +15,16 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.collectives import collective_kind
+from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
 from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.simulation.collective_runs import CollectiveRun, Lanes, exposed_bound, lanes
+from policylang.simulation.collective_runs import CollectiveRun, Lanes, lanes
 from policylang.simulation.collective_times import operator_name
-from policylang.simulation.in_flight import in_flight, size_in_flight
+from policylang.simulation.exposed_bound import exposed_bound
+from policylang.simulation.in_flight import in_flight as in_flight_at
+from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.memory import Timeline, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.peak import Peak, peak_of
@@ -42,6 +45,8 @@ class StepInOrder:
     given and what it gives."""
     lanes: Lanes | None
     """None without a device."""
+    block_of: Sequence[int] = field(factory=tuple, repr=False)
+    """Row to block number, -1 outside every block; empty where no blocks are known."""
 
     def kinds(self) -> dict[str, int]:
         """How many collectives run, by what they do: ``all-gather``; in the order of their first run."""
@@ -51,8 +56,7 @@ class StepInOrder:
     @property
     def collectives(self) -> list[int]:
         """Their rows in the order in which they start; one that runs a second time is there twice."""
-        flags = self.facts.flags
-        return [row for kind, row, _ in self.schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
+        return collective_rows(self.facts, self.schedule)
 
 
 @frozen
@@ -81,6 +85,8 @@ class LineInOrder:
     left: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
     buckets: tuple[JoinedCollectives, ...] = ()
+    exposed_without: float | None = None
+    """Seconds that the step would expose without this line, where that was worked out."""
 
 
 @frozen
@@ -132,9 +138,13 @@ def communication(plan: Plan) -> Communication | None:
         return None
     timed = plan.shown_times is not None
     times, traced_times = (order.times, order.traced_times) if timed else (None, None)
-    planned = step_in_order(order.facts, order.schedule, times)
+    of_name = {order.facts.names[row]: block for row, block in enumerate(order.block_of)}
+    blocks = tuple(of_name.get(name, -1) for name in order.traced.names) if of_name else ()
+    traced = step_in_order(order.traced, order.traced_schedule, traced_times, blocks)
+    limits = _limits(plan, traced.peak.bytes)
+    planned = step_in_order(order.facts, order.schedule, times, order.block_of, limits)
     return Communication(
-        traced=step_in_order(order.traced, order.traced_schedule, traced_times),
+        traced=traced,
         planned=planned,
         lines=lines_of(plan, order),
         collectives=tuple(_entries(plan, order, planned)),
@@ -150,24 +160,46 @@ def as_decided(plan: Plan) -> Communication | None:
     times = plan.shown_times
     if times is None or not any(flag & Flag.COLLECTIVE for flag in plan.facts.flags):
         return None
-    step = step_in_order(plan.facts, plan.schedule, times)
-    names = plan.block_names
-    entries = _collectives(step, plan.block_of, names, {}, {})
+    step = step_in_order(plan.facts, plan.schedule, times, plan.block_of if plan.block_names else ())
+    entries = _collectives(step, plan.block_names, {}, {})
     bound = exposed_bound(plan.facts, times)
     return Communication(step, step, (), tuple(entries), bound, times.device.name)
 
 
-def step_in_order(facts: Facts, schedule: Schedule, times: NodeTimes | None) -> StepInOrder:
-    """A step as it runs."""
+def step_in_order(
+    facts: Facts,
+    schedule: Schedule,
+    times: NodeTimes | None,
+    block_of: Sequence[int] = (),
+    limits: tuple[int | None, int | None] = (None, None),
+) -> StepInOrder:
+    """A step as it runs. ``limits``: the bytes in flight and alive that the order was made under."""
+    in_flight, most = limits
     timeline = simulate(facts, schedule)
     return StepInOrder(
         facts=facts,
         schedule=schedule,
         timeline=timeline,
         peak=peak_of(timeline, facts),
-        in_flight=max(in_flight(facts, schedule), default=0),
-        lanes=None if times is None else lanes(facts, schedule, times),
+        in_flight=max(in_flight_at(facts, schedule), default=0),
+        lanes=None if times is None else lanes(facts, schedule, times, in_flight=in_flight, peak=most),
+        block_of=block_of,
     )
+
+
+def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
+    """Of all ``overlap`` lines the least that may be in flight and alive, with the peak of the order as traced."""
+    lines = [each for each in plan.policy.scheduling if isinstance(each, Overlap)]
+    in_flight = [int(each.in_flight.value) for each in lines if each.in_flight is not None]
+    rises = [each.peak for each in lines if each.peak is not None]
+    most = [peak + int(each.value * (peak if each.dimension == "fraction" else 1)) for each in rises]
+    return min(in_flight, default=None), min(most, default=None)
+
+
+def collective_rows(facts: Facts, schedule: Schedule) -> list[int]:
+    """In the order in which they start; one that runs a second time is there twice."""
+    flags = facts.flags
+    return [row for kind, row, _ in schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
 
 
 def kind_of(target: str) -> str:
@@ -177,16 +209,25 @@ def kind_of(target: str) -> str:
     return name if kind is None else kind.value
 
 
+def group_of(facts: Facts, row: int) -> str:
+    """Of a collective the mesh dimension that it sends over where one is known, else the name of its group."""
+    group = facts.groups.get(facts.group_names[row])
+    return (group.dim if group is not None else None) or facts.group_names[row]
+
+
 def lines_of(plan: Plan, order: OrderPlan) -> tuple[LineInOrder, ...]:
     """Every line that schedules, buckets first: as they are planned."""
-    policy = plan.policy
-    buckets = [at for at, statement in enumerate(policy.rewrites) if statement in policy.buckets]
-    found = [_bucket_line(plan, at, order.edits.of(at)) for at in buckets]
+    found = [_bucket_line(plan, at, order.edits.of(at)) for at in bucket_statements(plan.policy)]
     for outcome in order.outcomes:
         span = outcome.statement.span
         left = _by_reason(outcome.left.items())
         found.append(LineInOrder(span.location, span.one_line, outcome.matched, outcome.moved, left))
     return tuple(found)
+
+
+def bucket_statements(policy: Policy) -> list[int]:
+    """Which of ``Policy.rewrites`` are buckets."""
+    return [at for at, statement in enumerate(policy.rewrites) if isinstance(statement, Bucket)]
 
 
 def _bucket_line(plan: Plan, statement: int, edits: Edits) -> LineInOrder:
@@ -229,12 +270,11 @@ def _entries(plan: Plan, order: OrderPlan, step: StepInOrder) -> Iterable[Collec
                 members[name] = len(bucket.members)
         for name in () if line.buckets else line.moved:
             by_line.setdefault(name, []).append(index)
-    return _collectives(step, order.block_of, order.block_names, by_line, members)
+    return _collectives(step, order.block_names, by_line, members)
 
 
 def _collectives(
     step: StepInOrder,
-    block_of: Sequence[int],
     block_names: Sequence[str],
     by_line: Mapping[str, Sequence[int]],
     members: Mapping[str, int],
@@ -243,13 +283,12 @@ def _collectives(
     for run in reversed(step.lanes.collectives if step.lanes is not None else ()):
         runs.setdefault(run.row, []).append(run)
     for row in step.collectives:
-        block = block_of[row] if block_names and row < len(block_of) else -1
-        group = facts.groups.get(facts.group_names[row])
+        block = step.block_of[row] if block_names and step.block_of else -1
         mine = runs.get(row)
         yield CollectiveEntry(
             name=facts.names[row],
             operator=operator_name(facts.targets[row]),
-            group=(group.dim if group is not None else None) or facts.group_names[row],
+            group=group_of(facts, row),
             block=block_names[block] if block >= 0 else "",
             bytes=size_in_flight(facts, row),
             lines=tuple(by_line.get(facts.names[row], ())),

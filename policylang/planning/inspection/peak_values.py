@@ -7,7 +7,6 @@ stands under the line that saves the view.
 
 from __future__ import annotations
 
-import re
 from heapq import nsmallest
 from typing import Literal
 
@@ -17,14 +16,13 @@ from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.schedule import Schedule
 from policylang.graph.storage import storage_roots
 from policylang.planning.inspection.breakdown import Breakdown, Fate, operator_of
+from policylang.planning.order.as_run import run
 from policylang.planning.value_decision import Decision
 from policylang.simulation.lifetimes import Origin
 from policylang.simulation.peak import highest_moment
 
 MOST_VALUES = 20
 
-_RUNS_AGAIN = re.compile(r"_recomputed(_\d+)?$")
-"""What the name of a second run has more than that of the first (:mod:`policylang.planning.order.as_run`)."""
 _INPUTS: dict[int, str] = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
@@ -152,7 +150,8 @@ class _Named:
         same = order is None or self.facts is self.plan.facts
         self.block_of = self.plan.block_of if order is None or same else order.block_of
         self.block_names = self.plan.block_names if order is None or same else order.block_names
-        self.own = None if same else found.plan.facts.index
+        ran = None if same else run(self.plan.facts, self.plan.schedule)
+        self.origin = None if ran is None else dict(zip(ran.facts.names, ran.origin, strict=True))
         self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
         self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
         roots = storage_roots(self.facts)
@@ -161,19 +160,17 @@ class _Named:
                 self.keeper.setdefault(roots[row], row)
 
     def _planned(self, row: int) -> int | None:
-        """The row of the plan's facts of the same value."""
-        return row if self.own is None else self.own.get(self.facts.names[row])
+        """The row of the plan's facts of the same value, first run or second."""
+        return row if self.origin is None else self.origin.get(self.facts.names[row])
 
     def _runs_again(self, row: int) -> int | None:
         """The row of the plan's facts of the value that a node of the step computes again."""
-        name = self.facts.names[row]
-        if self.own is None or name in self.own:
-            return None
-        return self.own.get(_RUNS_AGAIN.sub("", name))
+        planned = None if self.origin is None else self._planned(row)
+        return None if planned is None or self.plan.facts.names[planned] == self.facts.names[row] else planned
 
     def _fate(self, row: int) -> Fate | None:
         planned = self._planned(row)
-        return None if planned is None else self.fates[planned]
+        return None if planned is None or self._runs_again(row) is not None else self.fates[planned]
 
     def reason(self, at: int) -> tuple[str, str | None, str, int]:
         """Why it is there, by which line, in its words, and the value whose decision that is."""

@@ -7,15 +7,19 @@ backward in which each recomputation is a node of its own. A half of a partition
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Scheduling
+from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits
-from policylang.simulation.node_times import NodeTimes
+
+if TYPE_CHECKING:  # the audit of an order knows no simulation
+    from policylang.simulation.node_times import NodeTimes
 
 
 @frozen
@@ -68,9 +72,17 @@ class OrderPlan:
         return [self.facts.names[row] for kind, row, _ in self.schedule if kind <= 1]
 
     def words(self) -> Iterator[str]:
-        """What every rank has alike: the edits, and the order in which collectives start and are awaited."""
+        """What every rank has alike: the buckets, and the order in which collectives start and are awaited."""
         yield from self.edits.words()
-        facts = self.facts
+        yield from self.communication()
+
+    def communication(self) -> Iterator[str]:
+        """The starts and waits in order, without the names of nodes and groups, which may be each rank's own."""
+        facts, numbers = self.facts, dict[str, int]()
         for kind, row, _ in self.schedule:
-            if kind <= 1 and (facts.group_names[row] or "wait_tensor" in facts.targets[row]):
-                yield f"{facts.names[row]} {facts.targets[row]} {facts.shapes[row]}"
+            if kind <= StepKind.SECOND_RUN and (group := facts.group_names[row]):
+                number = numbers.setdefault(group, len(numbers))
+                shape = "" if facts.flags[row] & Flag.DATA_DEPENDENT else facts.shapes[row]
+                yield f"{facts.targets[row]} {shape} {facts.dtypes[row]} over group {number}"
+            elif kind <= StepKind.SECOND_RUN and facts.targets[row] in WAITS:
+                yield "wait"

@@ -62,6 +62,7 @@ def _line(line: LineInOrder) -> dict[str, Any]:
         "text": line.text,
         "matched": line.matched,
         "moved": line.moved,
+        "exposed_seconds_without": line.exposed_without,
         "left": [{"reason": reason, "collectives": names} for reason, names in line.left.items()],
         "buckets": [
             {"collectives": bucket.names, "members": bucket.members, "proof": asdict(bucket.proof)}

@@ -24,11 +24,11 @@ BOUNDED_BY = {
 """Why a collective is exposed, as people read it."""
 _LONGEST_LINE = 72
 _MOST_EXPOSED = 20
-_MOST_NAMES = 3
+_MOST_NAMES = 2
 _MOST_REASONS = 4
 _WIDEST = 140
 """Of a table in a pipe or a file."""
-_HEAD = ("exposed", "takes", "", "collective", "operator", "bytes", "group", "block", "bounded by", "line")
+_HEAD = ("exposed", "", "each", "takes", "collective", "operator", "bytes", "group", "block", "bounded by", "line")
 
 
 def order_totals(found: Communication | None) -> str:
@@ -74,7 +74,7 @@ def _step(step: StepInOrder) -> str:
 
 def _notes(found: Communication) -> list[str]:
     said = []
-    if found.bound is not None:
+    if found.bound:
         said.append(bound_text(found.bound))
     if found.barriers:
         said.append(barriers_text(found.barriers))
@@ -101,19 +101,23 @@ def lines_text(lines: Sequence[LineInOrder]) -> str:
     """A row each, and below it what was left where it is."""
     if not lines:
         return ""
-    rows = [("line", "scheduling line", "matched", "moved", ""), *map(_line_row, lines)]
+    head, *rows = line_rows(lines)
+    rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
     left = [text for line in lines for text in left_texts(line)]
-    return "\n".join((table(rows, right=range(2, 4), ends=(0,)), *left))
+    return "\n".join((table([head, *rows], right=range(2, len(head) - 1), ends=(0,)), *left))
 
 
-def _line_row(line: LineInOrder) -> tuple[str, ...]:
-    return (
-        file_name(line.source),
-        shortened(line.text, _LONGEST_LINE),
-        f"{len(line.matched):,}",
-        f"{len(line.moved):,}",
-        buckets_text(line),
-    )
+def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
+    """The rows of a table, head first; what would be exposed without a line where that was worked out."""
+    weighed = any(line.exposed_without is not None for line in lines)
+    head = ("line", "scheduling line", "matched", "moved", *["exposed without it"][:weighed], "")
+    return [head, *(_line_row(line, weighed=weighed) for line in lines)]
+
+
+def _line_row(line: LineInOrder, *, weighed: bool) -> tuple[str, ...]:
+    counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
+    without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
+    return (line.source, line.text, *counts, *[without][:weighed], buckets_text(line))
 
 
 def buckets_text(line: LineInOrder) -> str:
@@ -166,24 +170,30 @@ class _Alike:
 
 def collectives_text(found: Communication) -> str:
     """Those that are exposed, alike ones in one row, those first whose rows expose most; the others in a sentence."""
-    exposed = [each for each in found.collectives if is_exposed(each)]
     if found.planned.lanes is None:
         return ""
-    rows = exposed_rows(found, exposed)
-    text = table([_HEAD, *rows], right=range(2), ends=(9,), spare=(5, 4), unless_told=_WIDEST) if rows else ""
+    rows = exposed_rows(found)
+    numbers = range(rows[0].index("collective")) if rows else range(0)
+    spare = [rows[0].index(name) for name in ("bytes", "operator")] if rows else []
+    text = table(rows, right=numbers, spare=spare, unless_told=_WIDEST) if rows else ""
     return "\n\n".join(filter(None, (text, hidden_text(found))))
 
 
-def exposed_rows(found: Communication, exposed: Sequence[CollectiveEntry]) -> list[tuple[str, ...]]:
-    """As :data:`_HEAD` has it; a last row for what is left out."""
+def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
+    """The rows of a table, head first, without the columns that have nothing to say; none where all is hidden."""
+    exposed = [each for each in found.collectives if is_exposed(each)]
     together: dict[_Alike, list[CollectiveEntry]] = {}
     for each in exposed:
         together.setdefault(_alike(each), []).append(each)
     groups = sorted(together.values(), key=lambda each: -_seconds(each))
     rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
     if rest := [each for group in groups[_MOST_EXPOSED:] for each in group]:
-        rows.append((figure(_seconds(rest), "seconds"), "", "", f"{len(rest):,} more", *[""] * (len(_HEAD) - 4)))
-    return rows
+        more = (figure(_seconds(rest), "seconds"), f"×{len(rest):,}", "", "", "more")
+        rows.append((*more, *[""] * (len(_HEAD) - len(more))))
+    if not rows:
+        return []
+    kept = [at for at in range(len(_HEAD)) if any(row[at] for row in rows)]
+    return [tuple(row[at] for at in kept) for row in (_HEAD, *rows)]
 
 
 def is_exposed(entry: CollectiveEntry) -> bool:
@@ -211,10 +221,12 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
     run = first.run
     assert run is not None
     blocks = list(dict.fromkeys(each.block for each in alike if each.block))
+    several = len(alike) > 1
     return (
-        figure(run.exposed, "seconds"),
+        figure(_seconds(alike), "seconds"),
+        f"×{len(alike):,}" if several else "",
+        figure(run.exposed, "seconds") if several else "",
         figure(run.end - run.start, "seconds"),
-        f"×{len(alike)}" if len(alike) > 1 else "",
         _names([each.name for each in alike]),
         first.operator + (f" of {first.members}" if first.members > 1 else ""),
         figure(first.bytes, "bytes"),

@@ -13,7 +13,7 @@ from itertools import groupby
 from attrs import frozen
 
 from policylang.language.figures import figure
-from policylang.report.plan.markup import Markup, element, joined
+from policylang.report.markup import Markup, element, joined
 
 _WIDTH, _HEIGHT = 1000, 1000
 _MOST_POINTS = 1000

@@ -15,29 +15,42 @@ from typing import Any
 
 from policylang.language.figures import counted
 from policylang.planning.inspection.breakdown import Breakdown
+from policylang.planning.inspection.communication import Communication, as_decided
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan
+from policylang.report.order.page_section import order_section
 from policylang.report.plan.page_data import page_data
 from policylang.report.plan.sections import at_peak_section, blocks_section, memory_section, tiles
 
 _PIECES = Path(__file__).parent / "page"
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
-_SCRIPTS = ("figures.js", "memory.js", "policy.js", "nodes.js", "page.js")
+_SCRIPTS = ("figures.js", "memory.js", "lanes.js", "policy.js", "nodes.js", "page.js")
 
 
 def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
     """The whole page. ``graph`` is what it calls the graph."""
     data = page_data(found, worth, graph)
+    order, data["order"] = order_section(*_communication(found))
     values = {
         "title": escape(f"{found.plan.policy.name} on {graph}"),
         "subtitle": escape(subtitle(found.plan)),
         "tiles": tiles(found),
         "memory": memory_section(data["memory"], [found.under.peak, found.without.peak]),
+        "order": order,
         "at_peak": at_peak_section(values_at_peak(found)),
         "blocks": blocks_section(found),
     }
     return filled("page.html", values, data, _SCRIPTS)
+
+
+def _communication(found: Breakdown) -> tuple[Communication | None, Sequence[str]]:
+    """What the scheduling lines come to, and the names of its blocks; of a policy without any, what the collectives of
+    the graph come to as they are, where there is a device."""
+    plan = found.plan
+    if plan.order is not None:
+        return found.communication, plan.order.block_names
+    return as_decided(plan), plan.block_names
 
 
 def subtitle(plan: Plan) -> str:

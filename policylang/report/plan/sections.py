@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from policylang.language.figures import counted, figure, uncounted_text
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, ValueEntry
 from policylang.planning.inspection.peak_values import PeakValues
 from policylang.report.device_times import exposed_text, plan_times_text, price_text, seconds_text
+from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.plan.at_peak import SHARES_HEAD, VALUES_HEAD, highest_moment_text, share_row, value_row
 from policylang.report.plan.chart import Curve, MemoryAxis, memory_chart
-from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.report_text import bytes_text
 from policylang.simulation.peak import Peak
 
@@ -90,18 +90,6 @@ def memory_section(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
         for curve, peak in zip(memory["curves"], peaks, strict=True)
     ]
     return memory_chart(MemoryAxis(memory["backward"], memory["resident"]), *curves)
-
-
-def rows_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int], caption: str) -> Markup:
-    """A table that scrolls by itself where the page is narrow."""
-    kinds = ["number" if at in numbers else None for at in range(len(head))]
-    heads = (element("th", name, scope="col", class_=kind) for name, kind in zip(head, kinds, strict=True))
-    body = (
-        element("tr", *(element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)))
-        for row in rows
-    )
-    parts = (element("caption", caption), element("thead", element("tr", *heads)), element("tbody", *body))
-    return element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
 def at_peak_section(found: PeakValues) -> Markup:

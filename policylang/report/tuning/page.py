@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from policylang.language.figures import counted, figure
+from policylang.report.markup import Markup, element, joined
 from policylang.report.plan.html import filled
-from policylang.report.plan.markup import Markup, element, joined
 from policylang.report.plan.sections import tile
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import distinctions

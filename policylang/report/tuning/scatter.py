@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from policylang.language.figures import figure
-from policylang.report.plan.markup import Markup, element, joined
+from policylang.report.markup import Markup, element, joined
 from policylang.report.tuning.account import share_text
 from policylang.report.tuning.rows import statements
 from policylang.tuning.outcome.written import memory_of

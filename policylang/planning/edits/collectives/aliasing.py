@@ -32,13 +32,14 @@ class ReplacedMemory:
         later = (writer for writer in self.written.get(self.roots[home], ()) if since < writer <= last)
         for writer in (*self.written.get(self.roots[row], ()), *later):
             raise RefusedError(f"memory is written: {facts.names[writer]}")
-        given = facts.ops[self.roots[home]] != "call_function" or self._is_returned(self.roots[home])
+        given = facts.ops[self.roots[home]] != "call_function" or self.is_returned(self.roots[home])
         for each in reach if given else ():
             if any(facts.ops[user] == "output" for user in facts.users[each]):
                 name = facts.names[self.roots[home]]
                 raise RefusedError(f"returned: {facts.names[each]}", f"it would share memory with `{name}`")
 
-    def _is_returned(self, row: int) -> bool:
+    def is_returned(self, row: int) -> bool:
+        """Whether the graph returns a row or a view of it."""
         facts = self.facts
         return any(facts.ops[user] == "output" for each in self._aliases(row) for user in facts.users[each])
 

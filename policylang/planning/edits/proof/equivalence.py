@@ -15,9 +15,10 @@ from typing import Any
 from attrs import frozen
 
 from policylang.operators.elements import Tensor
-from policylang.operators.moves import MoveError, Part, Scatter
+from policylang.operators.group_moves import Gather, GroupMove, Reduction
+from policylang.operators.moves import Cut, MoveError, Part
 from policylang.planning.edits.grids import Grid
-from policylang.planning.edits.proof.calls import ChainCall
+from policylang.planning.edits.proof.calls import ChainCall, group_of
 from policylang.planning.edits.proof.evaluator import run
 from policylang.planning.edits.proof.shrinking import Sizes
 from policylang.planning.graph_edit import FusedGroup, Node, Proof
@@ -100,11 +101,16 @@ def _prove(claimed: Equivalence) -> Proof | str:
         sizes.shrink()
         small = {name: sizes.small_shape(name) for name, _ in claimed.sources}
         count = sum(map(prod, small.values()))
-        sums = any(isinstance(call.move, Scatter) for call in old)
-        if count * len(ranks) * (1 if sums else len(ranks)) > MOST_ELEMENTS:
+        sums = any(isinstance(call.move, Reduction) for call in old)
+        once = _meets_once(claimed)
+        # Of one sum alone that every rank takes alike: what is added to an element is alike on all ranks.
+        alike = once and not any(isinstance(call.move, Gather) for call in (*old, *new))
+        each = 1 if alike or len(ranks) == 1 else len(ranks) if sums or once else len(ranks) ** 2
+        if count * each > MOST_ELEMENTS:
             shards = " and ".join(str(list(shape)) for shape in small.values())
             return f"shards of {shards} on {len(ranks)} ranks are too much to check"
-        shards_of = _labelled(small, sorted(ranks), _labels_to_add if sums else _labels)
+        label = _labels_of_any if alike else _labels_to_add if sums else _labels
+        shards_of = _labelled(small, sorted(ranks), label)
         groups = _groups(claimed)
         before = run([sizes.small_call(call) for call in old], shards_of, groups)
         after = run([sizes.small_call(call) for call in new], shards_of, groups)
@@ -129,6 +135,10 @@ def _labelled(
     count = sum(map(prod, small.values()))
     found: dict[str, dict[int, Tensor]] = {name: {} for name in small}
     for place, rank in enumerate(ranks):
+        if place and label is _labels_of_any:
+            for of_ranks in found.values():
+                of_ranks[rank] = of_ranks[ranks[0]]
+            continue
         labels, start = label(place, count, len(ranks)), 0
         for name, shape in small.items():
             found[name][rank] = Tensor.fresh(labels[start : start + prod(shape)], shape)
@@ -145,6 +155,31 @@ def _labels_to_add(place: int, count: int, world: int) -> Sequence[int]:
     """Numbers whose sums tell what was added: each rank's indices have binary digits of their own."""
     width = (count * world).bit_length() + 1
     return [index + 1 << place * width for index in range(count)]
+
+
+def _labels_of_any(_place: int, count: int, _world: int) -> Sequence[int]:
+    """One number for an element of all ranks' shards."""
+    return range(1, count + 1)
+
+
+def _meets_once(claimed: Equivalence) -> bool:
+    """Whether all ranks do the very same, as one group, and nothing that has met there meets again.
+
+    Then what a sum adds up lies at one place of every rank's shards, and is told by that place.
+    """
+    met: set[str] = set()
+    for call in (*claimed.old, *claimed.new):
+        if isinstance(call.move, Cut) and isinstance(call.move.start, Part):
+            return False
+        behind = not met.isdisjoint(call.reads)
+        if isinstance(call.move, GroupMove):
+            group = group_of(call)
+            whole = group.ranks == claimed.grid.ranks if isinstance(group, FusedGroup) else len(claimed.groups) == 1
+            if behind or not whole:
+                return False
+        if behind or isinstance(call.move, GroupMove):
+            met.add(call.name)
+    return True
 
 
 def _groups(claimed: Equivalence) -> Callable[[str | FusedGroup, int], tuple[int, ...]]:

@@ -3,6 +3,9 @@
 Layout operators and collectives act alike on tensors of any size: only what is cut or counted matters, the sizes of
 groups and the lengths that views deal out. So a length of a shard is split into factors just where some operator of
 the chains cuts it, and each factor is then made small. Group sizes stay as they are.
+
+Different values joined along a dimension (a ``cat`` of flattened shards) are a digit of its own, which counts what its
+parts count together: it becomes as long as the small parts are. It may be cut where one of them begins, nowhere else.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from math import prod
 
 from attrs import evolve, field, mutable
 
-from policylang.operators.layouts import SHARD, DigitLayout, Digits, NoDigitsError, counted, shard
-from policylang.operators.moves import Gather, MoveError
+from policylang.operators.group_moves import Gather
+from policylang.operators.layouts import SHARD, Digit, DigitLayout, Digits, NoDigitsError, counted, shard, size_of
+from policylang.operators.moves import Cut, Join, MoveError
 from policylang.planning.edits.proof.calls import ChainCall
 
 SMALL = (2, 3, 5)
+ACROSS_JOINED = "cuts across joined values"
 
 
 Factor = tuple[int, int, int]
@@ -33,6 +38,10 @@ class Sizes:
     """What calls read and return: of a digit that is gone the size counts."""
     weights: dict[int, list[int]] = field(factory=dict)
     """Where the digits of an origin are cut, ascending."""
+    joined: dict[int, tuple[Digits, ...]] = field(factory=dict)
+    """Of a digit that counts different values, by its origin, those that they are joined along."""
+    kept: dict[str, tuple[int, int]] = field(factory=dict)
+    """Of a call that keeps one of joined values, by its name: the origin of their digit, and which of them."""
 
     def start(self, name: str, shape: Sequence[int]) -> None:
         self.values[name] = shard(shape, SHARD - len(self.values))
@@ -40,14 +49,45 @@ class Sizes:
     def run(self, calls: Iterable[ChainCall]) -> None:
         """Raises :class:`MoveError` for what cannot be followed, as a sentence."""
         for call in calls:
-            count = call.move.ranks if isinstance(call.move, Gather) else len(call.reads)
-            before = self.values[call.reads[0]]
             try:
-                after = call.move.layout(before, counted(len(self.values), count))
+                self.values[call.name] = self._after(call)
             except (NoDigitsError, MoveError) as why:
                 raise MoveError(f"`{call.name}` {str(why) or 'cuts across shards'}") from None
-            self.values[call.name] = after
-            self.cuts.append((before, after))
+
+    def _after(self, call: ChainCall) -> DigitLayout:
+        """Of what a call returns."""
+        move, read = call.move, [self.values[name] for name in call.reads]
+        before = read[0]
+        if isinstance(move, Join) and any(each != before for each in read):
+            return self._join(move, read)
+        if isinstance(move, Cut) and (digits := before.dims[move.dim]) and digits[0].origin in self.joined:
+            return self._keep(call.name, move, before)
+        count = move.ranks if isinstance(move, Gather) else len(read)
+        after = move.layout(before, counted(len(self.values), count))
+        self.cuts.append((before, after))
+        return after
+
+    def _join(self, move: Join, read: Sequence[DigitLayout]) -> DigitLayout:
+        """Of different values: those with other lengths beside what is joined are told apart when they are run."""
+        if move.stacked or any(len(each.dims) != len(read[0].dims) for each in read):
+            raise MoveError("joins tensors of different shapes")
+        dims, origin = list(read[0].dims), len(self.values)
+        self.joined[origin] = tuple(each.dims[move.dim] for each in read)
+        dims[move.dim] = (Digit(origin, 1, sum(map(size_of, self.joined[origin]))),)
+        return DigitLayout(tuple(dims))
+
+    def _keep(self, name: str, move: Cut, before: DigitLayout) -> DigitLayout:
+        """Of a slice that keeps one of joined values."""
+        dims = list(before.dims)
+        (digit, *others), start = dims[move.dim], 0
+        parts = self.joined[digit.origin]
+        first, last = (0, 0) if others or move.step != 1 or move.drops else move.bounds(digit.size)
+        for place, part in enumerate(parts):
+            if (start, start + size_of(part)) == (first, last):
+                self.kept[name], dims[move.dim] = (digit.origin, place), part
+                return DigitLayout(tuple(dims))
+            start += size_of(part)
+        raise MoveError(ACROSS_JOINED)
 
     def shrink(self) -> None:
         """Give each factor its small size. Raises :class:`MoveError` where two operators cut a digit differently."""
@@ -66,19 +106,31 @@ class Sizes:
                 size, rest = divmod(high, low)
                 if rest:
                     raise MoveError(f"{high} is cut into parts of {low}")
-                if factor not in self.small:
+                if origin in self.joined:  # its parts are values that came before it
+                    parts = self.joined[origin]
+                    if factor in fixed or size != sum(map(size_of, parts)):
+                        raise MoveError(ACROSS_JOINED)
+                    self.small[factor] = sum(map(self._small, parts))
+                elif factor not in self.small:
                     free = origin <= SHARD and factor not in fixed
                     self.small[factor] = min(size, SMALL[count % len(SMALL)]) if free else size
                     count += self.small[factor] != size
 
     def small_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(prod(map(self.small.__getitem__, self._factors(dim))) for dim in self.values[name].dims)
+        return tuple(map(self._small, self.values[name].dims))
 
     def small_call(self, call: ChainCall) -> ChainCall:
         """The call with the sizes among its arguments made small."""
         shape = self.small_shape(call.name)
+        if call.name in self.kept and isinstance(call.move, Cut):
+            origin, place = self.kept[call.name]
+            lengths = list(map(self._small, self.joined[origin][: place + 1]))
+            return evolve(call, move=Cut(call.move.dim, sum(lengths[:-1]), sum(lengths)), shape=shape)
         move = call.move.small(self.values[call.reads[0]], shape)
         return evolve(call, move=move, shape=None if call.shape is None else shape)
+
+    def _small(self, digits: Digits) -> int:
+        return prod(map(self.small.__getitem__, self._factors(digits)))
 
     def _factors(self, digits: Digits) -> list[Factor]:
         """Slow to fast."""

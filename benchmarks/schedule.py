@@ -1,0 +1,308 @@
+"""How much communication does a planned order hide, beside torch's overlap scheduler on the same graph and costs?
+
+Halves of a partition go through ``torch._inductor``'s ``schedule_overlap_bucketing`` (as it comes, with its bucketing,
+and with buckets made beforehand) and ``manual_overlap_bucketing`` (a plan of the blocks' names), and through policies.
+What comes out of each is read into facts and judged by one simulator with one profile: exposed time, step, peak, number
+of collectives; beside it the processor time of the pass, one after the other in the same process. torch's estimator is
+given our times of the nodes; how its questions to a GPU are answered says ``benchmarks/schedule_peers.py``.
+
+    python -m benchmarks.schedule --json results.json              # a Llama-3 8B's halves, traced here, in 1d and 2d
+    python -m benchmarks.schedule --layers 2                       # seconds
+    python -m benchmarks.schedule --graphs forward.json.gz backward.json.gz   # graphs recorded as JSON, beside them
+    python -m benchmarks.schedule --times colls64_1.table          # a table of measured collectives as another profile
+    python -m benchmarks.schedule --growth 2000 5000 10000 20000 50000 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+import policylang
+from benchmarks import schedule_peers
+from benchmarks.common import growth_exponent, table, write_results
+from benchmarks.schedule_graphs import Subject, process_groups, recorded_halves, synthetic_half, traced_halves
+from examples.sharded_llama import LLAMA3_8B
+from policylang.api.devices import load_device
+from policylang.errors import PolicyMatchError, PolicyMeaningError
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.schedule import Schedule
+from policylang.language.codes import is_error
+from policylang.language.devices.collective_table import read_table
+from policylang.language.devices.profile import DeviceProfile, Network
+from policylang.language.diagnostics import Diagnostic
+from policylang.planning.capabilities import HALF
+from policylang.planning.planner import plan as make_plan
+from policylang.planning.schedule.builder import build_schedule
+from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.simulation.collective_runs import exposed_bound
+from policylang.simulation.node_times import node_times
+from policylang.simulation.peak import estimate_peak
+from policylang.simulation.step_time import step_time
+
+GIB = 2**30
+REFERENCE = Path(__file__).with_name("reference_device.toml")
+WITHIN = GIB
+"""What torch lets the peak grow by unless it is told otherwise; the policies are held to the same."""
+_BUCKETS = "optional bucket (all_gather where from parameter) per block\noptional bucket reduce_scatter per block\n"
+POLICIES: Mapping[str, str] = {
+    "overlap": "overlap collective within 1 GiB of peak\n",
+    "bucket + overlap": f"{_BUCKETS}overlap collective within 1 GiB of peak\n",
+    "bucket + prefetch + delay": (
+        f"{_BUCKETS}"
+        "optional prefetch (all_gather where from parameter) 1 block ahead\n"
+        "optional delay reduce_scatter 1 block\n"
+    ),
+}
+TORCH: Mapping[str, Mapping[str, Any]] = {
+    "torch": {},
+    "torch, bucketing": {"collective_bucketing": True},
+    "torch, pre-bucketing": {"collective_bucketing": True, "pre_bucketing_fsdp_collectives": True},
+}
+MANUAL = "torch, plan of blocks"
+AS_TRACED = "as traced"
+
+
+# --- one contender ---------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Outcome:
+    """What a contender made of a graph."""
+
+    facts: Facts = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    seconds: float | None = None
+    """Of processor time that its pass took."""
+    most_in_block: int | None = None
+    """Collectives that it left of the most of any block, of those that were to be bucketed."""
+
+
+def judged(outcome: Outcome, device: DeviceProfile) -> dict[str, Any]:
+    """The figures of an order, in milliseconds and GiB."""
+    facts, schedule = outcome.facts, outcome.schedule
+    found = step_time(facts, schedule, node_times(facts, device))
+    return {
+        "exposed ms": 1e3 * found.exposed,
+        "step ms": 1e3 * found.step,
+        "peak GiB": estimate_peak(facts, schedule).bytes / GIB,
+        "collectives": sum(bool(facts.flags[row] & Flag.COLLECTIVE) for row in range(len(facts))),
+        "most in a block": outcome.most_in_block,
+        "pass s": outcome.seconds,
+    }
+
+
+def as_traced(subject: Subject) -> Outcome:
+    return Outcome(subject.facts, build_schedule(subject.facts, ()))
+
+
+def of_torch(subject: Subject, device: DeviceProfile, name: str) -> Outcome:
+    """Raises what torch's pass raises."""
+    if name == MANUAL:
+        passed = schedule_peers.manual(subject, device, blocks_of(subject.facts))
+    else:
+        passed = schedule_peers.overlap(subject, device, **TORCH[name])
+    return Outcome(passed.facts, build_schedule(passed.facts, ()), passed.seconds)
+
+
+def of_policy(subject: Subject, device: DeviceProfile, text: str) -> Outcome:
+    """Planned as on the half itself. What was worked out of these facts before is not used again.
+
+    Raises ``PolicyMatchError`` with what is wrong between the policy and the graph.
+    """
+    policy = policylang.parse(text)
+    facts = evolve(subject.facts)
+    gc.collect()
+    start = time.process_time()
+    plan = make_plan(policy, facts, HALF, device=device)
+    spent = time.process_time() - start
+    errors = [each for each in plan.diagnostics if is_error(each)]
+    if errors:
+        raise PolicyMatchError(errors)
+    if plan.order is None:
+        raise ValueError("the policy has no scheduling lines")
+    return Outcome(plan.order.facts, plan.order.schedule, spent, most_in_block(plan.order))
+
+
+def most_in_block(order: OrderPlan) -> int | None:
+    """Of the collectives that carry parameters and their gradients, how many the block with the most has."""
+    if not order.edits.done:
+        return None
+    made = {name for edit in order.edits.done for name in edit.added}
+    counts = Counter(
+        order.block_of[row]
+        for row, name in enumerate(order.facts.names)
+        if name in made and order.facts.flags[row] & Flag.COLLECTIVE and order.block_of[row] >= 0
+    )
+    return max(counts.values(), default=0)
+
+
+def blocks_of(facts: Facts) -> list[str]:
+    """The modules of the numbered layers, as torch's plan names them."""
+    paths = dict.fromkeys(
+        ".".join(parts[: at + 1])
+        for parts in (path.split(".") for path in facts.modules)
+        for at, part in enumerate(parts)
+        if part.isdigit()
+    )
+    return list(paths)
+
+
+# --- one graph -------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    subject: Subject, device: DeviceProfile, repeats: int, say: Callable[[str], None] = print
+) -> list[dict[str, Any]]:
+    """A row for each contender; times are medians of turns in which each has its own."""
+    contenders: dict[str, Callable[[], Outcome]] = {
+        **{name: lambda name=name: of_torch(subject, device, name) for name in TORCH},
+        **({MANUAL: lambda: of_torch(subject, device, MANUAL)} if blocks_of(subject.facts) else {}),
+        **{name: lambda text=text: of_policy(subject, device, text) for name, text in POLICIES.items()},
+    }
+    times = node_times(subject.facts, device)
+    bound = exposed_bound(subject.facts, times)
+    head = {"graph": subject.name, "nodes": len(subject.facts), "device": device.name}
+    rows = [{**head, "contender": AS_TRACED, "bound ms": 1e3 * bound, **judged(as_traced(subject), device)}]
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in contenders}
+    failures: dict[str, str] = {}
+    with process_groups(subject.groups):
+        for _ in range(repeats):
+            for name, run in contenders.items():
+                if name in failures:
+                    continue
+                gc.collect()
+                try:
+                    outcomes[name].append(run())
+                except Exception as error:  # of torch's pass, or of a policy that does not fit the graph
+                    failures[name] = _in_short(error)
+                    say(f"  {name}: {failures[name]}")
+    for name, found in outcomes.items():
+        row: dict[str, Any] = {**head, "contender": name}
+        if name in failures or not found:
+            rows.append({**row, "fails": failures.get(name, "")})
+            continue
+        spent = statistics.median(each.seconds for each in found if each.seconds is not None)
+        row |= judged(evolve(found[0], seconds=spent), device)
+        rows.append({**row, "exposed / bound": row["exposed ms"] / (1e3 * bound) if bound else None})
+    return rows
+
+
+def _in_short(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:160]}"
+
+
+# --- growth ----------------------------------------------------------------------------------------------------------
+
+GROWING: Mapping[str, str] = {
+    "bucket": "bucket all_gather per block\n",
+    "prefetch": "prefetch all_gather 1 block ahead\n",
+    "overlap": "overlap collective within 1 GiB of peak\n",
+}
+
+
+def growth(sizes: Sequence[int], device: DeviceProfile, repeats: int) -> list[dict[str, Any]]:
+    """Processor seconds of planning each statement on synthetic halves of these sizes; a last row has the exponents."""
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        subject = synthetic_half(size)
+        row: dict[str, Any] = {"nodes": len(subject.facts)}
+        for name, text in GROWING.items():
+            policy = policylang.parse(f"blocks layers.*\n{text}")
+            row[f"{name} s"] = statistics.median(_planning(policy, subject.facts, device) for _ in range(repeats))
+        rows.append(row)
+        print(table([row]), flush=True)
+    return rows
+
+
+def _planning(policy: policylang.Policy, facts: Facts, device: DeviceProfile) -> float:
+    fresh = evolve(facts)
+    gc.collect()
+    start = time.process_time()
+    plan = make_plan(policy, fresh, HALF, device=device)
+    spent = time.process_time() - start
+    errors = [each for each in plan.diagnostics if is_error(each)]
+    if errors:
+        raise PolicyMatchError(errors)
+    return spent
+
+
+def exponents(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    sizes = [row["nodes"] for row in rows]
+    return {name: growth_exponent(sizes, [row[f"{name} s"] for row in rows]) for name in GROWING}
+
+
+# --- all of it -------------------------------------------------------------------------------------------------------
+
+
+def with_times(base: DeviceProfile, path: Path) -> DeviceProfile:
+    """The profile with a table of measured collectives in place of its networks: the last group of the table lies
+    within a server, the others reach beyond it."""
+    rows = read_table(path, path.name)
+    if isinstance(rows, Diagnostic):
+        raise PolicyMeaningError([rows])
+    groups = dict.fromkeys(group for group, _ in rows)
+    inner = max(groups) if len(groups) > 1 else None
+    within = tuple(each for group, each in rows if group == inner)
+    beyond = tuple(each for group, each in rows if group != inner)
+    networks = (
+        *((Network(ranks=max(each.ranks for each in within), times=within),) if within else ()),
+        Network(times=beyond, bandwidth=base.networks[-1].bandwidth, latency=base.networks[-1].latency),
+    )
+    return evolve(base, name=path.stem, networks=networks)
+
+
+def subjects(options: argparse.Namespace) -> Iterator[Subject]:
+    for path in options.graphs:
+        yield from recorded_halves(path)
+    if options.layers:
+        config = evolve(LLAMA3_8B, layers=options.layers)
+        yield from traced_halves("fsdp", 64, 1, config)
+        yield from traced_halves("tp", 8, 8, config)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", nargs="*", type=Path, default=[], help="recorded graphs, .json or .json.gz")
+    parser.add_argument("--layers", type=int, default=LLAMA3_8B.layers, help="of the Llama traced here; 0 for none")
+    parser.add_argument("--devices", nargs="*", default=[str(REFERENCE), "h100-sxm"])
+    parser.add_argument("--times", nargs="*", type=Path, default=[], help="tables of measured collectives")
+    parser.add_argument("--growth", nargs="*", type=int, default=[], help="sizes of synthetic halves, in nodes")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    devices = [load_device(name) for name in options.devices]
+    devices += [with_times(load_device(REFERENCE), path) for path in options.times]
+    results: dict[str, Any] = {"benchmark": "schedule", "rows": []}
+    for subject in subjects(options):
+        for device in devices:
+            print(f"\n{subject.name}, {len(subject.facts):,} nodes, on {device.name}", flush=True)
+            rows = measure(subject, device, options.repeats)
+            results["rows"] += rows
+            show(rows)
+            write_results(options.json, results)
+    if options.growth:
+        results["growth"] = growth(options.growth, devices[0], options.repeats)
+        print(table(results["growth"]))
+        if len(options.growth) > 2:
+            results["exponents"] = exponents(results["growth"])
+            print(table([results["exponents"]]))
+    write_results(options.json, results)
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = dict.fromkeys(name for row in rows for name in row if name not in ("graph", "nodes", "device"))
+    print(table([{name: row.get(name) for name in columns} for row in rows]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Audits the order of a graph that came out: when collectives start and are awaited, and what they became.
+
+The operators of the graph, read off in the order in which they stand, are compared with the steps of the
+:class:`OrderPlan`, one by one. Where they differ, the fewest nodes that have to be moved to make both alike are named;
+computation weighs more than communication, so that a collective which crossed one product is what moved, not the
+product. Then what reads what is compared wherever a collective, a wait or a node of a bucket is on either side, and
+what draws, writes or acts has to keep its turn, whatever the plan says.
+
+O(nodes + edges), and O(nodes log nodes) where the order differs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+from attrs import define, field
+from torch import fx
+
+from policylang.audit.against_plan import OUT_OF_ORDER
+from policylang.audit.sequences import displaced
+from policylang.audit.unsaid_order import turned_around
+from policylang.graph import marks
+from policylang.graph.facts import Facts, Flag
+from policylang.graph.schedule import StepKind
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.figures import counted
+from policylang.operators.categories import describe
+from policylang.operators.names import WAITS, Category
+from policylang.planning.graph_edit import Edit
+from policylang.planning.schedule.order_plan import OrderPlan
+
+NOT_THE_COLLECTIVES = "APL417"
+DISPLACED = "APL418"
+_HELP = "another pass changed the graph after the policy was carried out, or this is a bug in policylang"
+_MOST = 8
+_COMPUTATION, _COMMUNICATION = 3, 2
+"""What it counts to have moved."""
+_OFFLOAD, _RELOAD, _WAIT = (f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
+_STARTS = {_OFFLOAD: StepKind.COPY_TO_HOST, _RELOAD: StepKind.COPY_FROM_HOST}
+_RUN, _COPIES = StepKind.FIRST_RUN, range(StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST + 1)
+_SAID = {
+    StepKind.COPY_TO_HOST: "the copy of `{}` to the host starts",
+    StepKind.WAIT_TO_HOST: "the copy of `{}` to the host is awaited",
+    StepKind.COPY_FROM_HOST: "the copy of `{}` from the host starts",
+    StepKind.WAIT_FROM_HOST: "the copy of `{}` from the host is awaited",
+}
+
+Step = tuple[StepKind, str, int]
+"""What runs: its kind, the node that runs or whose value is copied, and which of several copies of it that is."""
+
+
+def audit_order(order: OrderPlan, graph: fx.Graph) -> tuple[Diagnostic, ...]:
+    """Where a graph does not start, await and join collectives as planned. Differences are returned, not raised.
+
+    Copies to the host and back are compared where the plan's schedule has any. Nodes that torch adds beside those of
+    the plan are passed over, collectives and waits excepted.
+    """
+    reader = _OrderReader(graph, order, order.facts)
+    return (*reader.other_collectives(), *reader.other_edges(), *reader.other_order(), *reader.turned_around())
+
+
+@define(eq=False)
+class _OrderReader:
+    graph: fx.Graph
+    order: OrderPlan
+    facts: Facts
+    bucketed: Mapping[str, Edit] = field(init=False)
+    """The nodes that buckets put into the graph, each with its edit."""
+
+    def __attrs_post_init__(self) -> None:
+        self.bucketed = {new.name: edit for edit in self.order.edits.done for new in edit.nodes}
+
+    # --- which collectives there are ----------------------------------------------------------------------------------
+
+    def other_collectives(self) -> Iterator[Diagnostic]:
+        """Those that nobody planned, those that are missing or others, and buckets that were not made."""
+        facts, there = self.facts, set[str]()
+        for node in self.graph.nodes:
+            if node.op != "call_function":
+                continue
+            there.add(node.name)
+            called = describe(node.target)
+            row = facts.index.get(node.name)
+            if row is None:
+                if called.flags & Category.COLLECTIVE or called.name in WAITS:
+                    yield _differs(NOT_THE_COLLECTIVES, f"`{node.name}` ({called.name}) is no collective of the plan")
+            elif self._is_subject(row) and called.name != facts.targets[row]:
+                what = f"`{node.name}` calls {called.name}, where the plan has {facts.targets[row]}"
+                yield _differs(NOT_THE_COLLECTIVES, what)
+        unmade: dict[int, list[str]] = {}
+        for row, op in enumerate(facts.ops):
+            name = facts.names[row]
+            if op != "call_function" or name in there or facts.flags[row] & Flag.RANDOM:
+                continue
+            if name in self.bucketed:
+                unmade.setdefault(id(self.bucketed[name]), []).append(name)
+            elif self._is_subject(row):
+                what = f"the plan has `{name}` ({facts.targets[row]}), and the graph does not"
+                yield _differs(NOT_THE_COLLECTIVES, what)
+        for edit in self.order.edits.done:
+            if id(edit) in unmade:
+                what = (
+                    f"the bucket of {_list(edit.collectives)} is not there: the graph lacks {_list(unmade[id(edit)])}"
+                )
+                yield _differs(NOT_THE_COLLECTIVES, what)
+
+    def _communicates(self, row: int) -> bool:
+        return bool(self.facts.flags[row] & Flag.COLLECTIVE) or self.facts.targets[row] in WAITS
+
+    def _is_subject(self, row: int) -> bool:
+        return self._communicates(row) or self.facts.names[row] in self.bucketed
+
+    # --- what they read, and who reads them ---------------------------------------------------------------------------
+
+    def other_edges(self) -> Iterator[Diagnostic]:
+        facts = self.facts
+        subjects = {
+            facts.names[row] for row, op in enumerate(facts.ops) if op == "call_function" and self._is_subject(row)
+        }
+        for node in self.graph.nodes:
+            row = facts.index.get(node.name)
+            if row is None or node.op == "placeholder" or facts.flags[row] & Flag.RANDOM:
+                continue
+            found = {self._value(read) for read in node.all_input_nodes if read.op != "get_attr"}
+            planned = {facts.names[read] for read in facts.inputs[row] if facts.ops[read] != "get_attr"}
+            if node.name not in subjects:
+                found &= subjects
+                planned &= subjects
+            if found != planned:
+                more, fewer = (_list(sorted(names)) or "nothing" for names in (found - planned, planned - found))
+                yield _differs(NOT_THE_COLLECTIVES, f"`{node.name}` reads {more}, where the plan has it read {fewer}")
+
+    def _value(self, node: fx.Node) -> str:
+        """The name by which the plan knows what a node hands out: a copy that came back is the value that was sent, as
+        far as the edges of the graph lead."""
+        value = node
+        while value.op == "call_function" and (called := describe(value.target).name) in (*_STARTS, _WAIT):
+            source = value.args[1 if called == _WAIT else 0]
+            if not isinstance(source, fx.Node) or source.op == "placeholder":
+                return str(marks.custom(node.meta).get(marks.MOVED, value.name))
+            value = source
+        return str(value.name)
+
+    # --- the order ----------------------------------------------------------------------------------------------------
+
+    def other_order(self) -> Iterator[Diagnostic]:
+        """What stands elsewhere. Of two orders that are alike but for some nodes, those are named."""
+        there, planned = list(self._steps_there()), list(self._steps_planned())
+        both = frozenset(there) & frozenset(planned)
+        found = [step for step in there if step in both]
+        elsewhere = displaced(found, [step for step in planned if step in both], self._weight)
+        for each in elsewhere[:_MOST]:
+            stands, was_to = (_place(found, at) for at in (each.behind, each.planned))
+            yield _differs(DISPLACED, f"{self._said(found[each.at])} {stands}, where the plan has it {was_to}")
+        if len(elsewhere) > _MOST:
+            more = counted(len(elsewhere) - _MOST, "more step stands", "more steps stand")
+            yield _differs(DISPLACED, f"{more} elsewhere than planned")
+
+    def turned_around(self) -> Iterator[Diagnostic]:
+        """What runs out of turn, whatever the plan says."""
+        index = self.facts.index
+        nodes = [node for node in self.graph.nodes if node.op == "call_function" and node.name in index]
+        own = [node for node in nodes if self._is_of_plan(node, index[node.name])]
+        for name, other in islice(turned_around(self.facts, own), _MOST):
+            what = f"`{name}` runs behind `{other}`, which draws, writes or acts after it in the graph as traced"
+            yield _differs(OUT_OF_ORDER, what)
+
+    def _steps_there(self) -> Iterator[Step]:
+        index, seen = self.facts.index, Counter[tuple[StepKind, str]]()
+        with_copies = any(kind in _COPIES for kind in self.order.schedule.kinds)
+        for node in self.graph.nodes:
+            kind = _kind(node)
+            if kind in _COPIES and with_copies:
+                name = self._value(node)
+                yield kind, name, seen[kind, name]
+                seen[kind, name] += 1
+            elif node.op == "call_function" and node.name in index and self._is_of_plan(node, index[node.name]):
+                yield _RUN, node.name, 0
+
+    def _is_of_plan(self, node: fx.Node, row: int) -> bool:
+        """Whether a node is the one of its name: what torch puts into a wrapper leaves its name to others."""
+        return self._is_subject(row) or describe(node.target).name == self.facts.targets[row]
+
+    def _steps_planned(self) -> Iterator[Step]:
+        names, seen = self.facts.names, Counter[tuple[StepKind, str]]()
+        for code, row, _ in self.order.schedule:
+            kind, name = StepKind(code), names[row]
+            if kind in _COPIES:
+                yield kind, name, seen[kind, name]
+                seen[kind, name] += 1
+            else:
+                yield _RUN, name, 0
+
+    def _weight(self, step: Step) -> int:
+        kind, name, _ = step
+        light = kind in _COPIES or self._communicates(self.facts.index[name])
+        return _COMMUNICATION if light else _COMPUTATION
+
+    def _said(self, step: Step) -> str:
+        kind, name, _ = step
+        if kind in _COPIES:
+            return _SAID[kind].format(name)
+        row = self.facts.index[name]
+        if self.facts.targets[row] in WAITS:
+            (awaited, *_) = self.facts.inputs[row] or (row,)
+            return f"`{name}` awaits `{self.facts.names[awaited]}`"
+        return f"`{name}` starts" if self._communicates(row) else f"`{name}` runs"
+
+
+def _kind(node: fx.Node) -> StepKind:
+    if node.op != "call_function":
+        return _RUN
+    called = describe(node.target).name
+    if called != _WAIT:
+        return _STARTS.get(called, _RUN)
+    start = node.args[0]
+    is_out = isinstance(start, fx.Node) and start.op == "call_function" and describe(start.target).name == _OFFLOAD
+    return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST
+
+
+def _place(steps: list[Step], at: int) -> str:
+    return "at the beginning" if at < 0 else f"behind `{steps[at][1]}`"
+
+
+def _list(names: Iterable[str]) -> str:
+    found = list(names)
+    more = (f"{len(found) - _MOST} more",) if len(found) > _MOST else ()
+    return ", ".join((*(f"`{name}`" for name in found[:_MOST]), *more))
+
+
+def _differs(code: str, message: str) -> Diagnostic:
+    return Diagnostic(code, message, None, _HELP)

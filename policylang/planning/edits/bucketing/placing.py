@@ -1,0 +1,154 @@
+"""Where one collective can stand in place of several: what has to move ahead of it, and what behind.
+
+A graph's order is one of many in which it could run. The shards that a block gathers are cast one by one, each where it
+is used, so that the last of them stands behind the first one's reader; gradients are scattered one by one as they are
+made, and cast where they arrive. One collective needs all its inputs before it, and all readers behind it. What stands
+on the wrong side is moved if that is cheap and safe: layout operators, casts and pointwise operators, of memory that
+nobody writes on the way. Nothing communicates, draws, writes or multiplies elsewhere than it did.
+
+Places are settled one after the other, and every later one reckons with those before it: whatever is moved stays where
+it was moved to. So the order that comes out is again one in which the graph can run, whatever is joined with what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from attrs import frozen
+
+from policylang.graph.facts import Facts, Flag
+from policylang.operators.names import WAITS
+from policylang.planning.edits.collectives.aliasing import ReplacedMemory
+from policylang.planning.edits.edit_planner import RefusedError
+
+_STAYS = Flag.WRITES | Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE
+_NAMESPACES = ("aten", "prims", "builtin", "math")
+"""Of the operators of which it is known that they do nothing but compute their result."""
+DEPENDS = "reads what another one of the bucket gives"
+_LAST = 1 << 60
+
+
+class _Side(IntEnum):
+    AHEAD = 0
+    NEW = 1
+    BEHIND = 2
+
+
+Slot = tuple[int, int, int]
+"""When something runs: before a row, as the how manieth of what was placed there, and on which side of it. What has
+not moved runs at its own row, after all that was placed before it."""
+
+
+@frozen
+class Placement:
+    """A place for a collective, and what is moved for it."""
+
+    before: int
+    """The row before which it stands."""
+    ahead: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+class Places:
+    """The order of one graph while collectives are being joined."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.memory = ReplacedMemory(facts)
+        self._slots: dict[int, Slot] = {}
+        self._count = 0
+
+    def early(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
+        """Before the first reader of any of the results, so that nobody waits for what is asked for later.
+
+        Args:
+            sources: what is read.
+            results: what is replaced.
+            starts: the collectives.
+
+        Raises:
+            RefusedError: where an input cannot be there by then.
+        """
+        before = min(map(self._first_reader, results))
+        self._check_memory(sources, starts, before)
+        ahead = self._pulled(sources, before)
+        read = {source for row in ahead for source in self.facts.inputs[row]}.union(sources)
+        if not read.isdisjoint(results):
+            raise RefusedError(DEPENDS)
+        return Placement(before, ahead, ())
+
+    def late(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
+        """Where the last of several collectives starts. Arguments and errors as of :meth:`early`."""
+        before = max(*starts, *(self._slot(row)[0] for row in sources))
+        self._check_memory(sources, starts, before)
+        behind = self._pushed(results, before)
+        if not set(behind).isdisjoint(sources):
+            raise RefusedError(DEPENDS)
+        return Placement(before, (), behind)
+
+    def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
+        """Take a place for good. ``replaced``: rows whose values are made there from now on. A number that orders the
+        places before one row."""
+        self._count += 1
+        place = placement.before, self._count
+        for side, rows in ((_Side.AHEAD, placement.ahead), (_Side.NEW, replaced), (_Side.BEHIND, placement.behind)):
+            self._slots.update(dict.fromkeys(rows, (*place, side)))
+        return self._count
+
+    def _slot(self, row: int) -> Slot:
+        return self._slots.get(row) or (row, _LAST, _LAST)
+
+    def _first_reader(self, result: int) -> int:
+        """The row before which a result has to be there. A reader that has moved is done with at the latest where the
+        result was."""
+        first = min((self._slot(user) for user in self.facts.users[result]), default=(result, _LAST, _LAST))
+        return first[0] if first[1] == _LAST else result
+
+    def _pulled(self, sources: Iterable[int], before: int) -> tuple[int, ...]:
+        """What has to move ahead of a row so that the sources are there."""
+        place = before, self._count + 1, _Side.NEW
+        found: set[int] = set()
+        pending = [row for row in sources if self._slot(row) > place]
+        while pending:
+            row = pending.pop()
+            if row not in found:
+                self._check_moves(row, before, row)
+                found.add(row)
+                pending += [source for source in self.facts.inputs[row] if self._slot(source) > place]
+        return tuple(sorted(found))
+
+    def _pushed(self, results: Iterable[int], before: int) -> tuple[int, ...]:
+        """What has to move behind a row because it reads one of the results."""
+        place = before, self._count + 1, _Side.NEW
+        found: set[int] = set()
+        pending = [user for row in results for user in self.facts.users[row] if self._slot(user) < place]
+        while pending:
+            row = pending.pop()
+            if row not in found:
+                self._check_moves(row, row, before)
+                found.add(row)
+                pending += [user for user in self.facts.users[row] if self._slot(user) < place]
+        return tuple(sorted(found))
+
+    def _check_moves(self, row: int, first: int, last: int) -> None:
+        """Whether a row may run at any place between two rows."""
+        facts, name = self.facts, self.facts.names[row]
+        target = facts.targets[row]
+        if row in self._slots:
+            raise RefusedError(f"{name} is bound to another bucket")
+        known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
+        if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
+            raise RefusedError(f"{name} stands between")
+        self._check_unwritten((row, *facts.inputs[row]), first, last)
+
+    def _check_memory(self, sources: Sequence[int], starts: Sequence[int], before: int) -> None:
+        for source, start in zip(sources, starts, strict=True):
+            self._check_unwritten((source,), min(start, before), max(start, before))
+
+    def _check_unwritten(self, rows: Iterable[int], first: int, last: int) -> None:
+        """Whether nobody writes to the memory of some rows from one row to another, the last one left out."""
+        for row in rows:
+            for writer in self.memory.written.get(self.memory.roots[row], ()):
+                if first <= writer < last:
+                    raise RefusedError(f"memory is written: {self.facts.names[writer]}")

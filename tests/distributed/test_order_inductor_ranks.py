@@ -1,0 +1,76 @@
+"""Reordered halves under Inductor on gloo ranks: losses and gradients are bitwise those of the traced order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import policylang
+from tests.support.meshed import WIDTH, Meshed
+from tests.support.ranks import run_ranks
+from tests.support.reordered import in_hand_order
+from tests.support.sharded import sharded_stack
+
+PLAIN = "undecided -> save\n"
+POLICY = f"{PLAIN}keep order of (all_gather or reduce_scatter)\n"
+RECOMPUTES = "recompute everything\nkeep order of (all_gather or reduce_scatter)\n"
+
+
+def stack() -> nn.Module:
+    return sharded_stack(2, 3, width=16)
+
+
+def meshed() -> nn.Module:
+    return Meshed(init_device_mesh("cpu", (2,)), (0,), layers=3)
+
+
+def trained(model: nn.Module, width: int, backend: Any, **options: Any) -> tuple[list[float], list[torch.Tensor]]:
+    torch._dynamo.reset()
+    run = model if backend is None else torch.compile(model, backend=backend, **options)
+    losses = []
+    for step in range(2):
+        torch.manual_seed(step)
+        loss = run(torch.randn(6, width)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return losses, [getattr(gradient, "_local_tensor", gradient) for gradient in gradients if gradient is not None]
+
+
+def compared(rank: int) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name, make, width in (("DTensors", stack, 16), ("gathers", meshed, WIDTH)):
+        torch.manual_seed(0)
+        plain = trained(make(), width, policylang.backend(policylang.parse(PLAIN)))
+        eager = trained(make(), width, None)
+        for text in (POLICY, RECOMPUTES):
+            backend = in_hand_order(policylang.backend(policylang.parse(text)))
+            losses, gradients = trained(make(), width, backend)
+            report = policylang.report(backend)
+            told[f"{name}, {text.split()[0]}"] = {
+                "orders": [(each.status, each.starts, each.waits) for each in report.code],
+                "beside": [len(each.kernels) for each in report.code],
+                "like traced": losses == plain[0] and all(map(torch.equal, gradients, plain[1])),
+                "like eager": all(
+                    torch.allclose(*pair, rtol=1e-5, atol=1e-7) for pair in zip(gradients, eager[1], strict=True)
+                ),
+                "gradients": len(gradients),
+            }
+    return told
+
+
+@pytest.mark.slow
+def test_gradients_are_bitwise_those_of_the_traced_order() -> None:
+    for told in run_ranks(compared, 2):
+        assert len(told) == 4
+        for name, case in told.items():
+            assert case["like traced"], name
+            assert case["like eager"], name
+            assert case["gradients"] >= 3
+            assert {status for status, *_ in case["orders"]} == {"as planned"}, name
+            assert all(starts and starts == waits for _, starts, waits in case["orders"]), name
+            assert min(case["beside"]) >= 1, name
