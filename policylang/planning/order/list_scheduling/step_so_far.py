@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
-from policylang.planning.order.latest_starts import LatestStarts, announced
-from policylang.planning.order.memory_ahead import LiveMemory, MemoryAhead, Touches
-from policylang.planning.order.units import Units
+from policylang.planning.order.list_scheduling.latest_starts import LatestStarts, announced
+from policylang.planning.order.list_scheduling.memory_ahead import LiveMemory, MemoryAhead, Touches
+from policylang.planning.order.list_scheduling.units import Units
 
 _NO_LIMIT = 1 << 62
 
