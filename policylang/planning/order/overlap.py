@@ -1,8 +1,8 @@
 """The list scheduler behind ``overlap``: collectives start early and are awaited late, by the time model.
 
-:mod:`policylang.planning.order.list_scheduling` makes an order. How far it may depart from the order given for the best result
-depends on whether a step has more to compute or to send, so a few are made, each held against the others, and against
-the order given, by the simulation itself.
+:mod:`policylang.planning.order.hiding` makes an order. How far it may depart from the order given for the
+best result depends on whether a step has more to compute or to send, so a few are made, each held against the others,
+and against the order given, by the simulation itself.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from attrs import frozen
 from policylang.graph.facts import Facts, Phase
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.order.dependencies import Dependencies
-from policylang.planning.order.list_scheduling.latest_starts import LatestStarts
-from policylang.planning.order.list_scheduling.memory_ahead import Touches
-from policylang.planning.order.list_scheduling.scheduler import Leeway, ListScheduler
-from policylang.planning.order.list_scheduling.units import units
+from policylang.planning.order.hiding.latest_starts import LatestStarts
+from policylang.planning.order.hiding.list_scheduler import Leeway, ListScheduler
+from policylang.planning.order.hiding.memory_ahead import Touches
+from policylang.planning.order.hiding.units import units
 from policylang.simulation.exposed_bound import exposed_bound
 from policylang.simulation.in_flight import in_flight, size_in_flight
 from policylang.simulation.memory import simulate

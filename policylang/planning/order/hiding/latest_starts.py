@@ -6,7 +6,7 @@ and never waits. That is how far a step has come, whatever it waited for on the 
 
 from __future__ import annotations
 
-from policylang.planning.order.list_scheduling.units import Units
+from policylang.planning.order.hiding.units import Units
 
 _MARGIN = 1.2
 """A collective is started ahead as if it, and all before its deadline on its stream, took this much longer."""

@@ -13,10 +13,10 @@ from heapq import heappop, heappush
 
 from attrs import frozen
 
-from policylang.planning.order.list_scheduling.latest_starts import LatestStarts
-from policylang.planning.order.list_scheduling.memory_ahead import Touches
-from policylang.planning.order.list_scheduling.step_so_far import StepSoFar
-from policylang.planning.order.list_scheduling.units import Units
+from policylang.planning.order.hiding.latest_starts import LatestStarts
+from policylang.planning.order.hiding.memory_ahead import Touches
+from policylang.planning.order.hiding.step_so_far import StepSoFar
+from policylang.planning.order.hiding.units import Units
 
 _PATIENCE = 0.1
 """Of a collective's time: how long a stream stays idle for one that is more urgent and about to come."""

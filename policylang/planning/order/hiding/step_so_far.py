@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
-from policylang.planning.order.list_scheduling.latest_starts import LatestStarts, announced
-from policylang.planning.order.list_scheduling.memory_ahead import LiveMemory, MemoryAhead, Touches
-from policylang.planning.order.list_scheduling.units import Units
+from policylang.planning.order.hiding.latest_starts import LatestStarts, announced
+from policylang.planning.order.hiding.memory_ahead import LiveMemory, MemoryAhead, Touches
+from policylang.planning.order.hiding.units import Units
 
 _NO_LIMIT = 1 << 62
 

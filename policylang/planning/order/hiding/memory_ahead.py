@@ -9,8 +9,8 @@ from __future__ import annotations
 from policylang.graph.facts import Facts, InputKind, Phase
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
-from policylang.planning.order.list_scheduling.range_maximum import RangeMaximum
-from policylang.planning.order.list_scheduling.units import Units
+from policylang.planning.order.hiding.range_maximum import RangeMaximum
+from policylang.planning.order.hiding.units import Units
 
 
 class Touches:
