@@ -20,9 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
-from policylang.audit.communication import CommunicationStep, is_communication, is_wait, steps_of
+from policylang.audit.communication import CommunicationStep, steps_of
 from policylang.backends.torch_compile import order_kept
 from policylang.backends.torch_compile.backend import PolicyBackend
+from policylang.operators.communication import is_communication, is_wait
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.reordered import at_random, in_hand_order

@@ -21,13 +21,13 @@ from typing import Any
 
 from torch import fx
 
-from policylang.audit.code_audit import HALVES, CodeAudit
-from policylang.audit.communication import is_communication, is_product, steps_of
+from policylang.audit.code_audit import CodeAudit
 from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.errors import PolicyAuditError, PolicyMeaningError, PolicyWarning
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
+from policylang.operators.communication import is_communication, is_product
 from policylang.torch_compat import inductor
 from policylang.torch_compat.graphs import OpOverload
 
@@ -108,19 +108,14 @@ def watched_half(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callabl
 
     That raises ``PolicyAuditError``: of the forward while it is compiled, of the backward when the first one starts.
     """
-    half, arrived = HALVES[is_backward], steps_of(graph)
-
-    def compiled(source: str) -> None:
-        _raise(code.check(half, source, arrived))
-
-    return compiled
+    read = code.reader(graph, is_backward=is_backward)
+    return lambda source: _raise(read(source))
 
 
 def check_loaded(code: CodeAudit | None, loaded: Iterable[tuple[bool, str]]) -> None:
     """The same of halves that come from a cache, with whether each is the backward. Raises ``PolicyAuditError``."""
     if code is not None:
-        for is_backward, source in loaded:
-            _raise(code.check(HALVES[is_backward], source))
+        _raise(code.check_loaded(loaded))
 
 
 def _raise(found: Sequence[Diagnostic]) -> None:
