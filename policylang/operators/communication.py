@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from policylang.operators.categories import describe
+from policylang.operators.flops import formula_for
 from policylang.operators.names import Category
 
 _WAITS = ("wait_tensor", "wait_tensors")
@@ -24,7 +25,9 @@ def is_wait(operator: str) -> bool:
 def is_product(node: fx.Node) -> bool:
     """Whether a node runs as a kernel of its own: matrix products, attention, convolutions. A product with a dimension
     of 1 may become part of any kernel."""
-    if node.op != "call_function" or not describe(node.target).flags & Category.COMPUTE:
+    if node.op != "call_function" or is_communication(node):
+        return False
+    if not describe(node.target).flags & Category.COMPUTE and formula_for(node.target) is None:
         return False
     shapes = [tuple(getattr(each.meta.get("val"), "shape", ())) for each in node.all_input_nodes]
     return not any(isinstance(length, int) and length == 1 for shape in shapes for length in shape[-2:])

@@ -146,19 +146,15 @@ def test_settings_that_change_before_the_first_backward_do_not_reach_it(mesh: De
 
 
 def test_nothing_is_left_set_for_others(mesh: DeviceMesh) -> None:
-    before = {name: getattr(inductor_config, name) for name in ("reorder_for_peak_memory", order_kept._LAST_PASS)}
-    trained(mesh, ordered())
-    assert {name: getattr(inductor_config, name) for name in before} == before
-    other = policylang.backend(policylang.parse("undecided -> save\n"))
-    seen = []
+    before, seen = settings(), list[tuple[bool, bool]]()
+    ours, other = ordered(), policylang.backend(policylang.parse("undecided -> save\n"))
     with inductor_config.patch(post_grad_custom_post_pass=Noting(lambda graph: seen.append(settings()))):
+        trained(mesh, ours)
+        assert settings() == before == (True, False)
+        torch._dynamo.reset()
         trained(mesh, other)
-    assert seen == [(True, False)] * 2
+    assert seen == [(False, False)] * 2 + [before] * 2
     assert policylang.report(other).code == ()
-    seen.clear()
-    with inductor_config.patch(post_grad_custom_post_pass=Noting(lambda graph: seen.append(settings()))):
-        trained(mesh, ordered())
-    assert seen == [(False, False)] * 2
 
 
 def settings() -> tuple[bool, bool]:
