@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import evolve
 from torch import fx
 
 from policylang.audit.summary.combine import combined
-from policylang.audit.summary.report import Report
+from policylang.audit.summary.fsdp_lines import FsdpOrderReport
+from policylang.audit.summary.report import AuditReport, Report
 from policylang.backends import refusals
 from policylang.backends.eager.checkpoint import sessions_of
+from policylang.backends.eager.fsdp_order import order_reports
 from policylang.backends.path import findings_on
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.errors import PolicyGraphError
@@ -19,10 +22,23 @@ from policylang.torch_compat.dynamo import backend_of
 def report_on(subject: Any) -> Report:
     """See :func:`policylang.report`."""
     found = findings_on(subject)
+    orders = tuple(order_reports(subject))
+    if orders and not found:
+        return _with_orders(Report(policy=", ".join(dict.fromkeys(each.policy for each in orders))), orders)
     if found is None:
         no_policy = isinstance(subject, fx.GraphModule)
         raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
     if not found:
         compiled = isinstance(subject, PolicyBackend) or isinstance(backend_of(subject), PolicyBackend)
         raise PolicyGraphError([refusals.nothing_decided(checkpointed=bool(sessions_of(subject)), compiled=compiled)])
-    return combined([each.report for each in found])
+    return _with_orders(combined([each.report for each in found]), orders)
+
+
+def _with_orders(report: Report, orders: tuple[FsdpOrderReport, ...]) -> Report:
+    """With what FSDP was told, and in the audit where it stands otherwise by now."""
+    if not orders:
+        return report
+    audit = report.audit or AuditReport(True)
+    wrong = tuple(each for order in orders for each in order.differences)
+    audit = AuditReport(audit.agrees and not wrong, (*audit.differences, *wrong))
+    return evolve(report, by_fsdp=orders, audit=audit)

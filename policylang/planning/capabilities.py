@@ -24,6 +24,8 @@ class Capabilities:
     """Whether it carries out rewrites of collectives."""
     orders: bool = False
     """Whether it carries out buckets and the order of collectives."""
+    orders_weights: bool = False
+    """Whether, where it carries out no order, FSDP may: what `prefetch` and `bucket … per block` say of weights."""
     unsorted_groups: bool = True
     """Whether process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided_auto: bool = False
@@ -65,7 +67,13 @@ HOOK = Capabilities(name="a hook of Inductor's", replays_random=True, undecided_
 """A joint graph that is tagged for min-cut. No rewrites: where Inductor takes a graph from its caches nobody is called,
 and the groups that rewrites need would not be made."""
 
-EAGER = Capabilities(name="an eager checkpoint", replays_random=True, recomputes_undecided=True, block_by_block=True)
+EAGER = Capabilities(
+    name="an eager checkpoint",
+    replays_random=True,
+    orders_weights=True,
+    recomputes_undecided=True,
+    block_by_block=True,
+)
 """A block as it runs, operator by operator. What no rule saves is recomputed, as a checkpoint does."""
 
 

@@ -255,7 +255,10 @@ def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
 
 def cannot_order(statement: Bucket | Scheduling, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for an order of collectives, which {capabilities.name} cannot keep"
-    return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
+    help = None
+    if capabilities.orders_weights:
+        help = "in eager there are `prefetch … N blocks ahead` and `bucket … per block`; the rest takes a compiler"
+    return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span, help=help)
 
 
 def cannot_be_auto(

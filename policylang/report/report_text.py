@@ -74,6 +74,11 @@ def _figures(report: Report) -> str:
     if kept:
         lines.append(_line("kept", f"{counted(kept, 'match', 'matches')} have a tag of the user's own checkpoint"))
     lines += [_line("rewrite", line) for rewrite in report.rewrites for line in str(rewrite).splitlines()]
+    lines += [
+        _line("order", f"{file_name(each.source)} {each.text}: {each.said}")
+        for order in report.by_fsdp
+        for each in order.lines
+    ]
     lines += [_line("order", line) for line in order_lines(report)]
     lines += [_line("expect", line) for line in expectation_lines(report)]
     lines += [_line("warning", warning) for warning in report.warnings]
@@ -118,6 +123,8 @@ def _what(report: RewriteReport) -> str:
 def _audit(report: Report) -> list[str]:
     if report.audit is None:
         return [_line("audit", "not yet: the graph is planned, and not partitioned")] if report.rules else []
+    if report.audit.agrees and report.by_fsdp and not report.forward_nodes:
+        return [_line("audit", "FSDP gathers as it was told")]
     if report.audit.agrees:
         return [_line("audit", "the graphs that came out do what the plan says")]
     return [_line("audit", difference) for difference in report.audit.differences]

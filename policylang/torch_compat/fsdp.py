@@ -31,6 +31,10 @@ class ShardedWeight:
     """What ``fully_shard`` was called with."""
     outermost: bool
     """Whether no other call of it lies around that one. Unless told, it keeps the weights of this one gathered."""
+    together: int = 0
+    """The same number for all that is gathered at once."""
+    ranks: tuple[int, ...] = ()
+    """Over which it is gathered; empty where it is not."""
 
 
 def sharded_weights(modules: Iterable[nn.Module] | None) -> Iterator[ShardedWeight]:
@@ -68,15 +72,51 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
     if groups is None:  # torch 2.11 and before: one group
         groups = [each] if (each := getattr(state, "_fsdp_param_group", None)) is not None else []
     for group in groups:
+        over = getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
+        ranks = () if over is None else tuple(torch.distributed.get_process_group_ranks(over))
         for parameter in group.fsdp_params:
             info = parameter._module_info
             reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
             owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
             for module, name in owners:
-                yield (
-                    (module, name),
-                    ShardedWeight(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)),
+                weight = ShardedWeight(
+                    *(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)), id(group), ranks
                 )
+                yield (module, name), weight
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called with a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def lies_within_another(module: nn.Module) -> bool:
+    """Whether a forward has found a sharded module inside another: what FSDP gathers ahead has to share its streams.
+
+    Private because torch finds out in the first forward, and keeps it in its state of the module.
+    """
+    return module._get_fsdp_state()._is_root is False
+
+
+def gathered_ahead(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """What a sharded module has been told to gather ahead, in the forward and in the backward.
+
+    Private because torch has a setter for each, and no getter.
+    """
+    state: Any = module._get_fsdp_state()
+    lists = state._states_to_forward_prefetch, state._states_to_backward_prefetch
+    forward, backward = ([each._modules[0] for each in states] for states in lists)
+    return forward, backward
+
+
+def ran_forward(module: nn.Module) -> list[nn.Module]:
+    """What FSDP has seen run since the last backward, around and beside a sharded module, in order.
+
+    Private because torch keeps it for the order of its own prefetching in the backward.
+    """
+    context: Any = module._get_fsdp_state()._comm_ctx
+    return [module for group in context.post_forward_order for module in group.modules]
 
 
 def own_class(module: nn.Module) -> str:

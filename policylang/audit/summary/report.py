@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attrs import asdict, field, frozen, has
 
+from policylang.audit.summary.fsdp_lines import FsdpOrderReport
 from policylang.audit.summary.order_account import OrderAccount
 from policylang.audit.summary.order_figures import order_figures
 from policylang.language.figures import counted, figure
@@ -189,6 +190,8 @@ class Report:
     """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
     orders: tuple[OrderAccount, ...] = ()
     """Of a policy with scheduling lines: the whole step as planned, then what was carried out on each half of it."""
+    by_fsdp: tuple[FsdpOrderReport, ...] = ()
+    """In eager, what `prefetch` and `bucket` lines came to where `fully_shard` gathers."""
     expectations: tuple[ExpectationReport, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
 from policylang.backends.eager.eligibility import stands_aside
+from policylang.backends.eager.fsdp_order import put_order_on, refuse_for_one_block, warn_of_unchecked
 from policylang.backends.eager.session import BlockCall, Contexts, Session, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
@@ -71,6 +73,10 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
         loaded = policy()
         root = normalise(root)[1]
         blocks = blocks_in(module, loaded, root)
+        if blocks:
+            put_order_on(module, loaded, partial(blocks_in, policy=loaded, root=root))
+        else:
+            refuse_for_one_block(loaded, problems.block(module, root))
         session = Session(loaded, strict, tuple(blocks.values()))
         session.add(module, root)
         for number, (block, name) in enumerate(blocks.items()):
@@ -89,6 +95,12 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
         if policy.blocks is None:
             raise problems.NO_LIST.error(kind=kind)
         raise problems.NO_BLOCKS.error(span=policy.blocks.span, glob=policy.blocks.glob, kind=kind)
+    put_order_on(model, policy, partial(blocks_in, policy=policy, root=""))
+    if policy.orders and not decides_about_values(policy):
+        warn_of_unchecked(policy)
+        for block in blocks:
+            _take_off(block)
+        return
     session = Session(policy, strict, tuple(blocks.values()))
     for number, (block, name) in enumerate(blocks.items()):
         session.add(block, name, number)
@@ -97,6 +109,20 @@ def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state
         block.forward = Checkpointed(block, inner, session, name, number, preserve_rng_state)
         if not isinstance(own, Checkpointed):
             block.register_forward_pre_hook(_note_replica)
+
+
+def decides_about_values(policy: Policy) -> bool:
+    """Whether a policy says what is saved or recomputed: one of scheduling lines alone puts no checkpoint anywhere."""
+    return bool(policy.rules or policy.undecided)
+
+
+def _take_off(block: nn.Module) -> None:
+    """Have a block run as it did before it was given a policy."""
+    own = block.__dict__.get("forward")
+    if isinstance(own, Checkpointed):
+        del block.forward
+        if getattr(own.forward, "__func__", None) is not type(block).forward:
+            block.forward = own.forward
 
 
 @define(eq=False)

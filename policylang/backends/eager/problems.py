@@ -16,7 +16,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning.digest import policy_text
-from policylang.planning.refusals import NO_SUCH_BLOCKS
+from policylang.planning.order.by_fsdp import NOT_SHARDED
+from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
 
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
@@ -35,6 +36,9 @@ class Problem:
 
     def error(self, details: Sequence[str] = (), span: Span | None = None, **found: Any) -> PolicyGraphError:
         return PolicyGraphError([self.diagnostic(details, span, **found)])
+
+    def refused(self, span: Span, **found: Any) -> PolicyMatchError:
+        return PolicyMatchError([self.diagnostic(span=span, **found)])
 
 
 DRIFTED = Problem(  # in the forward: another operator than in the first call
@@ -142,6 +146,27 @@ TWO_POLICIES = Problem(
     "APL397",
     "a block is under two policies: the checkpoint follows {ours}, {whose} {theirs}",
     "give the same policy to both",
+)
+
+NOT_FULLY_SHARDED = Problem(
+    NOT_SHARDED,
+    "this asks for an order of gathers, which `fully_shard` keeps in eager and `{name}` does not",
+    "shard the model with `fully_shard`, or leave the line out",
+)
+WITHOUT_ROOT = Problem(
+    NOT_SHARDED,
+    "this gathers blocks ahead, and `fully_shard` was called with `{name}`, and with no module around the blocks",
+    "call `fully_shard` with the model too, once it was called with its blocks",
+)
+TOLD_OTHERWISE = Problem(
+    "APL390",
+    "{name} was told to gather {wanted} ahead in the {half}, and is told to gather {is_so} by now",
+    "leave what FSDP gathers ahead to the policy, or take the line out of it",
+)
+ONE_OF_THE_BLOCKS = Problem(
+    PATH_CANNOT,
+    "this is about the blocks of a model in their order, and the `context_fn` was made for {name} alone",
+    "make it for the model, `policylang.context_fn(policy, model)`, or call `policylang.checkpoint_model`",
 )
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import nn
 
 from policylang.backends.compiled_graphs import CompiledGraph
@@ -28,7 +28,7 @@ from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Tra
 from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
-from policylang.language.syntax import Policy
+from policylang.language.syntax import Bucket, Policy
 from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler
 from policylang.torch_compat.eager import (
     being_compiled,
@@ -75,9 +75,15 @@ class Session:
         region = self.regions.get(module)
         if region is None:
             names = self.names if number is not None else ()
-            region = CheckpointRegion(self.policy, root, self.strict, names, number, self.traces)
+            region = CheckpointRegion(self.of_values, root, self.strict, names, number, self.traces)
             self.regions[module] = region
         return region
+
+    @property
+    def of_values(self) -> Policy:
+        """The policy as a block plans it: the order of gathers is FSDP's, for the model as a whole."""
+        rewrites = tuple(each for each in self.policy.rewrites if not isinstance(each, Bucket))
+        return evolve(self.policy, rewrites=rewrites, scheduling=()) if self.policy.orders else self.policy
 
     def again(self) -> Session:
         """Of a copy of the model, still without its blocks."""
