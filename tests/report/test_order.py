@@ -22,9 +22,9 @@ from policylang.graph.files.snapshot import load
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
+from policylang.planning.inspection.collective_places import collective_asked, placed
 from policylang.planning.inspection.communication import Communication, as_decided, communication, step_in_order
 from policylang.planning.inspection.compare import compare
-from policylang.planning.inspection.placement import collective_asked, placed
 from policylang.planning.planner import plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.report.order.as_text import order_details, order_totals

@@ -7,8 +7,8 @@ from typing import Any
 from attrs import asdict, frozen
 
 from policylang.language.figures import counted, figure, listed
+from policylang.planning.inspection.collective_places import CollectivePlace, PlacedCollective
 from policylang.planning.inspection.communication import Communication, LineInOrder
-from policylang.planning.inspection.placement import PlacedCollective, Placement
 from policylang.report.order.as_text import BOUNDED_BY, buckets_text
 from policylang.report.width import table
 
@@ -47,14 +47,14 @@ class CollectiveExplanation:
         return "\n\n".join(parts)
 
 
-def _places(place: Placement) -> tuple[str, str]:
+def _places(place: CollectivePlace) -> tuple[str, str]:
     start = f"step {place.step:,}" + (f", before {place.before}" if place.before else "")
     if place.awaited_step is None:
         return start, "by nothing"
     return start, f"step {place.awaited_step:,}" + (f", before {place.awaited_before}" if place.awaited_before else "")
 
 
-def _times(place: Placement) -> tuple[str, str, str]:
+def _times(place: CollectivePlace) -> tuple[str, str, str]:
     run = place.run
     if run is None:
         return "", "", ""
@@ -62,7 +62,7 @@ def _times(place: Placement) -> tuple[str, str, str]:
     return figure(run.end - run.start, "seconds"), exposed, BOUNDED_BY[run.exposed_by] if run.exposed_by else ""
 
 
-def _data(place: Placement | None) -> dict[str, Any] | None:
+def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
     if place is None:
         return None
     run = place.run
