@@ -63,10 +63,10 @@ mine.apl:3  prefetch all_gather 1 block ahead               4      3
 mine.apl:4  overlap collective up to 4 KiB in flight        4      0
 mine.apl:3 left bucket0 where it was: nothing computes before it
 
-exposed  takes  collective  operator                     bytes  group  block     bounded by  line
-  16 ms  16 ms  bucket0     all_gather_into_tensor of 2  2 KiB  dp:4   layers.0  data        mine.apl:2
+exposed  takes  collective  kind             bytes  group  block     bounded by  line
+  16 ms  16 ms  bucket0     all-gather of 2  2 KiB  dp:4   layers.0  data        mine.apl:2
 
-hidden: 3 all_gather_into_tensor; 48 ms in all"""
+hidden: 3 all-gather; 48 ms in all"""
 BARRIERS = {"mylib.scan.default": 3, "mylib.tell.default": 1}
 LEFT = {"bucket0": "nothing computes before it"}
 
@@ -98,7 +98,7 @@ def test_alike_collectives_are_one_row_and_the_most_of_reasons_are_told() -> Non
     rows = order_details(found).split("\n")
     assert rows[0].split()[:4] == ["exposed", "each", "takes", "collective"]
     assert rows[1].split()[:6] == ["59.5", "ms", "×7", "8.5", "ms", "8.5"]
-    assert "gather_v0, gather_w1, and 5 more" in rows[1]
+    assert "gather_v0, and 6 more" in rows[1]
     assert rows[1].endswith("the order as traced")
     assert re.search(r"8.5 ms +8.5 ms +gather_w0 .* layers.0 +data", rows[2])
     assert "layers.0–3" in rows[1]
@@ -364,7 +364,7 @@ def test_the_page_without_a_script() -> None:
     assert text.count('<input type="radio"') == 2
     assert "mylib.scan.default ×3" in text
     assert "4 in their place, each proven on 4 ranks" in text
-    assert "<td>all_gather_into_tensor of 2</td>" in text
+    assert "<td>all-gather of 2</td>" in text
 
 
 def test_the_page_of_a_policy_that_schedules_nothing() -> None:
@@ -394,7 +394,7 @@ def test_the_lanes_in_a_browser(tmp_path) -> None:
         it.type("#order .view-0 svg", KEYS["right"])
         (told,) = it.texts("#order + .legend .told")
         assert told == (
-            "group dp:4: bucket1: all_gather_into_tensor of 2, 2 KiB, in layers.1, mine.apl:2, mine.apl:3; "
+            "group dp:4: bucket1: all_gather_into_tensor of 2, 2 KiB, in layers.1, mine.apl:2, 3; "
             "16 ms from 16 ms, hidden; 7.8 KiB alive"
         )
         assert it.run("return document.querySelector('#order .view-0 svg').getAttribute('aria-valuetext')") == told

@@ -54,13 +54,11 @@ def layers(count: int) -> str:
 def sharded(count: int) -> Facts:
     """The facts of such a graph with all that a bucket has to know of it."""
     facts = facts_of(layers(count))
-    gathers = [target == GATHER for target in facts.targets]
+    calls = zip(facts.targets, facts.inputs, facts.group_names, strict=True)
+    given = {GATHER: lambda reads, group: (Ref(reads[0]), 4, group), WAIT: lambda reads, _: (Ref(reads[0]),)}
     return evolve(
         facts,
-        arguments=[
-            (Ref(reads[0]), 4, group) if gather else ()
-            for reads, group, gather in zip(facts.inputs, facts.group_names, gathers, strict=True)
-        ],
+        arguments=[given[target](reads, group) if target in given else () for target, reads, group in calls],
         strides=[None if shape is None else (shape[1], 1) for shape in facts.shapes],
         numel=[prod(shape or ()) for shape in facts.shapes],
         devices=["cuda:0" if shape else "" for shape in facts.shapes],
