@@ -19,8 +19,8 @@ from policylang.simulation.collective_runs import ExposedBy
 BOUNDED_BY = {
     ExposedBy.DATA: "data",
     ExposedBy.LIMIT: "the limit",
-    ExposedBy.GROUP: "another of its group",
-    ExposedBy.ORDER: "the order as traced",
+    ExposedBy.GROUP: "its group",
+    ExposedBy.ORDER: "the traced order",
 }
 """Why a collective is exposed, as people read it."""
 _LONGEST_LINE = 72
@@ -106,45 +106,53 @@ def lines_text(lines: Sequence[LineInOrder]) -> str:
         return ""
     head, *rows = line_rows(lines)
     rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
-    return "\n".join((table([head, *rows], right=range(2, len(head) - 1), ends=(0,)), *line_notes(lines)))
-
-
-def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
-    """What the proofs of buckets take for granted, and what was left where it is."""
-    granted: dict[str, list[str]] = {}
-    for line in lines:
-        for assumed in assumptions(line):
-            granted.setdefault(assumed, []).append(line.source)
-    said = [f"{lines_named(sources)}: taken for granted that {assumed}" for assumed, sources in granted.items()]
-    return [*said, *(text for line in lines for text in left_texts(line))]
+    return "\n".join((table([head, *rows], right=range(2, len(head)), ends=(0,)), *line_notes(lines)))
 
 
 def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
-    """The rows of a table, head first; what would be exposed without a line where that was worked out."""
+    """The rows of a table, head first: into how many collectives a ``bucket`` line joins others, and, where that was
+    worked out, what would be exposed without a line."""
+    joins = any(line.buckets for line in lines)
     weighed = any(line.exposed_without is not None for line in lines)
-    head = ("line", "scheduling line", "matched", "moved", *["exposed without it"][:weighed], "")
-    return [head, *(_line_row(line, weighed=weighed) for line in lines)]
+    more = (*("into",)[:joins], *("exposed without it",)[:weighed])
+    return [
+        ("line", "scheduling line", "matched", "moved", *more),
+        *(_line_row(line, joins=joins, weighed=weighed) for line in lines),
+    ]
 
 
-def _line_row(line: LineInOrder, *, weighed: bool) -> tuple[str, ...]:
+def _line_row(line: LineInOrder, *, joins: bool, weighed: bool) -> tuple[str, ...]:
     counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
+    into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
     without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
-    return (line.source, line.text, *counts, *[without][:weighed], buckets_text(line))
+    return (line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed])
 
 
-def buckets_text(line: LineInOrder) -> str:
-    """``66 in their place, each proven on 64 ranks``; empty of a line that joins nothing."""
+def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
+    """On how many ranks buckets were proven, and what was left where it is."""
+    proofs: dict[str, list[str]] = {}
+    for line in lines:
+        for said in proof_texts(line):
+            proofs.setdefault(said, []).append(line.source)
+    told = [f"{lines_named(sources)}: {said}" for said, sources in proofs.items()]
+    return [*told, *(text for line in lines for text in left_texts(line))]
+
+
+def proof_texts(line: LineInOrder) -> list[str]:
+    """``each bucket proven on 64 ranks``, what that takes for granted, and whether bits may differ; nothing of a line
+    that joins nothing."""
     if not line.buckets:
-        return ""
-    ranks = max(bucket.proof.ranks for bucket in line.buckets)
-    how = "checked" if assumptions(line) else "proven"
-    text = f"{sum(len(bucket.names) for bucket in line.buckets):,} in their place, each {how} on {ranks} ranks"
-    return text if all(bucket.proof.exact for bucket in line.buckets) else f"{text}, equal up to rounding"
-
-
-def assumptions(line: LineInOrder) -> list[str]:
-    """What the proofs of its buckets take for granted, each once."""
-    return list(dict.fromkeys(bucket.proof.assumed for bucket in line.buckets if bucket.proof.assumed))
+        return []
+    proofs = [bucket.proof for bucket in line.buckets]
+    assumed = dict.fromkeys(proof.assumed for proof in proofs if proof.assumed)
+    how = "checked" if assumed else "proven"
+    found = [f"each bucket {how} on {max(proof.ranks for proof in proofs)} ranks"]
+    found += [f"taken for granted that {each}" for each in assumed]
+    return (
+        found
+        if all(proof.exact for proof in proofs)
+        else [*found, "sums are taken in another order: equal up to rounding"]
+    )
 
 
 def left_texts(line: LineInOrder) -> list[str]:
@@ -192,7 +200,7 @@ def collectives_text(found: Communication) -> str:
         return ""
     rows = exposed_rows(found)
     numbers = range(rows[0].index("collective")) if rows else range(0)
-    spare = [rows[0].index(name) for name in ("bytes", "kind")] if rows else []
+    spare = [rows[0].index(name) for name in ("bytes", "kind", "group")] if rows else []
     text = table(rows, right=numbers, spare=spare, unless_told=_WIDEST) if rows else ""
     return "\n\n".join(filter(None, (text, hidden_text(found))))
 

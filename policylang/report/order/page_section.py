@@ -87,7 +87,7 @@ def _lines(found: Communication) -> Markup:
         return Markup("")
     head, *rows = line_rows(found.lines)
     notes = (element("p", text, class_="hint") for text in line_notes(found.lines))
-    return joined(rows_table(head, rows, range(2, len(head) - 1), "what each scheduling line did"), *notes)
+    return joined(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
 
 
 def _exposed(found: Communication) -> Markup:
