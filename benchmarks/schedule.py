@@ -29,7 +29,7 @@ from attrs import evolve, field, frozen
 import policylang
 from benchmarks import schedule_peers
 from benchmarks.common import growth_exponent, table, write_results
-from benchmarks.schedule_graphs import Subject, process_groups, recorded, synthetic_half, traced_halves
+from benchmarks.schedule_graphs import Subject, process_groups, recorded_halves, synthetic_half, traced_halves
 from examples.sharded_llama import LLAMA3_8B
 from policylang.api.devices import load_device
 from policylang.errors import PolicyMatchError, PolicyMeaningError
@@ -263,7 +263,7 @@ def with_times(base: DeviceProfile, path: Path) -> DeviceProfile:
 
 def subjects(options: argparse.Namespace) -> Iterator[Subject]:
     for path in options.graphs:
-        yield recorded(path)
+        yield from recorded_halves(path)
     if options.layers:
         config = evolve(LLAMA3_8B, layers=options.layers)
         yield from traced_halves("fsdp", 64, 1, config)

@@ -73,6 +73,27 @@ def recorded(path: Path) -> Subject:
         return subject_of(path.name.partition(".")[0], rebuilt(rows), groups, known.meshes, known.kind)
 
 
+def recorded_halves(path: Path) -> tuple[Subject, ...]:
+    """A recorded half as it is; of a recorded joint graph both halves, with the weights gathered in the backward."""
+    whole = recorded(path)
+    if whole.facts.kind is not GraphKind.JOINT:
+        return (whole,)
+    module = whole.fresh()
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with process_groups(whole.groups):
+        with whole.mode:
+            halves = policylang.partition(
+                module, values, num_fwd_outputs=1, policy=policylang.parse(_RESHARD), agree=False
+            )
+        return tuple(
+            subject_of(f"{whole.name}_{kind.value}", half.graph, whole.groups, whole.facts.meshes, kind)
+            for half, kind in zip(halves, (GraphKind.FORWARD, GraphKind.BACKWARD), strict=True)
+        )
+
+
+_RESHARD = "policy reshard\n\nblocks layers.*\ninclude <fsdp_reshard_always>\nundecided -> auto\n"
+
+
 def laid_out(groups: Mapping[str, Group]) -> dict[str, Group]:
     """The groups of rank 0 with ranks of their own: where several are said to be of the same ranks, each was numbered
     from 0. They become the dimensions of one mesh then, the last name the innermost, within a server."""
@@ -96,6 +117,7 @@ def subject_of(
     with mode:
         for node in graph.nodes:
             value = _value(node)
+            node.meta = dict(node.meta)  # the halves of a partition may share those of their inputs
             if value is not None:
                 node.meta["val"] = value
     return Subject(name, graph, groups, evolve(collect(graph, kind=kind, groups=groups), meshes=meshes), mode)
@@ -219,7 +241,7 @@ def synthetic_half(nodes: int, weights: int = 7, ranks: int = 64) -> Subject:
     gradient. Built by hand, since tracing a hundred thousand nodes would take longer than anything measured on it;
     nodes of one shape share a fake value."""
     aten, c10d = torch.ops.aten, torch.ops._c10d_functional
-    width, tokens = 4096, 8192
+    width, tokens = 4096, 16384
     graph, mode = fx.Graph(), FakeTensorMode()
     with mode:
         shard, cut = (torch.empty(width // ranks, width, dtype=dtype, device=DEVICE) for dtype in _DTYPES)

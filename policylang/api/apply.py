@@ -30,8 +30,9 @@ def apply(
 
     First the rewrites, then the rest. A joint graph is tagged: every decided forward node gets its ``recompute`` tag
     and ``node.meta["custom"]["policylang"]``, the line that decided. ``policylang.partition`` then splits it. On a flat
-    graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged and audited. Of one
-    half of a partition the ``fuse`` and ``collapse`` lines are carried out and nothing else; the report says so.
+    graph, forward, loss and backward in one, the whole job is done: it is rematerialised, tagged, audited and put in
+    the order that the policy asks for. Of one half of a partition the lines that rewrite or order collectives are
+    carried out and nothing else; the report says so. A joint graph is put in order once it is split.
     ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives. ``device`` is the profile
     that times are worked out from, as in ``policylang.load``.
 

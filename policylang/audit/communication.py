@@ -25,6 +25,7 @@ NOTHING_BETWEEN = "APL346"
 
 ELSEWHERE = -1
 """The number of a collective that no step of the same half starts."""
+_SUM = "aten.add.Tensor"
 _WAITS = ("wait_tensor", "wait_tensors")
 _HELP = (
     "a pass or a setting of Inductor's moved it after the graph was split: look at the passes and at the settings of "
@@ -45,6 +46,9 @@ class CommunicationStep:
     """The process group, where the call names it."""
     kernels: int = field(default=0, eq=False)
     """What computes between the step before and this one: products in a graph, kernels in code."""
+    alone: int = field(default=0, eq=False)
+    """Of the products, those that stay where they are: Inductor makes one of a product and the sum that it goes into,
+    where the sum stands."""
     name: str = field(default="", eq=False)
     """The node, or what the code calls the result."""
 
@@ -87,7 +91,7 @@ def steps_of(graph: fx.Graph) -> tuple[CommunicationStep, ...]:
     found: list[CommunicationStep] = []
     started: dict[fx.Node, int] = {}
     operators: list[str] = []
-    kernels = 0
+    kernels = alone = 0
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -102,22 +106,28 @@ def steps_of(graph: fx.Graph) -> tuple[CommunicationStep, ...]:
                 number = ELSEWHERE if source is None else started[source]
             name = operators[number] if number != ELSEWHERE else plain_name(operator.name)
             group = group_name(operator, node) if starts else ""
-            found.append(CommunicationStep(starts, number, name, group, kernels, node.name))
-            kernels = 0
+            found.append(CommunicationStep(starts, number, name, group, kernels, alone, node.name))
+            kernels = alone = 0
         elif source is not None and (operator.name == GETITEM or operator.flags & Category.VIEW):
             started[node] = started[source]
         elif is_product(node):
             kernels += 1
+            alone += not _goes_into_sum(node)
     return tuple(found)
 
 
-def between(steps: Sequence[CommunicationStep]) -> dict[int, int]:
-    """By collective, how many kernels run between its start and the first wait for it."""
+def _goes_into_sum(node: fx.Node) -> bool:
+    return len(node.users) == 1 and describe(next(iter(node.users)).target).name == _SUM
+
+
+def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[int, int]:
+    """By collective, how many kernels run between its start and the first wait for it. ``alone``: of those that stay
+    where they are."""
     found: dict[int, int] = {}
     since: dict[int, int] = {}
     total = 0
     for step in steps:
-        total += step.kernels
+        total += step.alone if alone else step.kernels
         if step.starts:
             since[step.number] = total
         elif step.number in since and step.number not in found:
@@ -139,10 +149,11 @@ def differences(
             return
     computed = between(found)
     names = {step.number: step.name for step in planned if step.starts}
-    bare = [number for number, products in between(planned).items() if products and not computed.get(number)]
+    staying = between(planned, alone=True)
+    bare = [number for number, products in staying.items() if products and not computed.get(number)]
     if bare:
         more = f" and {counted(len(bare) - 1, 'other collective')}" if bare[1:] else ""
-        products = counted(between(planned)[bare[0]], "product")
+        products = counted(staying[bare[0]], "product")
         message = (
             f"in the code of the {half}, nothing is computed between start and wait of `{names[bare[0]]}`{more}; "
             f"the plan has {products} there"

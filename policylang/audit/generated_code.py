@@ -107,14 +107,14 @@ class _Reader:
         if is_wait(operator):
             number = next((self.started[name] for name in given if name in self.started), ELSEWHERE)
             name = self.operators[number] if number != ELSEWHERE else plain_name(operator)
-            step = CommunicationStep(False, number, name, "", self.kernels, next(iter(given), ""))
+            step = CommunicationStep(False, number, name, "", self.kernels, self.kernels, next(iter(given), ""))
         else:
             number, name = len(self.operators), plain_name(operator)
             self.operators.append(name)
             filled = [name for keyword in call.keywords if keyword.arg == "out" for name in _names(keyword.value)]
             in_place = operator.partition(".")[2].partition(".")[0].endswith("_")
             made = [*made, *filled, *(_names(call.args[0]) if in_place and call.args else ())]
-            step = CommunicationStep(True, number, name, _group(call), self.kernels, next(iter(made), ""))
+            step = CommunicationStep(True, number, name, _group(call), self.kernels, self.kernels, next(iter(made), ""))
         for filled_name in made:
             self.started[filled_name] = number
         self.steps.append(step)

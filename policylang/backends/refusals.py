@@ -96,7 +96,7 @@ def no_path(kind: GraphKind) -> Diagnostic:
     message = f"this is a {kind.value} graph, one half of a partition, and the policy has no line that acts on one"
     help = (
         "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
-        "`fuse` and `collapse` lines are carried out"
+        "the lines that rewrite or order collectives are carried out"
     )
     return diagnose(NO_PATH, message, help=help)
 

@@ -2,6 +2,8 @@
 
 --html writes a page with both: memory over time, and the decisions that differ by line, module and block.
 
+Of policies that schedule, also the collectives that start or are awaited elsewhere, or travel with others.
+
 Exit code 0 says that the two decide alike, whatever their text is: "this refactor of the policy changes nothing". One
 of the two may be `-`, the standard input.
 
@@ -12,7 +14,8 @@ examples:
   policylang diff main.apl mine.apl --graph llama3_8b.graph --device h100-sxm
   policylang diff llama3_sac mine.apl --graph llama3_8b.graph --path eager --html diff.html
 
-exit codes: 0 no decision changes, 1 some do, or a policy has errors, 2 a file that cannot be read
+exit codes: 0 nothing changes, 1 a decision or the order of collectives does, or a policy has errors, 2 a file that
+cannot be read
 """
 
 from __future__ import annotations

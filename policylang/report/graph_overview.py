@@ -13,7 +13,7 @@ from policylang.graph.facts import Facts
 from policylang.language.figures import UNCOUNTED_UNKNOWN, counted, figure, folded_names, shortened, uncounted_text
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
-from policylang.report.device_times import seconds_text, times_text
+from policylang.report.device_times import exposed_text, seconds_text, times_text
 from policylang.report.width import table
 from policylang.simulation.node_times import NodeTimes
 
@@ -37,7 +37,7 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         table([("operator", *head), *by_operator], right=numbers) if by_operator else "",
         _modules(found),
         _uncounted(found),
-        times_text(found.times),
+        "\n".join(filter(None, (times_text(found.times), _exposed(found)))),
         _NOTE if found.operators else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -69,6 +69,8 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
         "kind": facts.kind.value,
         "torch": facts.torch_version,
         "device": None if found.times is None else found.times.device.name,
+        "step_seconds": None if found.step is None else found.step.step,
+        "exposed_seconds": None if found.step is None else found.step.exposed,
         "phases": dict(found.phases),
         "total": asdict(found.total),
         "uncounted_operators": found.uncounted,
@@ -102,6 +104,16 @@ def _uncounted(found: GraphOverview) -> str:
     if found.uncounted is None:
         return UNCOUNTED_UNKNOWN
     return f"uncounted in the forward: {uncounted_text(found.uncounted)}" if found.uncounted else ""
+
+
+def _exposed(found: GraphOverview) -> str:
+    """Nothing without a device, and of a graph without collectives."""
+    if found.step is None:
+        return ""
+    exposed = exposed_text(found.step)
+    return (
+        f"as traced: a step of {figure(found.step.step, 'seconds')}, exposed {exposed if exposed != '-' else 'nothing'}"
+    )
 
 
 def _total_time(seconds: float | None) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from attrs import asdict
 
-from policylang.language.figures import Measured, figure, joined, listed, shortened, uncounted_text
+from policylang.language.figures import Measured, counted, figure, joined, listed, shortened, uncounted_text
 from policylang.planning.inspection.compare import Change, Decider, Figures, PlanComparison, folded
+from policylang.planning.inspection.order_changes import OrderChanges
 from policylang.planning.inspection.time_prices import same_time
 from policylang.report.device_times import device_text
 from policylang.report.expectations import compared_rows, compared_table
@@ -23,6 +24,7 @@ def comparison_text(found: PlanComparison) -> str:
     """No line end at the end."""
     parts = [_heading(found)]
     parts += ["\n".join(_change_lines(change)) for change in found.changes]
+    parts.append("\n".join(order_change_lines(found.order)))
     below = (_bound(found), _uncounted(found), f"\n{where}" if (where := device_of(found)) else "")
     parts.append(table([_HEAD, *_figures(found)], right=range(1, 4)) + "".join(below))
     parts.append(compared_table(found.old.expectations, found.new.expectations))
@@ -35,6 +37,8 @@ def comparison_markdown(found: PlanComparison) -> str:
     lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
     lines += [_markdown_row(row) for row in rows[1:]]
     for said in filter(None, (_bound(found).strip(), _uncounted(found).strip(), device_of(found))):
+        lines += ["", said]
+    for said in order_change_lines(found.order):
         lines += ["", said]
     if expected := compared_rows(found.old.expectations, found.new.expectations):
         lines += ["", "| expectation | before | after |", "| --- | --- | --- |"]
@@ -57,7 +61,7 @@ def comparison_json(found: PlanComparison) -> str:
 
 def _heading(found: PlanComparison) -> str:
     decisions = f"{found.decisions:,} decisions"
-    if found.same:
+    if not found.changes:
         return f"no decision changes: {decisions} are the same"
     return f"{found.changed:,} of {decisions} change"
 
@@ -99,7 +103,36 @@ def _figures(found: PlanComparison) -> list[tuple[str, ...]]:
         _figure("recomputed", old.recomputed_flops, new.recomputed_flops, "flops"),
         *_times(old, new),
         _figure("peak", old.peak_bytes, new.peak_bytes, "bytes"),
+        *_order(found.order),
     ]
+
+
+def _order(found: OrderChanges | None) -> list[tuple[str, ...]]:
+    """Nothing where neither policy schedules."""
+    if found is None:
+        return []
+    old, new = found.old, found.new
+    return [
+        _figure("collectives", old.collectives, new.collectives, "number"),
+        _figure("buckets", old.buckets, new.buckets, "number"),
+        _figure("in flight at most", old.in_flight_bytes, new.in_flight_bytes, "bytes"),
+    ]
+
+
+def order_change_lines(found: OrderChanges | None) -> list[str]:
+    """``3 collectives start elsewhere: bucket1, …``; nothing where neither policy schedules."""
+    if found is None:
+        return []
+    changes = (
+        (found.joined, "joined into buckets"),
+        (found.parted, "in a bucket no more"),
+        (found.starts, "started elsewhere"),
+        (found.awaited, "awaited elsewhere"),
+    )
+    said = [
+        f"{counted(len(names), 'collective')} {what}: {listed(names, _MOST_NAMES)}" for names, what in changes if names
+    ]
+    return said or ["no collective runs elsewhere"]
 
 
 def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:

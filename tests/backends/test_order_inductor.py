@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +25,11 @@ from policylang.backends.torch_compile import order_kept
 from policylang.backends.torch_compile.backend import PolicyBackend
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
-from tests.support.reordered import in_hand_order
+from tests.support.reordered import at_random, in_hand_order
 from tests.support.sharded import fake_ranks
 
 POLICY = "undecided -> save\nkeep order of all_gather\n"
+REPOSITORY = Path(__file__).parents[2]
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
 MOVING: dict[str, Any] = {
     "reorder_for_compute_comm_overlap": True,
@@ -248,6 +253,7 @@ def test_the_order_holds_and_is_read_where_the_code_comes_from_a_cache(mesh: Dev
         trained(mesh, ordered())
 
 
+@pytest.mark.slow
 def test_a_graph_break_and_other_shapes_keep_their_order(mesh: DeviceMesh) -> None:
     layers = Meshed(mesh, (0,), layers=3, linear=True)
 
@@ -271,3 +277,61 @@ def test_without_gradients_nothing_is_ordered(mesh: DeviceMesh) -> None:
     with torch.inference_mode():
         model(torch.ones(4, WIDTH))
     assert [(graph.kind, graph.code) for graph in backend.graphs] == [("inference", None)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("linear", [True, False], ids=["products", "fused kernels"])
+@pytest.mark.parametrize("rules", ["undecided -> save", "recompute everything"])
+def test_any_order_holds(mesh: DeviceMesh, linear: bool, rules: str) -> None:
+    """Orders that nobody would plan: whatever fuses and whatever is sorted anew, both halves keep theirs."""
+    for seed in range(12):
+        torch._dynamo.reset()
+        backend = policylang.backend(policylang.parse(f"{rules}\nkeep order of all_gather\n"))
+        model = Meshed(mesh, (0,), layers=4, linear=linear)
+        run = torch.compile(model, backend=in_hand_order(backend, at_random(seed)), options={"fx_graph_cache": False})
+        run(torch.ones(4, WIDTH)).sum().backward()
+        assert {each.status for each in policylang.report(backend).code} == {"as planned"}, seed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_every_mode_keeps_the_order(mesh: DeviceMesh, mode: str) -> None:
+    backend = ordered()
+    model = torch.compile(Meshed(mesh, (0,), layers=3), backend=backend, mode=mode)
+    model(torch.ones(4, WIDTH)).sum().backward()
+    assert found(backend) == IN_ORDER
+
+
+def one_step_in_a_process(text: str) -> None:
+    """What another process is run for; prints what it found."""
+    with fake_ranks(2):
+        backend = ordered(text)
+        trained(init_device_mesh("cpu", (2,)), backend)
+        hits = torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
+        print(json.dumps({"hits": hits, "cached": backend.graphs[0].from_cache, "found": found(backend)}))
+
+
+@pytest.mark.slow
+def test_another_process_has_the_order_from_the_caches_and_reads_it_there(tmp_path: Path) -> None:
+    told = []
+    for number, text in enumerate((POLICY, POLICY, f"{POLICY}keep order of reduce_scatter\n")):
+        code = f"from {__name__} import one_step_in_a_process as step; step({text!r})"
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONHASHSEED": str(number)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads(done.stdout.splitlines()[-1]))
+    in_order = {half: list(each) for half, each in IN_ORDER.items()}
+    assert [each["found"] for each in told] == [in_order] * 3
+    assert [(each["hits"], each["cached"]) for each in told] == [(0, False), (1, True), (0, False)]
+
+
+def test_a_partitioner_cannot_have_inductor_keep_an_order(mesh: DeviceMesh) -> None:
+    split = policylang.partitioner(policylang.parse(POLICY))
+    model = torch.compile(Meshed(mesh, (0,), linear=True), options={"custom_partitioner_fn": split})
+    with pytest.raises(policylang.PolicyMatchError) as raised:
+        model(torch.ones(4, WIDTH))
+    (refused,) = raised.value.diagnostics
+    assert refused.code == "APL344"
+    assert refused.span is not None
+    assert refused.span.one_line == "keep order of all_gather"

@@ -55,7 +55,9 @@ def compared(rank: int) -> dict[str, Any]:
                 "orders": [(each.status, each.starts, each.waits) for each in report.code],
                 "beside": [len(each.kernels) for each in report.code],
                 "like traced": losses == plain[0] and all(map(torch.equal, gradients, plain[1])),
-                "like eager": all(torch.allclose(*pair, rtol=1e-5, atol=1e-7) for pair in zip(gradients, eager[1])),
+                "like eager": all(
+                    torch.allclose(*pair, rtol=1e-5, atol=1e-7) for pair in zip(gradients, eager[1], strict=True)
+                ),
                 "gradients": len(gradients),
             }
     return told

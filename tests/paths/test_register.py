@@ -70,12 +70,12 @@ def test_the_page_has_the_table_of_the_register() -> None:
 
 def table() -> str:
     head = ("path", "a policy is carried out by", "`undecided -> auto`", "random numbers again", "`offload`")
-    rows = [(*head, "`fuse`, `collapse`")]
+    rows = [(*head, "`fuse`, `collapse`", "[order](order.md)")]
     for path in PATHS:
         can = path.capabilities
         left_to = ((can.undecided_auto, "min-cut"), (can.keeps_undecided, "as traced"), (True, "as checkpointed"))
         word = next(word for holds, word in left_to if holds)
-        yes = ["yes" if each else "no" for each in (can.replays_random, can.offloads, can.rewrites)]
+        yes = ["yes" if each else "no" for each in (can.replays_random, can.offloads, can.rewrites, can.orders)]
         rows.append((f"`{path.name}`", can.name, word, *yes))
     first, *others = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join((first, "|---" * len(rows[0]) + "|", *others))

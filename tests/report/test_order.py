@@ -4,30 +4,48 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import policylang
 from policylang.audit.summary.assemble import plan_report
 from policylang.audit.summary.combine import combined
 from policylang.audit.summary.report import report_from_dict
 from policylang.backends.announcing import announce_cached
-from policylang.planning.capabilities import JOINT
+from policylang.graph.facts import Facts
+from policylang.graph.files.snapshot import load
+from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
-from policylang.planning.inspection.communication import as_decided, communication
+from policylang.planning.inspection.communication import Communication, as_decided, communication, step_in_order
+from policylang.planning.inspection.compare import compare
 from policylang.planning.inspection.placement import collective_asked, placed
 from policylang.planning.planner import plan
+from policylang.planning.schedule.builder import build_schedule
 from policylang.report.order.as_text import order_details, order_totals
 from policylang.report.order.explained import CollectiveExplanation, explain_line
+from policylang.report.order.lane_chart import LaneScale, lane_chart
 from policylang.report.order.lane_data import DrawnStep, drawn_steps
 from policylang.report.plan.as_json import plan_json
 from policylang.report.plan.as_text import plan_text
+from policylang.report.plan.comparison_page import comparison_page
 from policylang.report.plan.html import plan_page
+from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
+from policylang.simulation.node_times import node_times
+from policylang.simulation.step_time import step_time
 from tests.report.test_html import WORDS, data_of, in_browser, parsed, without_scripts
+from tests.simulation.test_step_time import DEVICE, flat
 from tests.support.browser import KEYS, browser
-from tests.support.ordered import SLOW, layers, ordered_plan
+from tests.support.drawn import examples
+from tests.support.ordered import SLOW, layers, ordered_plan, schedule_of_names
 from tests.support.textgraph import facts_of
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TOTALS = """\
 order                  as traced     as planned
 all-gather                     8              4
@@ -189,6 +207,49 @@ def test_what_a_line_picked_and_did() -> None:
     assert overlap.endswith("what it leaves where it is\n  bucket0, bucket1, bucket2, bucket3")
 
 
+# --- two policies ---
+
+
+def test_what_changes_between_two_orders() -> None:
+    """Without any line, and with the buckets and the prefetch."""
+    new = ordered_plan(4)
+    old = evolve(new, order=None)
+    found = compare(old, new)
+    assert not found.same
+    text = comparison_text(found).split("\n")
+    assert text[0] == "no decision changes: 16 decisions are the same"
+    assert text[2].startswith("8 collectives joined into buckets: gather_w0, gather_v0, gather_w1, ")
+    assert text[2].endswith(", and 2 more")
+    rows = [" ".join(line.split()) for line in text]
+    assert "collectives 8 4 -4" in rows
+    assert "buckets 0 4 +4" in rows
+    assert "exposed 68 ms 16 ms -52 ms" in rows
+    assert "step time 148 ms 96 ms -52 ms" in rows
+    assert "in flight at most 1000 B 2 KiB +1000 B" in rows
+    assert comparison_text(compare(new, old)).split("\n")[2].startswith("8 collectives in a bucket no more: gather_w0")
+    same = compare(new, new)
+    assert same.same
+    assert "no collective runs elsewhere" in comparison_text(same)
+    assert json.loads(comparison_json(found))["order"]["new"]["buckets"] == 4
+    assert json.loads(comparison_json(found))["same"] is False
+    assert "8 collectives joined" in comparison_page(breakdown(old), breakdown(new), "a.graph")
+    assert "8 collectives joined" in comparison_markdown(found)
+    assert compare(old, old).order is None
+
+
+def test_collectives_that_start_elsewhere_are_named() -> None:
+    """The same buckets; in one of the plans each starts where it is read."""
+    new = ordered_plan(4)
+    assert new.order is not None
+    late = [name for name, op in zip(new.order.facts.names, new.order.facts.ops, strict=True) if op == "call_function"]
+    old = evolve(new, order=evolve(new.order, schedule=schedule_of_names(new.order.facts, late)))
+    found = compare(old, new).order
+    assert found is not None
+    assert found.starts == ("gather_w1", "gather_v1", "gather_w2", "gather_v2", "gather_w3", "gather_v3")
+    assert found.awaited == found.joined == found.parted == ()
+    assert "6 collectives started elsewhere: gather_w1" in comparison_text(compare(old, new))
+
+
 # --- reports on what was carried out ---
 
 
@@ -257,14 +318,43 @@ def test_a_picture_has_what_the_totals_have() -> None:
         )
 
 
-def test_a_graph_of_any_size_stays_light() -> None:
+@given(flat(), st.data())
+@settings(max_examples=examples(40, 400), deadline=None)
+def test_any_step_is_drawn_as_it_is_timed(facts: Facts, data: st.DataObject) -> None:
+    """What is exposed is where nothing computes; nothing of a lane overlaps; the curve reaches the peak."""
+    rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    schedule = build_schedule(facts, data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else [])
+    times = node_times(facts, DEVICE)
+    step = step_in_order(facts, schedule, times)
+    (drawn,) = drawn_steps(Communication(step, step), ())
+    walked = step_time(facts, schedule, times)
+    assert (drawn.step, drawn.exposed) == (pytest.approx(walked.step), pytest.approx(walked.exposed))
+    assert sum(end - start for start, end in drawn.waits) == pytest.approx(walked.exposed, abs=1e-6)
+    computes = sum(each.end - each.start for each in drawn.lanes[0].stretches)
+    assert computes == pytest.approx(walked.step - walked.exposed, abs=1e-6)
+    for lane in drawn.lanes:
+        assert all(one.end <= other.start + 1e-6 for one, other in pairwise(lane.stretches))
+        assert all(one.exposed <= one.end - one.start + 1e-6 for one in lane.stretches)
+    assert max((size for _, size in drawn.memory), default=0) == step.peak.bytes
+    assert lane_chart(drawn, LaneScale.of([drawn]), 0).count("<svg") == 1
+
+
+def test_a_large_graph_stays_light() -> None:
     """What computes in one block is one stretch, at most some hundred of them a step; bars that touch are one."""
-    planned, _ = drawn(300)
-    assert len(planned.lanes[0].stretches) <= 2 * 400 + 1
-    assert len(planned.memory) <= 1000
-    text = plan_page(breakdown(ordered_plan(300)), (), "a.graph")
-    (first, _) = re.findall(r'<div class="lanes">.*?</svg>', text, flags=re.DOTALL)
-    assert len(first) < 100_000
+    facts = load(DOCS / "graphs" / "fsdp.graph")
+    device = policylang.load_device("h100-sxm")
+    made = plan(policylang.load("fsdp"), facts, FLAT, device=device)
+    found = as_decided(made)
+    assert found is not None
+    (step,) = drawn_steps(found, made.block_names)
+    compute, *groups = step.lanes
+    assert found.planned.lanes is not None
+    assert len(compute.stretches) <= 400 + 2 * len(step.waits) < len(found.planned.lanes.compute)
+    assert sum(len(lane.stretches) for lane in groups) == len(found.collectives) == 448, "gathers twice, scatters once"
+    assert len(step.memory) <= 1000
+    assert any(re.fullmatch(r".* to .* in layers\.3, \d+ operators", each.words) for each in compute.stretches)
+    text = lane_chart(step, LaneScale.of([step]), 0)
+    assert len(text) < 60_000
 
 
 def test_the_page_without_a_script() -> None:

@@ -235,14 +235,17 @@ def batches(make: Callable[[Place], nn.Module], here: Tensor, there: Tensor, pol
 
 
 def settings(
-    make: Callable[[Place], nn.Module], change: Callable[[], AbstractContextManager[Any]], **options: Any
+    make: Callable[[Place], nn.Module],
+    change: Callable[[], AbstractContextManager[Any]],
+    policy: str = "",
+    **options: Any,
 ) -> Case:
     """One model and policy, and who is at fault runs within a setting of torch's."""
 
     def case(at: Place, fault: bool) -> None:
         model = make(at)
         with torch._inductor.config.patch(force_disable_caches=True), change() if fault else nullcontext():
-            at.trains(compiled(model, SAVE, **options), model, batch())
+            at.trains(compiled(model, SAVE + policy, **options), model, batch())
 
     return case
 

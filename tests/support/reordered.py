@@ -5,6 +5,8 @@ What a policy's scheduling lines do to halves is tested elsewhere; this is any o
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -17,20 +19,49 @@ AHEAD = 2
 """Products."""
 
 
+Reorder = Callable[[fx.Graph], None]
+
+
 class HandOrdered(JointPartitioner):
+    reorder: Reorder
+
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         halves = super().__call__(gm, joint_inputs, **options)
         for half in halves:
-            in_other_order(half.graph)
+            type(self).reorder(half.graph)
             half.recompile()
         return halves
 
 
-def in_hand_order(backend: PolicyBackend) -> PolicyBackend:
+def in_hand_order(backend: PolicyBackend, reorder: Reorder | None = None) -> PolicyBackend:
     """A backend whose halves are reordered by hand, whatever its policy."""
     made = backend._partitioner
-    backend._partitioner = HandOrdered(made.policy, made.deferred, made.root, made.aside)
+    kind = type("HandOrdered", (HandOrdered,), {"reorder": staticmethod(reorder or in_other_order)})
+    backend._partitioner = kind(made.policy, made.deferred, made.root, made.aside)
     return backend
+
+
+def at_random(seed: int) -> Reorder:
+    """Any order in which what is read stands before what reads it, drawn for each half anew."""
+    draw = random.Random(seed)
+
+    def reorder(graph: fx.Graph) -> None:
+        inner = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        missing = {node: sum(source in inner for source in node.all_input_nodes) for node in inner}
+        ready = [node for node in inner if not missing[node]]
+        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+        while ready:
+            node = ready.pop(draw.randrange(len(ready)))
+            last.append(node)
+            last = node
+            for user in node.users:
+                if user in missing:
+                    missing[user] -= 1
+                    if not missing[user]:
+                        ready.append(user)
+        graph.lint()
+
+    return reorder
 
 
 def in_other_order(graph: fx.Graph) -> None:

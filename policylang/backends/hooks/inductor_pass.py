@@ -84,6 +84,6 @@ def _wrong_hook(hooks: tuple[str, ...], kind: GraphKind) -> Diagnostic:
     return diagnose(
         WRONG_HOOK,
         f"behind `{hooks[0]}` this is a {kind.value} graph, where nothing is decided about what is saved",
-        help="set `joint_custom_post_pass`; of a half, `fuse` and `collapse` lines are carried out by "
+        help="set `joint_custom_post_pass`; of a half, lines that rewrite or order collectives are carried out by "
         "`policylang.backend`, or by a pass in a list of your own",
     )

@@ -19,12 +19,17 @@ from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.backends.findings import Findings, findings_of
 from policylang.backends.joint.path import JointPartitioner, partitions
 from policylang.backends.torch_compile import dynamo_graph
-from policylang.errors import PolicyError
+from policylang.errors import PolicyError, PolicyMatchError
+from policylang.language.codes import diagnose
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat import dynamo, inductor
 
 _Base: Any = inductor.partitioner_base()
+_INDUCTOR = "inductor"
+"""What it calls itself when it calls a partitioner."""
+ORDER_NOT_KEPT = "APL344"
 _THIS_PROCESS = uuid.uuid4().hex
 
 
@@ -47,11 +52,14 @@ class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
         return f"policylang.partitioner({self.policy.name!r}{root})"
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split a joint graph. Raises as ``policylang.partition`` does."""
+        """Split a joint graph. Raises as ``policylang.partition`` does, and ``PolicyMatchError`` for a policy that
+        schedules where Inductor is going to compile the halves: nobody tells it to keep their order."""
         known = self._known.setdefault(dynamo.code_being_compiled(), [])
         topic = dynamo_graph.topic_of("splitting", "a joint graph", self.root)
         settings = dynamo_graph.comparable_settings
         try:
+            if self.policy.scheduling and options.get("compiler") == _INDUCTOR:
+                raise PolicyMatchError([_unkept(self.policy)])
             with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
                 halves = self._partitioner(gm, joint_inputs, **options)
         except PolicyError as error:
@@ -78,3 +86,11 @@ class PolicyPartitioner(KeyedForCaches, _Base):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: object) -> PolicyPartitioner:
         return self
+
+
+def _unkept(policy: Policy) -> Diagnostic:
+    message = (
+        "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both halves anew"
+    )
+    help = "compile with `policylang.backend`, which has Inductor keep it"
+    return diagnose(ORDER_NOT_KEPT, message, policy.scheduling[0].span, help=help)

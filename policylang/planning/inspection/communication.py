@@ -56,8 +56,7 @@ class StepInOrder:
     @property
     def collectives(self) -> list[int]:
         """Their rows in the order in which they start; one that runs a second time is there twice."""
-        flags = self.facts.flags
-        return [row for kind, row, _ in self.schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
+        return collective_rows(self.facts, self.schedule)
 
 
 @frozen
@@ -195,6 +194,12 @@ def _limits(plan: Plan, peak: int) -> tuple[int | None, int | None]:
     rises = [each.peak for each in lines if each.peak is not None]
     most = [peak + int(each.value * (peak if each.dimension == "fraction" else 1)) for each in rises]
     return min(in_flight, default=None), min(most, default=None)
+
+
+def collective_rows(facts: Facts, schedule: Schedule) -> list[int]:
+    """In the order in which they start; one that runs a second time is there twice."""
+    flags = facts.flags
+    return [row for kind, row, _ in schedule if kind <= _HIGHEST_RUN and flags[row] & Flag.COLLECTIVE]
 
 
 def kind_of(target: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import uncounted_operators
+from policylang.planning.inspection.order_changes import OrderChanges, order_changes
 from policylang.planning.inspection.step_times import peak_of_plan, time_of_plan
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import ExpectationOutcome, Plan
@@ -70,10 +71,13 @@ class PlanComparison:
     """How many decisions there are."""
     changes: tuple[Change, ...]
     """In the order of the first node of each."""
+    order: OrderChanges | None = None
+    """Of the collectives; None where neither policy schedules any."""
 
     @property
     def same(self) -> bool:
-        return not self.changes
+        """Whether nothing is decided otherwise, and no collective runs elsewhere."""
+        return not self.changes and (self.order is None or self.order.same)
 
     @property
     def changed(self) -> int:
@@ -102,7 +106,7 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
     changes = tuple(
         Change(*sides, tuple(found), tuple(Counter(found.values()).items())) for sides, found in groups.items()
     )
-    return PlanComparison(figures(old), figures(new), len(names), changes)
+    return PlanComparison(figures(old), figures(new), len(names), changes, order_changes(old, new))
 
 
 def figures(plan: Plan) -> Figures:

@@ -8,10 +8,12 @@ from functools import cache
 from attrs import field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.facts import Facts, Phase, uncounted_operators
+from policylang.graph.facts import Facts, Flag, Phase, uncounted_operators
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.planning.liveness import own_bytes
+from policylang.planning.schedule.builder import build_schedule
 from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.step_time import StepTime, step_time
 
 PHASES = {phase: phase.name.lower() for phase in Phase}
 
@@ -74,6 +76,9 @@ class GraphOverview:
     first."""
     times: NodeTimes | None = None
     """Of the whole graph; None without a device."""
+    step: StepTime | None = None
+    """Of the whole graph as it was traced, nothing recomputed; None without a device, and of a graph without
+    collectives."""
 
 
 def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int], times: NodeTimes | None = None) -> GraphOverview:
@@ -117,7 +122,14 @@ def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int], times: NodeT
             for target, found in sorted(calls.items(), key=lambda each: -each[1].time)
         ),
         times=times,
+        step=_step(facts, times),
     )
+
+
+def _step(facts: Facts, times: NodeTimes | None) -> StepTime | None:
+    if times is None or not any(flag & Flag.COLLECTIVE for flag in facts.flags):
+        return None
+    return step_time(facts, build_schedule(facts, ()), times)
 
 
 def _rank(item: tuple[str, _Sum]) -> tuple[float, int, int, str]:

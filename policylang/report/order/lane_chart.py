@@ -45,18 +45,13 @@ class LaneScale:
 
 def lane_chart(step: DrawnStep, scale: LaneScale, number: int) -> Markup:
     """``number`` tells it from others on the page."""
-    height = _MEMORY + _GAP + _LANE * len(step.lanes)
+    height = chart_height(step)
     title, description = f"lanes-{number}-title", f"lanes-{number}-desc"
-    end = f"{scale.x(step.step):.1f}"
     svg = element(
         "svg",
         element("title", f"The step {step.name}, over time", id=title),
         element("desc", described(step), id=description),
-        *(element("path", class_="wait", d=_bars(step.waits, scale, 0, height)) for _ in [0] if step.waits),
-        element("path", class_="memory area", d=_memory(step, scale, closed=True)),
-        element("path", class_="memory edge", d=_memory(step, scale)),
-        *(part for at, lane in enumerate(step.lanes) for part in _lane(lane, scale, at)),
-        element("line", class_="parting", x1=end, x2=end, y1=0, y2=height),
+        *drawn_parts(step, scale),
         viewBox=f"0 0 {_WIDTH} {height}",
         preserveAspectRatio="none",
         role="img",
@@ -64,11 +59,9 @@ def lane_chart(step: DrawnStep, scale: LaneScale, number: int) -> Markup:
         style=f"height:{height}px",
         aria_labelledby=f"{title} {description}",
     )
-    names = [
-        element("span", figure(scale.bytes, "bytes"), style="top:0"),
-        element("span", "memory", style=f"top:{_MEMORY // 2}px"),
-        *(element("span", lane.name, style=f"top:{_top(at) + _BAR // 2}px") for at, lane in enumerate(step.lanes)),
-    ]
+    names = (
+        element("span", name, style="top:0" if not top else f"top:{top}px") for name, top in lane_names(step, scale)
+    )
     quarters = [0.0, 0.25, 0.5, 0.75, 1.0]
     axis = (
         element("span", figure(share * scale.seconds, "seconds"), style=f"left:{100 * share:g}%") for share in quarters
@@ -83,6 +76,30 @@ def lane_chart(step: DrawnStep, scale: LaneScale, number: int) -> Markup:
         ),
         element("p", described(step), class_="hint"),
     )
+
+
+def chart_height(step: DrawnStep) -> int:
+    """Pixels."""
+    return _MEMORY + _GAP + _LANE * len(step.lanes)
+
+
+def lane_names(step: DrawnStep, scale: LaneScale) -> list[tuple[str, int]]:
+    """What stands at the left of a picture, and how far down in pixels its middle is; the first at the top."""
+    lanes = [(lane.name, _top(at) + _BAR // 2) for at, lane in enumerate(step.lanes)]
+    return [(figure(scale.bytes, "bytes"), 0), ("memory", _MEMORY // 2), *lanes]
+
+
+def drawn_parts(step: DrawnStep, scale: LaneScale) -> list[Markup]:
+    """All lines and areas, on a ground of 1,000 units by :func:`chart_height`."""
+    end, height = f"{scale.x(step.step):.1f}", chart_height(step)
+    waits = element("path", class_="wait", d=_bars(step.waits, scale, 0, height))
+    return [
+        *([waits] if step.waits else []),
+        element("path", class_="memory area", d=_memory(step, scale, closed=True)),
+        element("path", class_="memory edge", d=_memory(step, scale)),
+        *(part for at, lane in enumerate(step.lanes) for part in _lane(lane, scale, at)),
+        element("line", class_="parting", x1=end, x2=end, y1=0, y2=height),
+    ]
 
 
 def described(step: DrawnStep) -> str:

@@ -18,7 +18,7 @@ from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.plan.html import filled, subtitle
 from policylang.report.plan.page_data import memory_data
 from policylang.report.plan.sections import at_peak_section, memory_section, tile
-from policylang.report.plan_comparison import device_of
+from policylang.report.plan_comparison import device_of, order_change_lines
 from policylang.report.report_text import bytes_text
 
 _SCRIPTS = ("figures.js", "memory.js")
@@ -85,11 +85,12 @@ def _moved(name: str, before: float, after: float, unit: Measured, more: str = "
 
 
 def _changes(found: PlanComparison, old: Plan, new: Plan) -> Markup:
-    if found.same:
-        return element("p", f"None: {found.decisions:,} decisions are the same.", class_="hint")
+    order = joined(*(element("p", line) for line in order_change_lines(found.order)))
+    if not found.changes:
+        return joined(element("p", f"None: {found.decisions:,} decisions are the same.", class_="hint"), order)
     by_line = (_change(change, old, new) for change in found.changes)
     hint = "Each line that decides otherwise now, and what it decides. Open a line to see where."
-    return joined(element("p", hint, class_="hint"), *by_line, _by_block(found, old, new))
+    return joined(order, element("p", hint, class_="hint"), *by_line, _by_block(found, old, new))
 
 
 def _change(change: Change, old: Plan, new: Plan) -> Markup:

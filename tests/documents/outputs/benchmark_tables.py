@@ -225,6 +225,52 @@ def tuned_steps(which: str) -> str:
     return markdown(columns, rows)
 
 
+def schedule(which: str) -> str:
+    """A row for each graph and a column for each contender. ``which``: ``exposed-h100-sxm``, ``growth``."""
+    found = results("schedule")
+    if which == "growth":
+        names = [name for name in found["growth"][0] if name != "nodes"]
+        return markdown(
+            [("nodes", number("nodes", 0)), *((name.removesuffix(" s"), number(name, 2, " s")) for name in names)],
+            found["growth"],
+        )
+    figure, _, device = which.partition("-")
+    key, digits, unit = SCHEDULE_FIGURES[figure]
+    rows: dict[str, Row] = {}
+    for each in found["rows"]:
+        if each["device"] == device:
+            row = rows.setdefault(each["graph"], {"graph": each["graph"], "nodes": each["nodes"]})
+            row[each["contender"]] = each.get(key)
+            if "bound ms" in each:
+                row["bound"] = each["bound ms"]
+    names = list(
+        dict.fromkeys(name for row in rows.values() for name in row if name not in ("graph", "nodes", "bound"))
+    )
+    columns: list[Column] = [("graph", text("graph")), ("nodes", number("nodes", 0))]
+    columns += [("bound", number("bound", digits, unit))] if figure == "exposed" else []
+    columns += [
+        (name, lambda row, name=name: number(name, digits, unit)({name: None, **row}))  # type: ignore[misc]
+        for name in names
+        if figure != "pass" or name != "as traced"
+    ]
+    return markdown(columns, list(rows.values()))
+
+
+SCHEDULE_FIGURES = {
+    "exposed": ("exposed ms", 1, " ms"),
+    "peak": ("peak GiB", 2, " GiB"),
+    "collectives": ("collectives", 0, ""),
+    "pass": ("pass s", 2, " s"),
+}
+
+
+def schedule_on_ranks(which: str) -> str:
+    columns: list[Column] = [("order", text("policy")), ("collectives", number("collectives", 0))]
+    columns += [("simulated", number("simulated ms", 0, " ms")), ("measured", number("measured ms", 0, " ms"))]
+    columns += [("measured / simulated", number("measured / simulated", 3)), ("loss and gradients", text("bits"))]
+    return markdown(columns, results("schedule_on_ranks")["rows"])
+
+
 _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost,
     "training-step": training_step,
@@ -238,6 +284,8 @@ _TABLES: dict[str, Callable[[str], str]] = {
     "predicted-times": predicted_times,
     "tuning": tuning,
     "tuned-steps": tuned_steps,
+    "schedule": schedule,
+    "schedule-on-ranks": schedule_on_ranks,
 }
 
 
