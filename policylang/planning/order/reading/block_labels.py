@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policylang.graph.facts import Facts
-from policylang.planning.order.work import Work
+from policylang.planning.order.reading.roles import Role
 
 UNSAID = -1
 
@@ -52,7 +52,7 @@ class BackwardLabels:
             seen = dict.fromkeys(block for block in self._block_of if block >= 0)
             self._rank = {block: -at for at, block in enumerate(seen)}
         found: dict[int, int] = {}
-        computes = Work.COMPUTES
+        computes = Role.COMPUTES
         for row in rows:
             label = self._known(row)
             if label == UNSAID:
