@@ -9,8 +9,9 @@
 # What it costs   The weights of two blocks are gathered at once, and the gradients of two are on their way. What is
 #                 moved by time raises the peak by 5% at most.
 # Where to put it Anywhere: the order of collectives is planned once values are decided.
-# Not for         a model without blocks, one that is not sharded, or one whose only communication is FSDP's: the last line
-#                 then has nothing to move, and says so with an error. Not for eager.
+# Not for         a model without blocks, or one that is not sharded: every line says so with an error. Where FSDP's is
+#                 the only communication the last line has nothing to move, and says so: include <fsdp_overlap> there.
+#                 Not for eager.
 
 include <fsdp_overlap>
 
