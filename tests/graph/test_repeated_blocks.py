@@ -86,13 +86,15 @@ def test_a_graph_in_which_nothing_repeats_has_none(text: str) -> None:
     assert blocks_of(facts_of(text)).names == ()
 
 
-def layered(layer: list[str], layers: int, before: list[str], after: list[str], extra: dict[int, tuple[int, str]]) -> str:
+def layered(
+    layer: list[str], layers: int, before: list[str], after: list[str], extra: dict[int, tuple[int, str]]
+) -> str:
     """A graph of layers between what comes before and after; ``extra``: a node more in a layer, and where."""
     lines = ["%v0 = input"]
 
     def add(operator: str) -> None:
         at = len(lines)
-        shape, work = ("8x8", " flops=2GFLOP") if operator == "mm" else (operator[-1] == "n" and "8x8" or "4x16", "")
+        shape, work = ("8x8", " flops=2GFLOP") if operator == "mm" else ((operator[-1] == "n" and "8x8") or "4x16", "")
         target = "aten.mm.default" if operator == "mm" else f"aten.{operator}.default"
         reads = f"%v{at - 1}, %v{at - 1}" if operator == "mm" else f"%v{at - 1}"
         lines.append(f"%v{at} = {target}({reads}) shape={shape}{work}")
