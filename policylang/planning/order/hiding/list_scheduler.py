@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import islice
 
 from attrs import frozen
 
@@ -22,8 +23,10 @@ _PATIENCE = 0.1
 """Of a collective's time: how long a stream stays idle for one that is more urgent and about to come."""
 _BUSY = 0.8
 """A stream that has to send for so much of the time that is left to compute never idles."""
-_LOOKED_AT = 3
-"""How many units are tried at a step that do not fit into memory."""
+_LONG = 3.0
+"""A collective may always start so many times its time ahead of its reader."""
+_LOOKED_AT = 4
+"""How many units are tried at a step that do not fit: into memory, or before what is more urgent."""
 
 
 @frozen
@@ -128,19 +131,21 @@ class ListScheduler(StepSoFar):
         slack = float("inf")
         if urgent:
             slack = urgent[0][0] - self.progress - max(self._free[stream] - self.now, 0.0)
-        fitting = [patient[0]] if patient and self.units.lengths[patient[0]] <= slack else []
+        lengths = self.units.lengths
+        fitting = [each for each in islice(patient, _LOOKED_AT) if lengths[each] <= slack and not self._done[each]][:1]
         if first and starts.early[first[0]] <= self.progress + until - self.now:
             return first + fitting
         if fitting:
             return fitting
-        busy = self._to_send[stream] >= _BUSY * (starts.total - self.progress)
-        return first if patient or busy else []
+        if self._to_send[stream] >= _BUSY * (starts.total - self.progress):
+            return [*first, *islice(patient, 1)]
+        return first if patient else []
 
     def _start(self, unit: int, until: float) -> bool:
         """Issues a collective ahead if that fits, and is worth it."""
         units, starts = self.units, self.starts
         early = starts.from_inputs[unit] and not starts.at_end[unit]
-        if early and starts.read[unit] > self.progress + self.reach:
+        if early and starts.read[unit] > self.progress + max(self.reach, _LONG * units.lengths[unit]):
             return False
         if self._is_better_left_free(unit, until):
             return False
@@ -152,7 +157,7 @@ class ListScheduler(StepSoFar):
         if unit != self._head and not self._pull(unit):
             return False
         if starts.at_end[unit]:
-            self._patient[units.streams[unit]].popleft()
+            self._patient[units.streams[unit]].remove(unit)
         else:
             heappop(self._urgent[units.streams[unit]])
         self._run(unit)
