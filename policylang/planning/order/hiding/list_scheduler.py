@@ -152,7 +152,7 @@ class ListScheduler(StepSoFar):
         early = starts.from_inputs[unit] and not starts.at_end[unit]
         if early and starts.read[unit] > self.progress + self.reaches[units.streams[unit]]:
             return False
-        if self._is_better_left_free(unit, until):
+        if self._is_better_left_free(unit, until) or not self._leaves_room(unit):
             return False
         while self._in_flight + self.sizes[unit] > self.most_in_flight:
             while self._flying and not self._flies[self._flying[0][1]]:
