@@ -67,7 +67,7 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
             continue
         mine = edits.of(number)
         if not mine.done and not statement.optional:
-            found.append(_all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before))
+            found.append(all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before))
     return found
 
 
@@ -143,7 +143,8 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
     )
 
 
-def _all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
+def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
+    """Of a statement that changes nothing, each of whose candidates has its own reason."""
     text, count = _text(statement), len(refused)
     listed = [f"{' → '.join(each.collectives)}: {each.reason}" for each in refused[:_MOST_NAMES]]
     if count > _MOST_NAMES:

@@ -7,7 +7,7 @@ are those that the flat path gives its copies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -22,7 +22,7 @@ from policylang.graph.facts import (
 )
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
-from policylang.planning.order.run_columns import RunColumns, RunRow, statistics_left_out
+from policylang.planning.order.reading.run_columns import RunColumns, RunRow, statistics_left_out
 from policylang.planning.order.run_names import RunNames
 
 _FIRST, _SECOND = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
@@ -41,6 +41,8 @@ class AsRun:
     """Its steps, first runs all of them but for copies to the host and back."""
     origin: Sequence[int]
     """Row to the row of the graph that was planned: the node that it is a run of."""
+    again: Collection[int] = ()
+    """The rows that run a second time, in order."""
 
 
 def as_run(facts: Facts, schedule: Schedule) -> Facts:
@@ -189,4 +191,6 @@ class _Runs:
         columns = RunColumns(
             self.old, self.flat, self.drawn, self.rows, self.inputs, self.arguments, self.first, self.copies
         )
-        return AsRun(columns.facts(), Schedule.of(self.steps), array("i", [row.old for row in self.rows]))
+        origin = array("i", [row.old for row in self.rows])
+        again = [at for at, row in enumerate(self.rows) if row.again]
+        return AsRun(columns.facts(), Schedule.of(self.steps), origin, again)

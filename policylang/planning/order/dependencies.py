@@ -16,8 +16,8 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.unknown_effects import is_unknown
-from policylang.planning.order.shared_memory import awaited, memory_order
-from policylang.planning.order.turns import turns
+from policylang.planning.order.reading.shared_memory import awaited, memory_order
+from policylang.planning.order.reading.turns import turns
 
 _HOST_COPIES = frozenset(f"policylang.{name}.default" for name in ("offload", "reload", "wait"))
 _MULTI_OUTPUT_WAITS = WAITS | {GETITEM}

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, GraphKind, Phase
-from policylang.planning.order.block_labels import UNSAID, BackwardLabels
-from policylang.planning.order.turns import turns
-from policylang.planning.order.work import Work, work_of
+from policylang.planning.order.reading.block_labels import UNSAID, BackwardLabels
+from policylang.planning.order.reading.roles import Role, roles_of
+from policylang.planning.order.reading.turns import turns
 
 NOWHERE = -1
 _BACKWARD = int(Phase.BACKWARD)
@@ -36,6 +36,9 @@ class Stages:
     makes: Sequence[int] = field(repr=False)
     """Row to the last stage that computed what it reads, directly or so; -1 where none did."""
 
+    turn_of: Sequence[int] = field(repr=False)
+    """Row to the turn it runs in (:mod:`policylang.planning.order.reading.turns`), as :attr:`direction` counts them."""
+
     def ends(self, stage: int) -> tuple[int, int]:
         """The first and the last stage of the half that a stage belongs to."""
         low = high = stage
@@ -47,7 +50,7 @@ class Stages:
 
 
 @frozen
-class _Run:
+class _Stretch:
     """A stretch of computation of one label."""
 
     label: int
@@ -70,10 +73,10 @@ class _Stages:
     def __init__(self, facts: Facts, block_of: Sequence[int], again: Collection[int]) -> None:
         self.facts = facts
         self.again = again
-        self.work = work_of(facts)
+        self.roles = roles_of(facts)
         self.block_of = self._computing(block_of)
         self.turn_of = turns(facts)
-        self.labels = BackwardLabels(facts, self.block_of, self.work)
+        self.labels = BackwardLabels(facts, self.block_of, self.roles)
         self.first: list[int] = []
         self.last: list[int] = []
         self.direction: list[int] = []
@@ -89,15 +92,15 @@ class _Stages:
         of_position = self._by_position()
         uses, makes = self._uses(of_position), self._makes(of_position)
         stage_of = array("i", of_position)
-        for row, work in enumerate(self.work):
-            if work in (Work.COLLECTIVE, Work.AROUND):
+        for row, role in enumerate(self.roles):
+            if role in (Role.COLLECTIVE, Role.AROUND):
                 mine = [each for each in (makes[row], uses[row]) if self._in_turn_of(row, each)]
                 stage_of[row] = mine[0] if mine else of_position[row]
-        return Stages(stage_of, self.first, self.last, self.direction, self.block, uses, makes)
+        return Stages(stage_of, self.first, self.last, self.direction, self.block, uses, makes, self.turn_of)
 
     def _computing(self, block_of: Sequence[int]) -> Sequence[int]:
         """Without the blocks that only communicate: a checkpoint region may be one of all gathers of a model."""
-        rows = [row for row, work in enumerate(self.work) if work == Work.COMPUTES and block_of[row] >= 0]
+        rows = [row for row, role in enumerate(self.roles) if role == Role.COMPUTES and block_of[row] >= 0]
         heavy = [row for row in rows if self.facts.flops[row]]
         computing = {block_of[row] for row in heavy or rows}
         return [block if block in computing else NOWHERE for block in block_of]
@@ -105,15 +108,15 @@ class _Stages:
     # --- the stages of one turn ---
 
     def _turn(self, turn: int, calls: Sequence[int]) -> None:
-        rows = [row for row in calls if self.work[row] == Work.COMPUTES]
+        rows = [row for row in calls if self.roles[row] == Role.COMPUTES]
         if not rows:
             return
         kind = self.facts.kind
         half = kind in (GraphKind.FORWARD, GraphKind.BACKWARD)
         backward = kind is GraphKind.BACKWARD if half else self.facts.phases[rows[0]] == _BACKWARD
         if backward:
-            told = self.labels.of(calls)
-            labels = _filled([UNSAID if row in self.again else told[row] for row in rows])
+            told = self.labels.of(calls, self.again)
+            labels = self._filled([UNSAID if row in self.again else told[row] for row in rows])
             for at in range(len(rows) - 2, -1, -1):
                 if rows[at] in self.again:
                     labels[at] = labels[at + 1]
@@ -131,21 +134,31 @@ class _Stages:
         if not backward:
             self.labels.learn(rows, starts, blocks)
 
-    def _runs(self, rows: Sequence[int], labels: Sequence[int]) -> list[_Run]:
+    def _filled(self, labels: Sequence[int]) -> list[int]:
+        """What nothing is said of belongs to what came before it; what comes first, to what lies outside the blocks."""
+        before = next((label for label in labels if label != UNSAID), UNSAID)
+        before = before if self.labels.block(before) == NOWHERE else UNSAID
+        found = []
+        for label in labels:
+            before = before if label == UNSAID else label
+            found.append(before)
+        return found
+
+    def _runs(self, rows: Sequence[int], labels: Sequence[int]) -> list[_Stretch]:
         """The stretches of one label among what multiplies, or among all where nothing does. A short one between two
         of the same label is a part of it: traces and schedules shift nodes across the seams of blocks."""
         flops, again = self.facts.flops, self.again
         heavy = [at for at, row in enumerate(rows) if flops[row] and row not in again]
-        found: list[_Run] = []
+        found: list[_Stretch] = []
         for at in heavy or [at for at, row in enumerate(rows) if row not in again]:
             if found and found[-1].label == labels[at]:
                 found[-1].places.append(at)
             else:
-                found.append(_Run(labels[at], [at]))
+                found.append(_Stretch(labels[at], [at]))
         longest: dict[int, int] = {}
         for run in found:
             longest[run.label] = max(longest.get(run.label, 0), len(run.places))
-        merged: list[_Run] = []
+        merged: list[_Stretch] = []
         for run in found:
             between = merged[-1] if len(merged) > 1 and merged[-2].label == run.label else None
             if between and (between.label == UNSAID or 2 * len(between.places) <= longest[between.label]):
@@ -180,42 +193,33 @@ class _Stages:
         found = array("i", [NOWHERE]) * len(self.facts)
         for row in range(len(self.facts) - 1, -1, -1):
             users = self.facts.users[row]
-            stages = (of_position[each] if self.work[each] == Work.COMPUTES else found[each] for each in users)
+            stages = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in users)
             found[row] = min((each for each in stages if each >= 0), default=NOWHERE)
         return found
 
     def _makes(self, of_position: Sequence[int]) -> Sequence[int]:
         found = array("i", [NOWHERE]) * len(self.facts)
         for row, reads in enumerate(self.facts.inputs):
-            stages = (of_position[each] if self.work[each] == Work.COMPUTES else found[each] for each in reads)
+            stages = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in reads)
             found[row] = max(stages, default=NOWHERE)
         return found
 
 
-def _filled(labels: list[int]) -> list[int]:
-    """What nothing is said of belongs to what came before it."""
-    found, before = [], UNSAID
-    for label in labels:
-        before = before if label == UNSAID else label
-        found.append(before)
-    return found
-
-
-def _add_ends(runs: list[_Run], labels: Sequence[int], *, trailing: bool) -> None:
+def _add_ends(runs: list[_Stretch], labels: Sequence[int], *, trailing: bool) -> None:
     """What computes outside the blocks before the first and after the last of them is a stage, though it may not
     multiply: an embedding, a loss."""
     if not any(label != UNSAID for label in labels):
         return
     if labels[0] == UNSAID and runs[0].label != UNSAID:
-        runs.insert(0, _Run(UNSAID, [0]))
+        runs.insert(0, _Stretch(UNSAID, [0]))
     end = len(labels)
     while labels[end - 1] == UNSAID:
         end -= 1
     if trailing and end < len(labels) and runs[-1].label != UNSAID:
-        runs.append(_Run(UNSAID, [end]))
+        runs.append(_Stretch(UNSAID, [end]))
 
 
-def _start(labels: Sequence[int], runs: Sequence[_Run], at: int) -> int:
+def _start(labels: Sequence[int], runs: Sequence[_Stretch], at: int) -> int:
     """The place of the first computation of a stage: what it computes before it first multiplies is its own."""
     if not at:
         return 0

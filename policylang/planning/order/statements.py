@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
+from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.rowsets import mask_of
+from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Bucket, Policy, Prefetch, Scheduling
+from policylang.language.globs import PathGlob
+from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.offers import Ranks
-from policylang.planning.schedule.order_plan import OrderPlan
+from policylang.planning.edits.statement_edits import plan_edits
+from policylang.planning.order.as_run import run
+from policylang.planning.order.dependencies import dependencies, unknown_operators
+from policylang.planning.order.lines.denoted import Picks
+from policylang.planning.order.lines.limited import Limited, TooTight
+from policylang.planning.order.lines.moves import Moves, Wish, moved
+from policylang.planning.order.lines.named import Picked, after_edits, shared_out
+from policylang.planning.order.lines.order_errors import OrderErrors
+from policylang.planning.order.reading.roles import Progress
+from policylang.planning.schedule.host_copy_steps import with_host_copies
+from policylang.planning.schedule.order_plan import OrderPlan, SchedulingOutcome
+from policylang.simulation.node_times import node_times
+from policylang.simulation.peak import estimate_peak
+
+_FIRST = int(StepKind.FIRST_RUN)
 
 
 def cannot_order(policy: Policy, capabilities: Capabilities) -> list[Diagnostic]:
@@ -43,6 +63,147 @@ def plan_order(
     """What the scheduling lines come to on a graph whose values are decided; None for a policy without any.
 
     ``facts`` and ``schedule`` are of the graph as its decisions leave it, recomputations as second runs. Never raises
-    for what is wrong between policy and graph: that is in ``OrderPlan.diagnostics``.
+    for what is wrong between policy and graph: that is in ``OrderPlan.diagnostics``. Linear but for the order itself,
+    which is O((nodes + edges) log nodes).
     """
-    return None
+    if not policy.orders:
+        return None
+    return _OrderPlanner(policy, facts, schedule, capabilities, ranks, device).plan()
+
+
+class _OrderPlanner:
+    def __init__(
+        self,
+        policy: Policy,
+        facts: Facts,
+        schedule: Schedule,
+        capabilities: Capabilities,
+        ranks: Ranks | None,
+        device: DeviceProfile | None,
+    ) -> None:
+        self.policy = policy
+        self.device = device
+        self.as_run = run(facts, schedule)
+        self.traced = traced = self.as_run.facts
+        blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+        self.block_names = blocks.names
+        said = {name: blocks.block_of[old] for name, old in zip(traced.names, self.as_run.origin, strict=True)}
+        again = frozenset(traced.names[row] for row in self.as_run.again)
+        self.traced_times = None if device is None else node_times(traced, device)
+        self.picks = Picks(policy, said, blocks.names, again, self.traced_times)
+        self.errors = OrderErrors(policy, traced, self.picks)
+        self.named = [self._named(number) for number in range(len(policy.scheduling))]
+        self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.picks.of)
+        self.times = None if device is None else node_times(self.facts, device)
+
+    def _named(self, number: int) -> list[str]:
+        rows, others = self.picks.collectives(self.traced, self.policy.scheduling[number].selector)
+        self.errors.selection(self.policy.scheduling[number], rows, others)
+        return [self.traced.names[row] for row in rows]
+
+    def plan(self) -> OrderPlan:
+        policy, facts, errors = self.policy, self.facts, self.errors
+        for number, statement in enumerate(policy.rewrites):
+            if isinstance(statement, Bucket):
+                errors.bucket(number, statement, self.edits)
+        picked = shared_out(policy, [after_edits(names, self.edits, facts) for names in self.named])
+        kept = {row for each in picked if isinstance(each.statement, KeepOrder) for row in each.rows}
+        needs = dependencies(facts, kept)
+        self.stages = self.picks.stages(facts)
+        calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+        found = moved(
+            facts,
+            needs,
+            self.stages,
+            _wishes(picked, Prefetch),
+            _wishes(picked, Delay),
+            kept,
+            frozenset(unknown_operators(facts)),
+        )
+        order = found.order
+        too_tight: list[TooTight] = []
+        if self.times is not None:
+            limited = Limited(facts, needs, self.times, picked, self.schedule, self._traced_peak)
+            order, too_tight = limited.order(order), limited.too_tight
+        outcomes = self._outcomes(picked, found, calls, order)
+        for number, (each, outcome) in enumerate(zip(picked, outcomes, strict=True)):
+            errors.statement(number, each, outcome, found, self.stages, facts)
+        errors.kept(picked, found, facts)
+        errors.crossings(found, facts)
+        errors.limits(too_tight)
+        return OrderPlan(
+            traced=self.traced,
+            traced_schedule=self.as_run.schedule,
+            edits=self.edits,
+            facts=facts,
+            schedule=self.schedule(order),
+            outcomes=outcomes,
+            diagnostics=tuple(errors.found),
+            times=self.times,
+            traced_times=self.traced_times,
+            barriers=needs.barriers,
+            block_of=self.picks.selections(facts).blocks.block_of,
+            block_names=self.block_names,
+        )
+
+    def _traced_peak(self) -> int:
+        return estimate_peak(self.traced, self.as_run.schedule).bytes
+
+    # --- steps ---
+
+    def schedule(self, order: Sequence[int]) -> Schedule:
+        """The steps of the calls in some order, with the copies to the host and back between them."""
+        traced, schedule = self.traced, self.as_run.schedule
+        if not self.edits and all(one < other for one, other in pairwise(order)):
+            return schedule
+        regions = self._regions()
+        steps: list[ScheduleStep] = [(_FIRST, row, regions[row]) for row in order]
+        names = (traced.names[row] for row in schedule.rows_of(StepKind.COPY_TO_HOST))
+        copied = mask_of((self.facts.index[name] for name in names if name in self.facts.index), len(self.facts))
+        return Schedule.of(with_host_copies(self.facts, steps, copied))
+
+    def _regions(self) -> dict[int, int]:
+        """Of each call; a new node has that of the old one before which it was put."""
+        of_name = {self.traced.names[row]: region for kind, row, region in self.as_run.schedule if kind == _FIRST}
+        found: dict[int, int] = {}
+        region = max(of_name.values(), default=0)
+        for row in range(len(self.facts) - 1, -1, -1):
+            if self.facts.ops[row] == "call_function":
+                region = found[row] = of_name.get(self.facts.names[row], region)
+        return found
+
+    # --- outcomes ---
+
+    def _outcomes(
+        self, picked: Sequence[Picked], found: Moves, calls: Sequence[int], order: Sequence[int]
+    ) -> tuple[SchedulingOutcome, ...]:
+        before = Progress(self.facts, calls)
+        between, after = Progress(self.facts, found.order), Progress(self.facts, order)
+        outcomes = []
+        names = self.facts.names
+        for number, each in enumerate(picked):
+            if isinstance(each.statement, KeepOrder):
+                shifted: list[int] = []
+            elif isinstance(each.statement, Overlap):
+                shifted = [row for row in each.taken if after.shifted(row, between)]
+            else:
+                shifted = [row for row in each.taken if between.shifted(row, before)]
+            left = found.left.get(number, {})
+            outcomes.append(
+                SchedulingOutcome(
+                    statement=each.statement,
+                    matched=tuple(names[row] for row in each.rows),
+                    moved=tuple(names[row] for row in shifted),
+                    left={names[row]: why for row, why in left.items()},
+                )
+            )
+        return tuple(outcomes)
+
+
+def _wishes(picked: Sequence[Picked], kind: type[Prefetch] | type[Delay]) -> list[Wish]:
+    return [
+        Wish(row, number, each.statement.blocks)
+        for number, each in enumerate(picked)
+        if isinstance(each.statement, kind)
+        for row in each.taken
+    ]

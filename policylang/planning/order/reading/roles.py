@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import accumulate
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import returns_memory_of_input
 from policylang.operators.names import GETITEM, WAITS
+from policylang.planning.order.reading.shared_memory import awaited
 
 
-class Work(IntEnum):
+class Role(IntEnum):
     NONE = 0
     """Inputs, constants, sizes, views and pieces."""
     COLLECTIVE = 1
@@ -22,42 +24,42 @@ class Work(IntEnum):
     """What blocks are there for: all else, and whatever multiplies."""
 
 
-def work_of(facts: Facts) -> Sequence[int]:
-    """The :class:`Work` of each row. Linear in nodes and edges."""
+def roles_of(facts: Facts) -> Sequence[int]:
+    """The :class:`Role` of each row. Linear in nodes and edges."""
     found = bytearray(len(facts))
     flags, flops, targets, ops = facts.flags, facts.flops, facts.targets, facts.ops
     for row, op in enumerate(ops):
         if op == "call_function":
             if flags[row] & Flag.COLLECTIVE or targets[row] in WAITS:
-                found[row] = Work.COMPUTES if flops[row] else Work.COLLECTIVE
+                found[row] = Role.COMPUTES if flops[row] else Role.COLLECTIVE
             elif targets[row] != GETITEM and not flags[row] & Flag.SYMBOLIC and not returns_memory_of_input(facts, row):
-                found[row] = Work.COMPUTES
+                found[row] = Role.COMPUTES
     around = _after(facts, found)
     for row in _before(facts, found):
         around[row] = 1
     for row in range(len(facts)):
-        if around[row] and found[row] == Work.COMPUTES:
-            found[row] = Work.AROUND
+        if around[row] and found[row] == Role.COMPUTES:
+            found[row] = Role.AROUND
     return found
 
 
-def _after(facts: Facts, work: Sequence[int]) -> bytearray:
+def _after(facts: Facts, roles: Sequence[int]) -> bytearray:
     """Rows that read nothing but what a collective has brought."""
     found = bytearray(len(facts))
     flags = facts.flags
     for row, reads in enumerate(facts.inputs):
-        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Work.COLLECTIVE:
+        if facts.ops[row] != "call_function" or facts.flops[row] or roles[row] == Role.COLLECTIVE:
             continue
         read = [each for each in reads if not flags[each] & Flag.SYMBOLIC]
-        found[row] = bool(read) and all(found[each] or work[each] == Work.COLLECTIVE for each in read)
+        found[row] = bool(read) and all(found[each] or roles[each] == Role.COLLECTIVE for each in read)
     return found
 
 
-def _before(facts: Facts, work: Sequence[int]) -> list[int]:
+def _before(facts: Facts, roles: Sequence[int]) -> list[int]:
     """Rows that nothing but collectives reads in the end."""
     found = bytearray(len(facts))
     for row in range(len(facts) - 1, -1, -1):
-        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Work.COLLECTIVE:
+        if facts.ops[row] != "call_function" or facts.flops[row] or roles[row] == Role.COLLECTIVE:
             continue
         users = facts.users[row]
         found[row] = bool(users) and all(found[each] or _starts(facts, each) for each in users)
@@ -66,3 +68,23 @@ def _before(facts: Facts, work: Sequence[int]) -> list[int]:
 
 def _starts(facts: Facts, row: int) -> bool:
     return bool(facts.flags[row] & Flag.COLLECTIVE)
+
+
+class Progress:
+    """How much has been computed where each collective starts and is awaited, in one order."""
+
+    def __init__(self, facts: Facts, order: Sequence[int]) -> None:
+        roles = roles_of(facts)
+        counts = accumulate((roles[row] == Role.COMPUTES for row in order), initial=0)
+        self._computed = dict(zip(order, counts, strict=False))
+        self._waits: dict[int, list[int]] = {}
+        for row in order:
+            if (collective := awaited(facts, row)) is not None:
+                self._waits.setdefault(collective, []).append(row)
+
+    def shifted(self, row: int, other: Progress) -> bool:
+        """Whether a collective starts earlier, or is awaited later, than in another order of the same calls."""
+        waits = self._waits.get(row, ())
+        return self._computed[row] < other._computed[row] or any(
+            self._computed[each] > other._computed[each] for each in waits
+        )
