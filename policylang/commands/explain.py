@@ -121,8 +121,8 @@ def _on_graph(options: argparse.Namespace) -> None:
 
 def _of_node(plan: Plan, asked: str) -> Sequence[_Explanation]:
     """What rules decide of it, and, of a collective under scheduling lines, what these do."""
+    from policylang.planning.inspection.collective_places import collective_asked, placed
     from policylang.planning.inspection.communication import communication
-    from policylang.planning.inspection.placement import collective_asked, placed
     from policylang.report.explanation import explain_node, explain_nodes
     from policylang.report.order.explained import CollectiveExplanation
 

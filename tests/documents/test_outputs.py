@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import policylang
-from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, produce, tuning
+from tests.documents.outputs import PAGES, ROOT, SLOW, Shown, blocks, masked, order, produce, tuning
 from tests.documents.outputs.examples import example
 
 FOUND = [shown for page in PAGES for shown in blocks(page)]
@@ -66,6 +66,10 @@ def _columns(path: Path) -> dict[str, object]:
 @pytest.mark.slow
 def test_the_picture_of_the_page_about_tuning_is_what_is_drawn():
     assert tuning.PICTURE.read_text(encoding="utf-8") == tuning.picture(), "run scripts/update_docs_figures.py"
+
+
+def test_the_picture_of_the_page_about_order_is_what_is_drawn():
+    assert order.PICTURE.read_text(encoding="utf-8") == order.picture(), "run scripts/update_docs_figures.py"
 
 
 def test_pages_have_outputs():

@@ -22,9 +22,9 @@ from policylang.graph.files.snapshot import load
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
+from policylang.planning.inspection.collective_places import collective_asked, placed
 from policylang.planning.inspection.communication import Communication, as_decided, communication, step_in_order
 from policylang.planning.inspection.compare import compare
-from policylang.planning.inspection.placement import collective_asked, placed
 from policylang.planning.planner import plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.report.order.as_text import order_details, order_totals
@@ -57,16 +57,17 @@ in flight at most         1000 B          2 KiB
 no order of these collectives exposes less than 16 ms
 nothing is moved across operators that nobody knows: mylib.scan.default ×3, mylib.tell.default"""
 DETAILS = """\
-line        scheduling line                           matched  moved
-mine.apl:2  bucket all_gather per block                     8      8  4 in their place, each proven on 4 ranks
+line        scheduling line                           matched  moved  into
+mine.apl:2  bucket all_gather per block                     8      8     4
 mine.apl:3  prefetch all_gather 1 block ahead               4      3
 mine.apl:4  overlap collective up to 4 KiB in flight        4      0
+mine.apl:2: each bucket proven on 4 ranks
 mine.apl:3 left bucket0 where it was: nothing computes before it
 
-exposed  takes  collective  operator                     bytes  group  block     bounded by  line
-  16 ms  16 ms  bucket0     all_gather_into_tensor of 2  2 KiB  dp:4   layers.0  data        mine.apl:2
+exposed  takes  collective  kind             bytes  group  block     bounded by  line
+  16 ms  16 ms  bucket0     all-gather of 2  2 KiB  dp:4   layers.0  data        mine.apl:2
 
-hidden: 3 all_gather_into_tensor; 48 ms in all"""
+hidden: 3 all-gather; 48 ms in all"""
 BARRIERS = {"mylib.scan.default": 3, "mylib.tell.default": 1}
 LEFT = {"bucket0": "nothing computes before it"}
 
@@ -87,7 +88,7 @@ def test_without_a_device_there_are_counts_and_bytes_and_no_times() -> None:
     assert "without a device there are no times" in text
     assert " ms" not in text + order_details(found)
     assert "exposed  " not in order_details(found)
-    assert "4 in their place, each proven on 4 ranks" in order_details(found)
+    assert "each bucket proven on 4 ranks" in order_details(found)
 
 
 def test_alike_collectives_are_one_row_and_the_most_of_reasons_are_told() -> None:
@@ -98,8 +99,8 @@ def test_alike_collectives_are_one_row_and_the_most_of_reasons_are_told() -> Non
     rows = order_details(found).split("\n")
     assert rows[0].split()[:4] == ["exposed", "each", "takes", "collective"]
     assert rows[1].split()[:6] == ["59.5", "ms", "×7", "8.5", "ms", "8.5"]
-    assert "gather_v0, gather_w1, and 5 more" in rows[1]
-    assert rows[1].endswith("the order as traced")
+    assert "gather_v0, and 6 more" in rows[1]
+    assert rows[1].endswith("the traced order")
     assert re.search(r"8.5 ms +8.5 ms +gather_w0 .* layers.0 +data", rows[2])
     assert "layers.0–3" in rows[1]
     refused = [Refusal(0, (f"gather_w{n}",), f"reason {n % 6}") for n in range(12)]
@@ -180,7 +181,7 @@ def test_where_a_collective_starts_and_is_awaited() -> None:
         "  one with others as bucket1: gather_w1, gather_v1",
         "",
         "order       starts              awaited             takes   exposed  bounded by",
-        "as traced   step 10, before x2  step 11, before x2  8.5 ms  8.5 ms   the order as traced",
+        "as traced   step 10, before x2  step 11, before x2  8.5 ms  8.5 ms   the traced order",
         "as planned  step 3, before h0   step 7, before h1   16 ms   hidden",
         "",
         "line        scheduling line",
@@ -201,7 +202,7 @@ def test_what_a_line_picked_and_did() -> None:
     found = communication(ordered_plan(4, left=LEFT))
     assert found is not None
     bucket, prefetch, overlap = (str(explain_line(found, at)) for at in range(3))
-    assert "  matches 8 collectives, moves 8 (4 in their place, each proven on 4 ranks)" in bucket
+    assert "  matches 8 collectives, moves 8 into 4\n  each bucket proven on 4 ranks\n" in bucket
     assert "  bucket3 <- gather_w3, gather_v3" in bucket
     assert "  left bucket0: nothing computes before it\n\nwhat it moves\n  bucket1, bucket2, bucket3" in prefetch
     assert overlap.endswith("what it leaves where it is\n  bucket0, bucket1, bucket2, bucket3")
@@ -363,8 +364,8 @@ def test_the_page_without_a_script() -> None:
     assert "as traced: a step of 148 ms, 68 ms of it exposed (45.9%); 8 collectives in group dp:4." in text
     assert text.count('<input type="radio"') == 2
     assert "mylib.scan.default ×3" in text
-    assert "4 in their place, each proven on 4 ranks" in text
-    assert "<td>all_gather_into_tensor of 2</td>" in text
+    assert "each bucket proven on 4 ranks" in text
+    assert "<td>all-gather of 2</td>" in text
 
 
 def test_the_page_of_a_policy_that_schedules_nothing() -> None:
@@ -375,8 +376,7 @@ def test_the_page_of_a_policy_that_schedules_nothing() -> None:
     silent = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT)
     assert "Compute and communication" not in plan_page(breakdown(silent), (), "a.graph")
     untimed = plan_page(breakdown(ordered_plan(2, device=None)), (), "a.graph")
-    assert "4 in their place" not in untimed
-    assert "2 in their place" in untimed
+    assert "each bucket proven on 4 ranks" in untimed
     assert data_of(untimed)["order"] is None
 
 
@@ -394,7 +394,7 @@ def test_the_lanes_in_a_browser(tmp_path) -> None:
         it.type("#order .view-0 svg", KEYS["right"])
         (told,) = it.texts("#order + .legend .told")
         assert told == (
-            "group dp:4: bucket1: all_gather_into_tensor of 2, 2 KiB, in layers.1, mine.apl:2, mine.apl:3; "
+            "group dp:4: bucket1: all_gather_into_tensor of 2, 2 KiB, in layers.1, mine.apl:2, 3; "
             "16 ms from 16 ms, hidden; 7.8 KiB alive"
         )
         assert it.run("return document.querySelector('#order .view-0 svg').getAttribute('aria-valuetext')") == told

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, Ref
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.resolution.loader import parse_policy
@@ -48,6 +49,20 @@ def layers(count: int) -> str:
                 "shape=25x10 dtype=float16",
             ]
     return "\n".join([*lines, f"output(%x{count})"])
+
+
+def sharded(count: int) -> Facts:
+    """The facts of such a graph with all that a bucket has to know of it."""
+    facts = facts_of(layers(count))
+    calls = zip(facts.targets, facts.inputs, facts.group_names, strict=True)
+    given = {GATHER: lambda reads, group: (Ref(reads[0]), 4, group), WAIT: lambda reads, _: (Ref(reads[0]),)}
+    return evolve(
+        facts,
+        arguments=[given[target](reads, group) if target in given else () for target, reads, group in calls],
+        strides=[None if shape is None else (shape[1], 1) for shape in facts.shapes],
+        numel=[prod(shape or ()) for shape in facts.shapes],
+        devices=["cuda:0" if shape else "" for shape in facts.shapes],
+    )
 
 
 def bucketed(count: int) -> str:

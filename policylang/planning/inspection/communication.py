@@ -96,6 +96,8 @@ class CollectiveEntry:
     name: str
     operator: str
     """``all_gather_into_tensor``."""
+    kind: str
+    """``all-gather``."""
     group: str
     """Its mesh dimension where one is known, else the name of its process group."""
     block: str
@@ -288,6 +290,7 @@ def _collectives(
         yield CollectiveEntry(
             name=facts.names[row],
             operator=operator_name(facts.targets[row]),
+            kind=kind_of(facts.targets[row]),
             group=group_of(facts, row),
             block=block_names[block] if block >= 0 else "",
             bytes=size_in_flight(facts, row),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -18,17 +19,19 @@ from policylang.simulation.collective_runs import ExposedBy
 BOUNDED_BY = {
     ExposedBy.DATA: "data",
     ExposedBy.LIMIT: "the limit",
-    ExposedBy.GROUP: "another of its group",
-    ExposedBy.ORDER: "the order as traced",
+    ExposedBy.GROUP: "its group",
+    ExposedBy.ORDER: "the traced order",
 }
 """Why a collective is exposed, as people read it."""
 _LONGEST_LINE = 72
 _MOST_EXPOSED = 20
 _MOST_NAMES = 2
+_NUMBER = re.compile(r"_\d+\b")
+"""At the end of a node's name."""
 _MOST_REASONS = 4
-_WIDEST = 140
+_WIDEST = 160
 """Of a table in a pipe or a file."""
-_HEAD = ("exposed", "", "each", "takes", "collective", "operator", "bytes", "group", "block", "bounded by", "line")
+_HEAD = ("exposed", "", "each", "takes", "collective", "kind", "bytes", "group", "block", "bounded by", "line")
 
 
 def order_totals(found: Communication | None) -> str:
@@ -103,47 +106,70 @@ def lines_text(lines: Sequence[LineInOrder]) -> str:
         return ""
     head, *rows = line_rows(lines)
     rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
-    left = [text for line in lines for text in left_texts(line)]
-    return "\n".join((table([head, *rows], right=range(2, len(head) - 1), ends=(0,)), *left))
+    return "\n".join((table([head, *rows], right=range(2, len(head)), ends=(0,)), *line_notes(lines)))
 
 
 def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
-    """The rows of a table, head first; what would be exposed without a line where that was worked out."""
+    """The rows of a table, head first: into how many collectives a ``bucket`` line joins others, and, where that was
+    worked out, what would be exposed without a line."""
+    joins = any(line.buckets for line in lines)
     weighed = any(line.exposed_without is not None for line in lines)
-    head = ("line", "scheduling line", "matched", "moved", *["exposed without it"][:weighed], "")
-    return [head, *(_line_row(line, weighed=weighed) for line in lines)]
+    more = (*("into",)[:joins], *("exposed without it",)[:weighed])
+    return [
+        ("line", "scheduling line", "matched", "moved", *more),
+        *(_line_row(line, joins=joins, weighed=weighed) for line in lines),
+    ]
 
 
-def _line_row(line: LineInOrder, *, weighed: bool) -> tuple[str, ...]:
+def _line_row(line: LineInOrder, *, joins: bool, weighed: bool) -> tuple[str, ...]:
     counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
+    into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
     without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
-    return (line.source, line.text, *counts, *[without][:weighed], buckets_text(line))
+    return (line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed])
 
 
-def buckets_text(line: LineInOrder) -> str:
-    """``66 in their place, each proven on 64 ranks``; empty of a line that joins nothing."""
+def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
+    """On how many ranks buckets were proven, and what was left where it is."""
+    proofs: dict[str, list[str]] = {}
+    for line in lines:
+        for said in proof_texts(line):
+            proofs.setdefault(said, []).append(line.source)
+    told = [f"{lines_named(sources)}: {said}" for said, sources in proofs.items()]
+    return [*told, *(text for line in lines for text in left_texts(line))]
+
+
+def proof_texts(line: LineInOrder) -> list[str]:
+    """``each bucket proven on 64 ranks``, what that takes for granted, and whether bits may differ; nothing of a line
+    that joins nothing."""
     if not line.buckets:
-        return ""
-    ranks = max(bucket.proof.ranks for bucket in line.buckets)
-    how = "proven" if not any(bucket.proof.assumed for bucket in line.buckets) else "checked"
-    text = f"{sum(len(bucket.names) for bucket in line.buckets):,} in their place, each {how} on {ranks} ranks"
-    if not all(bucket.proof.exact for bucket in line.buckets):
-        text += "; sums are taken in another order: equal up to rounding"
-    return text
+        return []
+    proofs = [bucket.proof for bucket in line.buckets]
+    assumed = dict.fromkeys(proof.assumed for proof in proofs if proof.assumed)
+    how = "checked" if assumed else "proven"
+    found = [f"each bucket {how} on {max(proof.ranks for proof in proofs)} ranks"]
+    found += [f"taken for granted that {each}" for each in assumed]
+    return (
+        found
+        if all(proof.exact for proof in proofs)
+        else [*found, "sums are taken in another order: equal up to rounding"]
+    )
 
 
 def left_texts(line: LineInOrder) -> list[str]:
-    """What was left where it is, by reason, the most frequent first."""
-    reasons = sorted(line.left.items(), key=lambda each: -len(each[1]))
+    """What was left where it is, by reason, the most frequent first. Reasons that differ in a node's number are one."""
+    alike: dict[str, tuple[str, list[str]]] = {}
+    for reason, names in line.left.items():
+        alike.setdefault(_NUMBER.sub("", reason), (reason, []))[1].extend(names)
+    reasons = sorted(alike.values(), key=lambda each: -len(each[1]))
+    place = file_name(line.source)
     found = [
-        f"{file_name(line.source)} left {_names(names)} where it was: {reason}"
-        if len(names) == 1
-        else f"{file_name(line.source)} left {_names(names)} where they were: {reason}"
+        f"{place} left {_names(names)} where {'it was' if len(names) == 1 else 'they were'}: {reason}"
+        + (", and the like" if len(line.left[reason]) < len(names) else "")
         for reason, names in islice(reasons, _MOST_REASONS)
     ]
     if rest := reasons[_MOST_REASONS:]:
         count = sum(len(names) for _, names in rest)
-        found.append(f"{file_name(line.source)} left {count:,} more, for {len(rest)} other reasons")
+        found.append(f"{place} left {count:,} more, for {len(rest)} other reasons")
     return found
 
 
@@ -174,7 +200,7 @@ def collectives_text(found: Communication) -> str:
         return ""
     rows = exposed_rows(found)
     numbers = range(rows[0].index("collective")) if rows else range(0)
-    spare = [rows[0].index(name) for name in ("bytes", "operator")] if rows else []
+    spare = [rows[0].index(name) for name in ("bytes", "kind", "group")] if rows else []
     text = table(rows, right=numbers, spare=spare, unless_told=_WIDEST) if rows else ""
     return "\n\n".join(filter(None, (text, hidden_text(found))))
 
@@ -227,14 +253,23 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
         f"×{len(alike):,}" if several else "",
         figure(run.exposed, "seconds") if several else "",
         figure(run.end - run.start, "seconds"),
-        _names([each.name for each in alike]),
-        first.operator + (f" of {first.members}" if first.members > 1 else ""),
+        listed([each.name for each in alike], 1),
+        first.kind + (f" of {first.members}" if first.members > 1 else ""),
         figure(first.bytes, "bytes"),
         first.group,
         folded_names(blocks) if blocks else "",
         BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
-        ", ".join(file_name(found.lines[index].source) for index in first.lines),
+        lines_named([found.lines[index].source for index in first.lines]),
     )
+
+
+def lines_named(sources: Sequence[str]) -> str:
+    """``mine.apl:3, 5``: of lines of one file its name is said once."""
+    found: dict[str, list[str]] = {}
+    for source in sources:
+        file, _, line = file_name(source).rpartition(":")
+        found.setdefault(file, []).append(line)
+    return ", ".join(f"{file}:{', '.join(lines)}" for file, lines in found.items())
 
 
 def _seconds(entries: Iterable[CollectiveEntry]) -> float:
@@ -246,8 +281,8 @@ def hidden_text(found: Communication) -> str:
     hidden = [each for each in found.collectives if each.run is not None and not is_exposed(each)]
     said = []
     if hidden:
-        counts = Counter(each.operator for each in hidden)
-        kinds = ", ".join(f"{count:,} {operator}" for operator, count in counts.items())
+        counts = Counter(each.kind for each in hidden)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
         takes = fsum(each.run.end - each.run.start for each in hidden if each.run is not None)
         said.append(f"hidden: {kinds}; {figure(takes, 'seconds')} in all")
     if beside := [each for each in found.collectives if each.run is None]:

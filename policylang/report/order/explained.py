@@ -7,9 +7,9 @@ from typing import Any
 from attrs import asdict, frozen
 
 from policylang.language.figures import counted, figure, listed
+from policylang.planning.inspection.collective_places import CollectivePlace, PlacedCollective
 from policylang.planning.inspection.communication import Communication, LineInOrder
-from policylang.planning.inspection.placement import PlacedCollective, Placement
-from policylang.report.order.as_text import BOUNDED_BY, buckets_text
+from policylang.report.order.as_text import BOUNDED_BY, proof_texts
 from policylang.report.width import table
 
 _MOST_NAMES = 8
@@ -47,14 +47,14 @@ class CollectiveExplanation:
         return "\n\n".join(parts)
 
 
-def _places(place: Placement) -> tuple[str, str]:
+def _places(place: CollectivePlace) -> tuple[str, str]:
     start = f"step {place.step:,}" + (f", before {place.before}" if place.before else "")
     if place.awaited_step is None:
         return start, "by nothing"
     return start, f"step {place.awaited_step:,}" + (f", before {place.awaited_before}" if place.awaited_before else "")
 
 
-def _times(place: Placement) -> tuple[str, str, str]:
+def _times(place: CollectivePlace) -> tuple[str, str, str]:
     run = place.run
     if run is None:
         return "", "", ""
@@ -62,7 +62,7 @@ def _times(place: Placement) -> tuple[str, str, str]:
     return figure(run.end - run.start, "seconds"), exposed, BOUNDED_BY[run.exposed_by] if run.exposed_by else ""
 
 
-def _data(place: Placement | None) -> dict[str, Any] | None:
+def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
     if place is None:
         return None
     run = place.run
@@ -95,7 +95,7 @@ class LineExplanation:
 
     def __str__(self) -> str:
         line = self.line
-        joined = f" ({buckets_text(line)})" if line.buckets else ""
+        joined = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
         lines = [
             f"{line.source}: {line.text}",
             f"  matches {counted(len(line.matched), 'collective')}, moves {len(line.moved):,}{joined}",
@@ -103,6 +103,7 @@ class LineExplanation:
         if self.exposed is not None and self.line.exposed_without is not None:
             with_it, without = (figure(each, "seconds") for each in (self.exposed, self.line.exposed_without))
             lines.append(f"  exposed: {with_it} with it, {without} without")
+        lines += [f"  {said}" for said in proof_texts(line)]
         for reason, names in line.left.items():
             lines.append(f"  left {listed(names, _MOST_NAMES)}: {reason}")
         if line.buckets:

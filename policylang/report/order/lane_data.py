@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import field, frozen
 
-from policylang.language.figures import counted, figure, file_name
+from policylang.language.figures import counted, figure
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, StepInOrder, group_of
-from policylang.report.order.as_text import BOUNDED_BY, is_exposed
+from policylang.report.order.as_text import BOUNDED_BY, is_exposed, lines_named
 from policylang.simulation.collective_runs import CollectiveRun, ComputeRun, Lanes
 
 _STRETCHES = 400
@@ -96,7 +96,7 @@ def _words(found: Communication, entry: CollectiveEntry) -> str:
     """``bucket0: all_gather_into_tensor of 2, 2 KiB, in layers.0, by mine.apl:2``."""
     of = f" of {entry.members}" if entry.members > 1 else ""
     inside = f", in {entry.block}" if entry.block else ""
-    lines = ", ".join(file_name(found.lines[index].source) for index in entry.lines)
+    lines = lines_named([found.lines[index].source for index in entry.lines])
     bounded = ""
     if is_exposed(entry) and entry.run is not None and entry.run.exposed_by is not None:
         bounded = f", bounded by {BOUNDED_BY[entry.run.exposed_by]}"

@@ -12,7 +12,7 @@ from policylang.report.order.as_text import (
     bound_text,
     exposed_rows,
     hidden_text,
-    left_texts,
+    line_notes,
     line_rows,
     total_rows,
 )
@@ -86,8 +86,8 @@ def _lines(found: Communication) -> Markup:
     if not found.lines:
         return Markup("")
     head, *rows = line_rows(found.lines)
-    left = (element("p", text, class_="hint") for line in found.lines for text in left_texts(line))
-    return joined(rows_table(head, rows, range(2, len(head) - 1), "what each scheduling line did"), *left)
+    notes = (element("p", text, class_="hint") for text in line_notes(found.lines))
+    return joined(rows_table(head, rows, range(2, len(head)), "what each scheduling line did"), *notes)
 
 
 def _exposed(found: Communication) -> Markup:

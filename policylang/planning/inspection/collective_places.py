@@ -15,7 +15,7 @@ _LAST_RUN = int(StepKind.SECOND_RUN)
 
 
 @frozen
-class Placement:
+class CollectivePlace:
     """A collective in one order."""
 
     name: str
@@ -53,9 +53,9 @@ class PlacedCollective:
     group: str
     lines: tuple[LineOnCollective, ...]
     """Every scheduling line, in the order of planning."""
-    traced: Placement | None
+    traced: CollectivePlace | None
     """None of what only the planned order has."""
-    planned: Placement | None
+    planned: CollectivePlace | None
     members: tuple[str, ...] = field(factory=tuple)
     """Of a bucket, or of what is in one: all that it joins."""
 
@@ -110,7 +110,7 @@ def _standing(line: LineInOrder, name: str, now: str) -> LineOnCollective:
     return say("not moved" if now in line.matched or name in line.matched else "no match")
 
 
-def _placement(step: StepInOrder, name: str) -> Placement | None:
+def _placement(step: StepInOrder, name: str) -> CollectivePlace | None:
     facts = step.facts
     row = facts.index.get(name)
     if row is None:
@@ -128,7 +128,7 @@ def _placement(step: StepInOrder, name: str) -> Placement | None:
     if started is None:
         return None
     runs = () if step.lanes is None else step.lanes.collectives
-    return Placement(
+    return CollectivePlace(
         name=name,
         step=started + 1,
         before=_computing(step, started),
