@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import fsum
 
@@ -13,6 +13,7 @@ from attrs import frozen
 from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
 from policylang.planning.inspection.time_prices import same_time
+from policylang.report.order.report_lines import barriers_text
 from policylang.report.width import table
 from policylang.simulation.collective_runs import ExposedBy
 
@@ -89,12 +90,6 @@ def _notes(found: Communication) -> list[str]:
 def bound_text(bound: float) -> str:
     """The least that any order exposes."""
     return f"no order of these collectives exposes less than {figure(bound, 'seconds')}"
-
-
-def barriers_text(barriers: Mapping[str, int]) -> str:
-    """Unknown operators, each once."""
-    calls = [f"{name} ×{count}" if count > 1 else name for name, count in barriers.items()]
-    return f"nothing is moved across operators that nobody knows: {', '.join(calls)}"
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------

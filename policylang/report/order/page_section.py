@@ -8,7 +8,6 @@ from typing import Any
 from policylang.planning.inspection.communication import Communication
 from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.order.as_text import (
-    barriers_text,
     bound_text,
     exposed_rows,
     hidden_text,
@@ -18,6 +17,7 @@ from policylang.report.order.as_text import (
 )
 from policylang.report.order.lane_chart import LaneScale, lane_chart, lane_columns
 from policylang.report.order.lane_data import DrawnStep, drawn_steps
+from policylang.report.order.report_lines import barriers_text
 
 
 def order_section(found: Communication | None, block_names: Sequence[str]) -> tuple[Markup, dict[str, Any] | None]:

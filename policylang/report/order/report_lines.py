@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping
 from policylang.audit.summary.order_account import OrderAccount, ScheduledLine
 from policylang.audit.summary.report import Report
 from policylang.language.figures import Measured, counted, figure, file_name, listed
-from policylang.report.order.as_text import barriers_text
 
 _MOST_NAMES = 2
 _MOST_REASONS = 3
@@ -65,3 +64,9 @@ def _left(left: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
         yield f"  left: {listed(names, _MOST_NAMES)}: {reason}"
     if rest := reasons[_MOST_REASONS:]:
         yield f"  left: {sum(len(names) for _, names in rest):,} more, for {len(rest)} other reasons"
+
+
+def barriers_text(barriers: Mapping[str, int]) -> str:
+    """Unknown operators, each once."""
+    calls = [f"{name} ×{count}" if count > 1 else name for name, count in barriers.items()]
+    return f"nothing is moved across operators that nobody knows: {', '.join(calls)}"
