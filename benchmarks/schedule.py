@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import evolve, field, frozen
+from torch import fx
 
 import policylang
 from benchmarks import schedule_peers
@@ -80,8 +81,9 @@ class Outcome:
 
     facts: Facts = field(repr=False)
     schedule: Schedule = field(repr=False)
+    module: fx.GraphModule = field(repr=False)
     seconds: float | None = None
-    """Of processor time that its pass took."""
+    """Of processor time that its pass took: of a policy, planning."""
     most_in_block: int | None = None
     """Collectives that it left of the most of any block, of those that were to be bucketed."""
 
@@ -94,6 +96,7 @@ def judged(outcome: Outcome, device: DeviceProfile) -> dict[str, Any]:
         "exposed ms": 1e3 * found.exposed,
         "step ms": 1e3 * found.step,
         "peak GiB": estimate_peak(facts, schedule).bytes / GIB,
+        "by torch GiB": schedule_peers.peak_as_torch_counts(outcome.module.graph) / GIB,
         "collectives": sum(bool(facts.flags[row] & Flag.COLLECTIVE) for row in range(len(facts))),
         "most in a block": outcome.most_in_block,
         "pass s": outcome.seconds,
@@ -101,7 +104,7 @@ def judged(outcome: Outcome, device: DeviceProfile) -> dict[str, Any]:
 
 
 def as_traced(subject: Subject) -> Outcome:
-    return Outcome(subject.facts, build_schedule(subject.facts, ()))
+    return Outcome(subject.facts, build_schedule(subject.facts, ()), subject.fresh())
 
 
 def of_torch(subject: Subject, device: DeviceProfile, name: str) -> Outcome:
@@ -110,11 +113,12 @@ def of_torch(subject: Subject, device: DeviceProfile, name: str) -> Outcome:
         passed = schedule_peers.manual(subject, device, blocks_of(subject.facts))
     else:
         passed = schedule_peers.overlap(subject, device, **TORCH[name])
-    return Outcome(passed.facts, build_schedule(passed.facts, ()), passed.seconds)
+    return Outcome(passed.facts, build_schedule(passed.facts, ()), passed.module, passed.seconds)
 
 
 def of_policy(subject: Subject, device: DeviceProfile, text: str) -> Outcome:
-    """Planned as on the half itself. What was worked out of these facts before is not used again.
+    """Planned and carried out on the half itself, and judged by what came out. What was worked out of these facts
+    before is not used again.
 
     Raises ``PolicyMatchError`` with what is wrong between the policy and the graph.
     """
@@ -129,7 +133,11 @@ def of_policy(subject: Subject, device: DeviceProfile, text: str) -> Outcome:
         raise PolicyMatchError(errors)
     if plan.order is None:
         raise ValueError("the policy has no scheduling lines")
-    return Outcome(plan.order.facts, plan.order.schedule, spent, most_in_block(plan.order))
+    module = subject.fresh()
+    with subject.mode:
+        policylang.apply(module, policy, agree=False, device=device)
+    facts = subject.read(module)
+    return Outcome(facts, build_schedule(facts, ()), module, spent, most_in_block(plan.order))
 
 
 def most_in_block(order: OrderPlan) -> int | None:
@@ -171,7 +179,9 @@ def measure(
     times = node_times(subject.facts, device)
     bound = exposed_bound(subject.facts, times)
     head = {"graph": subject.name, "nodes": len(subject.facts), "device": device.name}
-    rows = [{**head, "contender": AS_TRACED, "bound ms": 1e3 * bound, **judged(as_traced(subject), device)}]
+    with process_groups(subject.groups):
+        before = judged(as_traced(subject), device)
+    rows = [{**head, "contender": AS_TRACED, "bound ms": 1e3 * bound, **before}]
     outcomes: dict[str, list[Outcome]] = {name: [] for name in contenders}
     failures: dict[str, str] = {}
     with process_groups(subject.groups):
@@ -191,7 +201,8 @@ def measure(
             rows.append({**row, "fails": failures.get(name, "")})
             continue
         spent = statistics.median(each.seconds for each in found if each.seconds is not None)
-        row |= judged(evolve(found[0], seconds=spent), device)
+        with process_groups(subject.groups):
+            row |= judged(evolve(found[0], seconds=spent), device)
         rows.append({**row, "exposed / bound": row["exposed ms"] / (1e3 * bound) if bound else None})
     return rows
 

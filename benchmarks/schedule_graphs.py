@@ -115,12 +115,17 @@ def subject_of(
     """The graph with values of its own, on :data:`DEVICE`. The process groups have to be there."""
     mode = FakeTensorMode()
     with mode:
-        for node in graph.nodes:
-            value = _value(node)
-            node.meta = dict(node.meta)  # the halves of a partition may share those of their inputs
-            if value is not None:
-                node.meta["val"] = value
+        values_anew(graph)
     return Subject(name, graph, groups, evolve(collect(graph, kind=kind, groups=groups), meshes=meshes), mode)
+
+
+def values_anew(graph: fx.Graph) -> None:
+    """Gives each node a value of its own, of the fake mode that is active."""
+    for node in graph.nodes:
+        value = _value(node)
+        node.meta = dict(node.meta)  # the halves of a partition may share those of their inputs
+        if value is not None:
+            node.meta["val"] = value
 
 
 def _value(node: fx.Node) -> Any:
@@ -232,6 +237,7 @@ def cut(graph: fx.Graph) -> tuple[fx.Graph, fx.Graph]:
         copies[node].meta = dict(node.meta)
     for node in behind:
         copies[node] = backward.node_copy(node, copies.__getitem__)
+        copies[node].meta["partitioner_tag"] = "is_backward"
     backward.output(tuple(copies[node] for node in end.all_input_nodes if node not in early))
     return forward, backward
 

@@ -18,8 +18,9 @@ from unittest.mock import patch
 
 from attrs import define, evolve, field, frozen
 from torch import fx
+from torch._subclasses import FakeTensorMode
 
-from benchmarks.schedule_graphs import Subject
+from benchmarks.schedule_graphs import Subject, values_anew
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.simulation.node_times import node_times
@@ -30,6 +31,7 @@ class Passed:
     """What one of torch's passes made of a graph."""
 
     facts: Facts = field(repr=False)
+    module: fx.GraphModule = field(repr=False)
     seconds: float
     """Of processor time, of the pass alone: neither of reading the graph nor of pricing its nodes."""
 
@@ -104,7 +106,20 @@ def _passed(subject: Subject, module: fx.GraphModule, run: Callable[[], object],
             spent = time.process_time() - start
     finally:
         logging.disable(logging.NOTSET)
-    return Passed(subject.read(module), spent - prices.seconds)
+    return Passed(subject.read(module), module, spent - prices.seconds)
+
+
+def peak_as_torch_counts(graph: fx.Graph) -> int:
+    """Bytes, by the tracker that torch's scheduler holds to its limits: what a backward is given goes when it was last
+    read, parameters stay. The process groups have to be there."""
+    from torch._inductor.fx_passes.memory_estimator import MemoryTracker
+
+    with FakeTensorMode():
+        values_anew(graph)
+    tracker = MemoryTracker(graph)
+    for node in graph.nodes:
+        tracker.schedule_node(node)
+    return int(tracker.peak_memory)
 
 
 @contextmanager

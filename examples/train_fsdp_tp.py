@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --check          # and the loss curve of one process beside it
     torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --how compile    # torch.compile in place of a traced step
     torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --layout fsdp    # every weight cut over all ranks
+    torchrun --nproc-per-node 4 examples/train_fsdp_tp.py --order fsdp_overlap  # gathers early, scatters awaited late
 
 One GPU a rank and NCCL where there are as many GPUs as ranks, gloo and the CPU otherwise. Started without torchrun it
 trains the same model in one process, without mesh and policy. The model and its sharding are in sharded_llama.py.
@@ -37,6 +38,10 @@ class Run:
 
     config: LlamaConfig = field(factory=LlamaConfig)
     policy: str | None = POLICY
+    order: str | None = None
+    """A bundled policy of when collectives run: ``fsdp_overlap``, or ``fsdp_tp_overlap``, which needs a device."""
+    device: str | None = None
+    """A device profile, for policies that decide by times."""
     how: str = "trace"
     layout: str = "tp"
     dtype: torch.dtype = torch.float32
@@ -77,6 +82,18 @@ def loss_fn(run: Run) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
     return loss
 
 
+# --- the policy ------------------------------------------------------------------------------------------------------
+
+
+def policy_of(run: Run) -> policylang.Policy:
+    """The policy of a run, with the order of its collectives behind it."""
+    assert run.policy is not None
+    if run.order is None:
+        return policylang.load(run.policy, device=run.device)
+    own = f'"{Path(run.policy).resolve()}"' if Path(run.policy).exists() else f"<{run.policy}>"
+    return policylang.parse(f"policy in_order\ninclude {own}\ninclude <{run.order}>", device=run.device)
+
+
 # --- training --------------------------------------------------------------------------------------------------------
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -89,7 +106,7 @@ def traced_step(
     """The step as one graph of forward, loss and backward, and its report."""
     traced = policylang.trace_step(model, loss_fn(run), tokens, labels)
     if run.policy is not None:
-        traced.apply(run.policy, mesh)
+        traced.apply(policy_of(run), mesh)
 
     def step(tokens: Tensor, labels: Tensor) -> Tensor:
         loss, gradients = traced(tokens, labels)
@@ -102,7 +119,7 @@ def traced_step(
 
 def compiled_step(run: Run, model: nn.Module) -> tuple[Step, Callable[[], object]]:
     """The step with the model under torch.compile, and its report."""
-    backend = run.inner if run.policy is None else policylang.backend(run.policy, inner=run.inner)
+    backend = run.inner if run.policy is None else policylang.backend(policy_of(run), inner=run.inner)
     compiled, loss_of = torch.compile(model, backend=backend, fullgraph=True), loss_fn(run)
 
     def step(tokens: Tensor, labels: Tensor) -> Tensor:
@@ -166,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = Run(
         config=LlamaConfig(layers=options.layers),
         policy=None if options.policy == "none" else options.policy,
+        order=options.order,
+        device=options.device,
         how=options.how,
         layout=options.layout,
         dtype=getattr(torch, options.dtype),
@@ -198,6 +217,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tp", type=int, help="ranks that are tensor-parallel to each other (default 2)")
     parser.add_argument("--policy", default=POLICY, help="a file, the name of a bundled policy, or none")
+    parser.add_argument("--order", help="a bundled policy to include: fsdp_overlap, fsdp_tp_overlap")
+    parser.add_argument("--device", help="a device profile, for policies that decide by times: h100-sxm, cpu or a file")
     parser.add_argument("--how", choices=["trace", "compile"], default="trace")
     parser.add_argument("--layout", choices=["tp", "fsdp"], default="tp")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the computation")

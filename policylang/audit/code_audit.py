@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from attrs import define, field
@@ -40,6 +41,14 @@ class CodeAudit:
         """What was planned: to be called when a joint graph is split."""
         for half, graph in zip(HALVES, (forward, backward), strict=True):
             self.planned[half].append(steps_of(graph))
+
+    def reader(self, graph: fx.Graph, *, is_backward: bool) -> Callable[[str], list[Diagnostic]]:
+        """From a half as it comes to Inductor, which will change it, to what compares the code that is made of it."""
+        return partial(self.check, HALVES[is_backward], arrived=steps_of(graph))
+
+    def check_loaded(self, codes: Iterable[tuple[bool, str]]) -> list[Diagnostic]:
+        """Compare the code of halves from a cache, each with whether it is the backward."""
+        return [found for is_backward, source in codes for found in self.check(HALVES[is_backward], source)]
 
     def check(self, half: str, source: str, arrived: Iterable[CommunicationStep] = ()) -> list[Diagnostic]:
         """Compare the code of a half. ``arrived``: its steps as it came to Inductor, which say which partition it is of

@@ -18,6 +18,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted
 from policylang.operators.categories import describe, group_name
+from policylang.operators.communication import is_communication, is_product, is_wait, plain_name
 from policylang.operators.names import GETITEM, Category
 
 OTHER_ORDER = "APL345"
@@ -26,7 +27,6 @@ NOTHING_BETWEEN = "APL346"
 ELSEWHERE = -1
 """The number of a collective that no step of the same half starts."""
 _SUM = "aten.add.Tensor"
-_WAITS = ("wait_tensor", "wait_tensors")
 _HELP = (
     "a pass or a setting of Inductor's moved it after the graph was split: look at the passes and at the settings of "
     "`torch._inductor.config` that this program sets"
@@ -56,34 +56,6 @@ class CommunicationStep:
         name = self.operator.rpartition(".")[2]
         which = f" {self.number}" if self.number != ELSEWHERE else " of what another graph started"
         return f"the start of {name}{which}" if self.starts else f"the wait for {name}{which}"
-
-
-def plain_name(operator: str) -> str:
-    """An operator without its overload, and without what says that it writes into an argument."""
-    namespace, _, rest = operator.partition(".")
-    return f"{namespace}.{rest.partition('.')[0].removesuffix('_').removesuffix('_out')}"
-
-
-def is_wait(operator: str) -> bool:
-    """``operator``: with its namespace and, it may be, its overload."""
-    return plain_name(operator).endswith(_WAITS)
-
-
-def is_product(node: fx.Node) -> bool:
-    """Whether a node runs as a kernel of its own: matrix products, attention, convolutions. A product with a dimension
-    of 1 may become part of any kernel."""
-    if node.op != "call_function" or not describe(node.target).flags & Category.COMPUTE:
-        return False
-    shapes = [tuple(getattr(each.meta.get("val"), "shape", ())) for each in node.all_input_nodes]
-    return not any(isinstance(length, int) and length == 1 for shape in shapes for length in shape[-2:])
-
-
-def is_communication(node: fx.Node) -> bool:
-    """Whether a node starts a collective or awaits one."""
-    if node.op != "call_function":
-        return False
-    operator = describe(node.target)
-    return bool(operator.flags & Category.COLLECTIVE) or is_wait(operator.name)
 
 
 def steps_of(graph: fx.Graph) -> tuple[CommunicationStep, ...]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator
 
-from policylang.audit.communication import ELSEWHERE, CommunicationStep, is_wait, plain_name
+from policylang.audit.communication import ELSEWHERE, CommunicationStep
+from policylang.operators.communication import is_wait, plain_name
 
 _ENTRY = "call"
 _PARTITIONS = "partitions"
@@ -30,7 +31,7 @@ _BODIES = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 def read_code(source: str, collectives: Collection[str] = ()) -> tuple[CommunicationStep, ...] | None:
     """The steps in the order in which the code runs; None for code that is not Python's, as of the C++ wrapper.
 
-    ``collectives``: the operators that communicate, as :func:`policylang.audit.communication.plain_name` has them,
+    ``collectives``: the operators that communicate, as :func:`policylang.operators.communication.plain_name` has them,
     beside those of torch's namespaces for them.
     """
     try:
@@ -41,13 +42,13 @@ def read_code(source: str, collectives: Collection[str] = ()) -> tuple[Communica
     entry = functions.get(_ENTRY)
     if entry is None:
         return None
-    reader = _Reader(functions, frozenset(collectives))
+    reader = _CodeReader(functions, frozenset(collectives))
     for statement in reader.statements(entry):
         reader.read(statement)
     return tuple(reader.steps)
 
 
-class _Reader:
+class _CodeReader:
     def __init__(self, functions: dict[str, ast.FunctionDef], collectives: frozenset[str]) -> None:
         self.functions = functions
         self.collectives = collectives

@@ -82,17 +82,17 @@ def plan(
         needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
+    order = None
+    if policy.orders and capabilities.orders:
+        schedule = schedule_of(facts, decisions)
+        order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used)
     expectations, failures = check_expectations(
-        policy.expectations, selections, decisions, outcome, block_by_block=apart
+        policy.expectations, selections, decisions, outcome, block_by_block=apart, order=order
     )
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
     by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
     expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
-    order = None
-    if policy.orders and capabilities.orders:
-        schedule = schedule_of(facts, decisions)
-        order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used)
     errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
     return Plan(
         policy=policy,

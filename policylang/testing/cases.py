@@ -18,11 +18,13 @@ from policylang.language.parsing.parser import parse_file
 from policylang.language.resolution.loader import load_source
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.source import Source
-from policylang.language.syntax import Include, Let, Rule, Statement
+from policylang.language.syntax import Bucket, Include, Let, Policy, Rule, Scheduling, Statement
 from policylang.planning.capabilities import capabilities_for
+from policylang.planning.graph_edit import Edit, Refusal
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
+from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.testing.claims import OF_DIAGNOSTICS, OF_POLICY, Claim, read_claims
 from policylang.testing.fences import Fence, lifted, lowered_diagnostic
@@ -131,12 +133,13 @@ class _Case:
                 yield diagnose(NOT_FOUND, f"there is no {claim.word} {code} here", claim.span, help=help)
 
     def _nodes(self, claim: Claim, made: Plan) -> Iterable[Diagnostic]:
-        rows = self._rows(claim, made)
-        if rows is None:
-            help = "it stands behind a rule or, with `matches:`, behind a `let`"
-            yield diagnose(OTHERWISE, f"`{claim.word}:` is about no rule", claim.span, help=help)
+        names = self._names(claim, made)
+        if names is None:
+            about, help = _ABOUT.get(
+                claim.word, ("rule", "it stands behind a rule or, with `matches:`, behind a `let`")
+            )
+            yield diagnose(OTHERWISE, f"`{claim.word}:` is about no {about}", claim.span, help=help)
             return
-        names = [made.facts.names[row] for row in rows]
         if claim.count is not None:
             if claim.count != len(names):
                 found = (f"found: {_listed(names)}",) if names else ()
@@ -148,10 +151,19 @@ class _Case:
             missing = [name for name in claim.values if name not in there]
             beyond = [name for name in names if name not in said]
             message = f"it {_SAYS[claim.word]} {_listed(names)}"
-            unknown = [name for name in missing if name not in made.facts.index]
+            known = made.facts.index if made.order is None else {**made.facts.index, **made.order.facts.index}
+            unknown = [name for name in missing if name not in known]
             evidence = {"not among them:": missing, "not expected:": beyond, "the graph has no node": unknown}
             details = tuple(f"{what} {_listed(which)}" for what, which in evidence.items() if which)
             yield diagnose(OTHERWISE, message, claim.span, details=details)
+
+    def _names(self, claim: Claim, made: Plan) -> Sequence[str] | None:
+        """The nodes that a claim is about, in graph order; None where there is nothing that it could be about."""
+        statement = self._statement(claim)
+        if isinstance(statement, Bucket | Scheduling) and claim.word not in OF_POLICY:
+            return None if made.order is None else _ordered(statement, claim.word, made.policy, made.order)
+        rows = self._rows(claim, made)
+        return None if rows is None else [made.facts.names[row] for row in rows]
 
     def _rows(self, claim: Claim, made: Plan) -> Sequence[int] | None:
         """The rows that a claim is about: forward nodes, in graph order."""
@@ -159,6 +171,8 @@ class _Case:
             outcome = saved_and_recomputed(made)
             return outcome.saved if claim.word == "saved" else outcome.recomputed
         statement = self._statement(claim)
+        if claim.word == "moves":
+            return None
         if isinstance(statement, Let) and claim.word == "matches":
             return self.selections.rows(made.policy.lets[statement.name].selector)
         for account in made.rules:
@@ -166,14 +180,38 @@ class _Case:
                 return self.selections.rows(account.rule.selector) if claim.word == "matches" else account.decided
         return None
 
-    def _statement(self, claim: Claim) -> Rule | Let | None:
-        """The last rule or ``let`` on the lines that a claim is about."""
+    def _statement(self, claim: Claim) -> Rule | Let | Bucket | Scheduling | None:
+        """The last rule, scheduling line or ``let`` on the lines that a claim is about."""
         first, last = claim.lines or (0, -1)
-        here = [each for each in self.statements if isinstance(each, Rule | Let) and first <= each.span.line <= last]
+        kinds = Rule | Let | Bucket | Scheduling
+        here = [each for each in self.statements if isinstance(each, kinds) and first <= each.span.line <= last]
         return here[-1] if here else None
 
 
-_SAYS = {"matches": "matches", "decides": "decides", "saved": "saves", "recomputed": "recomputes"}
+def _ordered(statement: Bucket | Scheduling, word: str, policy: Policy, order: OrderPlan) -> Sequence[str] | None:
+    """What a scheduling line picks, and what of it it moves: of a bucket the collectives that become one with others,
+    with `matches:` those as well that were to."""
+    if word == "decides":
+        return None
+    if isinstance(statement, Bucket):
+        number = next(at for at, each in enumerate(policy.rewrites) if each.span == statement.span)
+        left: Sequence[Refusal] = order.edits.refused if word == "matches" else ()
+        found: list[Edit | Refusal] = [*order.edits.done, *left]
+        return [name for each in found if each.statement == number for name in each.collectives]
+    outcomes = (each for each in order.outcomes if each.statement.span == statement.span)
+    return next((each.matched if word == "matches" else each.moved for each in outcomes), None)
+
+
+_ABOUT = {
+    "moves": ("scheduling line", "it stands behind `bucket`, `prefetch`, `delay` or `overlap`"),
+}
+_SAYS = {
+    "matches": "matches",
+    "decides": "decides",
+    "moves": "moves",
+    "saved": "saves",
+    "recomputed": "recomputes",
+}
 
 
 def _listed(names: Sequence[str]) -> str:

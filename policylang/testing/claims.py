@@ -18,7 +18,7 @@ from policylang.language.source import Source, Span
 
 CANNOT_BE_READ = "APL512"
 
-OF_STATEMENTS = ("matches", "decides")
+OF_STATEMENTS = ("matches", "decides", "moves")
 OF_POLICY = ("saved", "recomputed")
 OF_DIAGNOSTICS = ("error", "warning")
 WORDS = (*OF_STATEMENTS, *OF_POLICY, *OF_DIAGNOSTICS)

@@ -91,7 +91,7 @@ def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> N
 
     require(control_dependencies, ("preserve_node_ordering",), "keeps the order of collectives with it")
     found = {node: OrderedSet(others) for node, others in before.items()}
-    control_dependencies.preserve_node_ordering(graph, {node: others for node, others in found.items() if others})
+    control_dependencies.preserve_node_ordering(graph, found)
 
 
 def is_lowered_as_one(target: Any) -> bool:

@@ -20,9 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
-from policylang.audit.communication import CommunicationStep, is_communication, is_wait, steps_of
+from policylang.audit.communication import CommunicationStep, steps_of
 from policylang.backends.torch_compile import order_kept
 from policylang.backends.torch_compile.backend import PolicyBackend
+from policylang.operators.communication import is_communication, is_wait
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.reordered import at_random, in_hand_order
@@ -145,19 +146,15 @@ def test_settings_that_change_before_the_first_backward_do_not_reach_it(mesh: De
 
 
 def test_nothing_is_left_set_for_others(mesh: DeviceMesh) -> None:
-    before = {name: getattr(inductor_config, name) for name in ("reorder_for_peak_memory", order_kept._LAST_PASS)}
-    trained(mesh, ordered())
-    assert {name: getattr(inductor_config, name) for name in before} == before
-    other = policylang.backend(policylang.parse("undecided -> save\n"))
-    seen = []
+    before, seen = settings(), list[tuple[bool, bool]]()
+    ours, other = ordered(), policylang.backend(policylang.parse("undecided -> save\n"))
     with inductor_config.patch(post_grad_custom_post_pass=Noting(lambda graph: seen.append(settings()))):
+        trained(mesh, ours)
+        assert settings() == before == (True, False)
+        torch._dynamo.reset()
         trained(mesh, other)
-    assert seen == [(True, False)] * 2
+    assert seen == [(False, False)] * 2 + [before] * 2
     assert policylang.report(other).code == ()
-    seen.clear()
-    with inductor_config.patch(post_grad_custom_post_pass=Noting(lambda graph: seen.append(settings()))):
-        trained(mesh, ordered())
-    assert seen == [(False, False)] * 2
 
 
 def settings() -> tuple[bool, bool]:

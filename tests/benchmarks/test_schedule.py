@@ -26,8 +26,8 @@ SMALL = synthetic_half(150)
 
 
 def test_torch_schedules_by_our_times_without_a_gpu() -> None:
-    before = schedule.judged(schedule.as_traced(SMALL), REFERENCE)
     with process_groups(SMALL.groups):
+        before = schedule.judged(schedule.as_traced(SMALL), REFERENCE)
         alone, bucketed = (
             schedule.judged(schedule.of_torch(SMALL, REFERENCE, name), REFERENCE)
             for name in ("torch", "torch, pre-bucketing")

@@ -46,6 +46,21 @@ made = plan(policy, facts_of(text), JOINT)
 print(made.digest)
 print([outcome.matched for outcome in made.rules])
 print([(found.code, found.message, found.details) for found in made.diagnostics])
+from policylang.planning import capabilities
+from tests.planning.order.sharded_steps import sharded_step
+
+ordered = parse_policy('''
+recompute (cast, all_gather) in block
+keep order of (reduce_scatter in layers.1)
+prefetch all_gather 1 block ahead
+delay reduce_scatter 2 blocks
+prefetch (all_gather in nowhere) 3 blocks ahead
+''').policy
+made = plan(ordered, sharded_step(blocks=4, regathers=True, unknown=2, head=True), capabilities.JOINT)
+print(made.digest)
+print(made.order.order(), list(made.order.words()))
+print([(each.matched, each.moved, dict(each.left)) for each in made.order.outcomes], made.order.barriers)
+print([(found.code, found.message, found.details) for found in made.diagnostics])
 print("torch" in sys.modules)
 """
 

@@ -49,8 +49,10 @@ def test_the_library_is_what_the_documents_say():
             [
                 "every_2nd_layer",
                 "fsdp",
+                "fsdp_overlap",
                 "fsdp_reshard_always",
                 "fsdp_reshard_never",
+                "fsdp_tp_overlap",
                 "llama3_sac",
                 "memory_staged",
                 "prelude",

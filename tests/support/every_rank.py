@@ -29,6 +29,7 @@ from tests.support.edited import assert_facts_hold
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER
 
 AXES = ("a", "b", "c")
+ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 ATEN = torch.ops.aten
 
@@ -94,6 +95,10 @@ class Builder:
     def scatter(self, value: fx.Node, axis: int) -> fx.Node:
         name = f"{AXES[axis]}{self.place.group(axis)[0]}"
         return self.call(WAIT, self.call(REDUCE_SCATTER, value, "sum", self.place.shape[axis], name))
+
+    def reduce(self, value: fx.Node, axis: int) -> fx.Node:
+        name = f"{AXES[axis]}{self.place.group(axis)[0]}"
+        return self.call(WAIT, self.call(ALL_REDUCE, value, "sum", name))
 
     def cut(self, value: fx.Node, dim: int, part: int, count: int, piece: bool = False) -> fx.Node:
         length = value.meta["val"].shape[dim] // count
@@ -244,10 +249,19 @@ def simulated(
         assert ready, f"ranks hang: { ({rank: (str(call.target), call.ranks) for rank, call in waiting.items()}) }"
         for target, ranks in ready:
             values = [waiting.pop(rank).value for rank in ranks]
-            for place, rank in enumerate(ranks):
-                whole = torch.cat(values) if target is ALL_GATHER else sum(values).chunk(len(ranks))[place].clone()
-                go_on(rank, whole)
+            given = _together(target, values)  # before any of them goes on, and may write to what it gave
+            for rank, value in zip(ranks, given, strict=True):
+                go_on(rank, value)
     return results
+
+
+def _together(target: Any, values: Sequence[Tensor]) -> list[Tensor]:
+    """What each rank of a group gets of a collective."""
+    if target is ALL_GATHER:
+        return [torch.cat(list(values)) for _ in values]
+    total = sum(values[1:], values[0].clone())
+    parts = [total] * len(values) if target is ALL_REDUCE else total.chunk(len(values))
+    return [part.clone() for part in parts]
 
 
 def lies_as(one: Tensor, other: Tensor) -> bool:
@@ -273,7 +287,7 @@ def _rank(
             return list(fx.map_arg(node.args[0], values.__getitem__))
         else:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            if node.target in (ALL_GATHER, REDUCE_SCATTER):
+            if node.target in (ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER):
                 assert args[0].is_contiguous()
                 values[node] = yield _Call(node.target, groups[args[-1]], args[0])
             else:

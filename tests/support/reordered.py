@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import fx
 
-from policylang.audit.communication import is_communication, is_product, is_wait
 from policylang.backends.joint.path import JointPartitioner
 from policylang.backends.torch_compile.backend import PolicyBackend
+from policylang.operators.communication import is_communication, is_product, is_wait
 
 AHEAD = 2
 """Products."""

@@ -56,7 +56,11 @@ class Stack(nn.Module):
 def sharded_stack(world: int, layers: int = 3, width: int = 128, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The same weights on every rank before they are sharded over one mesh dimension, ``dp``."""
     torch.manual_seed(0)
-    model = Stack(layers, width)
+    return shard_parameters(Stack(layers, width), world, dtype)
+
+
+def shard_parameters(model: nn.Module, world: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Shard every parameter of a model in place, over one mesh dimension, ``dp``."""
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -21,13 +21,14 @@ from typing import Any
 
 from torch import fx
 
-from policylang.audit.code_audit import HALVES, CodeAudit
-from policylang.audit.communication import is_communication, is_product, steps_of
+from policylang.audit.code_audit import CodeAudit
 from policylang.backends.caching.keyed import KeyedForCaches
 from policylang.errors import PolicyAuditError, PolicyMeaningError, PolicyWarning
 from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
+from policylang.operators.categories import describe
+from policylang.operators.communication import is_communication, is_product
 from policylang.torch_compat import inductor
 from policylang.torch_compat.graphs import OpOverload
 
@@ -37,6 +38,9 @@ SETTING_TURNED_OFF = "APL343"
 _LAST_PASS = "post_grad_custom_post_pass"
 _HARMLESS = frozenset({"reorder_for_peak_memory"})
 """On by default, and what it moves it moves within what is binding."""
+
+_ONE_PASS = "leave it out, or this line; from torch 2.13 on both can be"
+_COPIES = tuple(f"policylang.{name}." for name in ("offload", "reload", "wait"))
 
 _Base: Any = inductor.graph_pass_base()
 
@@ -48,16 +52,18 @@ class BindingOrder(KeyedForCaches, _Base):  # type: ignore[misc]
         self._key = key
 
     def __call__(self, graph: fx.Graph) -> None:
-        inductor.run_after(graph, _after(graph))
+        unread = {node: [each for each in others if node not in each.users] for node, others in _after(graph).items()}
+        inductor.run_after(graph, {node: others for node, others in unread.items() if others})
 
 
 def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """What is to run after what. As many pairs as there are nodes at most."""
+    """What is to run after what. As many pairs as there are nodes at most. Copies to the host and back are ordered as
+    collectives are."""
     found: dict[fx.Node, list[fx.Node]] = {}
     last: list[fx.Node] = []
     products: list[fx.Node] = []
     for node in graph.nodes:
-        if is_communication(node):
+        if is_communication(node) or describe(node.target).name.startswith(_COPIES):
             found[node] = [*last, *products]
             last, products = [node], []
         elif inductor.is_lowered_as_one(node.target):
@@ -99,7 +105,10 @@ def last_passes(policy: Policy, given: Mapping[str, Any], key: str) -> Any:
     if not own:
         return {_LAST_PASS: ours}
     if not inductor.takes_lists_of_passes():
-        raise PolicyMeaningError([_against(policy, _LAST_PASS)])
+        message = (
+            f"this torch takes one `{_LAST_PASS}`, there is one already, and what keeps this line's order is another"
+        )
+        raise PolicyMeaningError([diagnose(OPTION_AGAINST_ORDER, message, _first_line(policy), help=_ONE_PASS)])
     return {_LAST_PASS: [*(own if isinstance(own, (list, tuple)) else (own,)), ours]}
 
 
@@ -108,19 +117,14 @@ def watched_half(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callabl
 
     That raises ``PolicyAuditError``: of the forward while it is compiled, of the backward when the first one starts.
     """
-    half, arrived = HALVES[is_backward], steps_of(graph)
-
-    def compiled(source: str) -> None:
-        _raise(code.check(half, source, arrived))
-
-    return compiled
+    read = code.reader(graph, is_backward=is_backward)
+    return lambda source: _raise(read(source))
 
 
 def check_loaded(code: CodeAudit | None, loaded: Iterable[tuple[bool, str]]) -> None:
     """The same of halves that come from a cache, with whether each is the backward. Raises ``PolicyAuditError``."""
     if code is not None:
-        for is_backward, source in loaded:
-            _raise(code.check(HALVES[is_backward], source))
+        _raise(code.check_loaded(loaded))
 
 
 def _raise(found: Sequence[Diagnostic]) -> None:

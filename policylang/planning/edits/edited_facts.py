@@ -7,7 +7,7 @@ graph. The columns are those that :func:`policylang.graph.reading.collect.collec
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -155,9 +155,26 @@ class _EditedFacts:
             for was, now in edit.replaced:
                 if now in self.row_of_name:  # unless a later edit removes it, with all that reads it
                     flags[self.row_of_name[now]] |= old.flags[old.index[was]] & _HANDED_ON
+        for row in self._reading_mutated(inputs):
+            flags[row] |= Flag.READS_MUTATED
         for row in read_by_backward(phases, inputs, owners):
             flags[row] |= Flag.FEEDS_BACKWARD
         return flags
+
+    def _reading_mutated(self, inputs: Sequence[tuple[int, ...]]) -> Iterator[int]:
+        """The new rows that read memory which is written later, as the rows did that go."""
+        old, index = self.old, self.old.index
+        mutated: set[int] = set()
+        for edit in self.edits:
+            sources = {index[name] for name in edit.sources if name in index}
+            dead = [index[name] for name in edit.dead]
+            reading = [old.inputs[row] for row in dead if old.flags[row] & Flag.READS_MUTATED]
+            mutated.update(self.row_of[read[0]] for read in reading if len(read) == 1 and read[0] in sources)
+        for row, each in enumerate(self.order) if mutated else ():
+            if isinstance(each, NewNode) and not mutated.isdisjoint(inputs[row]):
+                yield row
+                if MOVERS[each.target].categories & Flag.VIEW:
+                    mutated.add(row)
 
 
 def _nodes(value: Any) -> list[str]:

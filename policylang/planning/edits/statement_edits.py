@@ -70,7 +70,7 @@ def without_edits(policy: Policy, edits: Edits, before: Facts, statements: Itera
     for number in statements:
         statement, mine = policy.rewrites[number], edits.of(number)
         if not mine.done and not statement.optional:
-            yield _all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before)
+            yield all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before)
 
 
 # --- planning ---
@@ -145,7 +145,8 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
     )
 
 
-def _all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
+def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
+    """Of a statement that changes nothing, each of whose candidates has its own reason."""
     text, count = _text(statement), len(refused)
     listed = [f"{' → '.join(each.collectives)}: {each.reason}" for each in refused[:_MOST_NAMES]]
     if count > _MOST_NAMES:

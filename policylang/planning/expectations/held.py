@@ -15,6 +15,7 @@ from policylang.planning.expectations.totals import Finding, Status, check_total
 from policylang.planning.liveness import CostedNeeds
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.refusals import expectation_failed, expects_of_nothing
+from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.ordinals import group_keys
 from policylang.planning.selection.selectors import Selections
@@ -33,14 +34,16 @@ def check_expectations(
     fates: Fates | None = None,
     *,
     block_by_block: bool = False,
+    order: OrderPlan | None = None,
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
     """The result of each expectation, and an error for each that failed, both in order.
 
     ``fates`` are those of ``decisions`` unless given. ``block_by_block``: of a whole model in eager, whose blocks run
-    again as ``outcome`` says and not as a schedule of the whole would.
+    again as ``outcome`` says and not as a schedule of the whole would. ``order``: what the scheduling lines come to,
+    whose peak and times are the step's.
     """
     fates = fates or Fates(selections.facts, decisions, outcome)
-    simulated = Simulated(selections, decisions, outcome, block_by_block=block_by_block)
+    simulated = Simulated(selections, decisions, outcome, block_by_block=block_by_block, order=order)
     outcomes: list[ExpectationOutcome] = []
     failures: list[Diagnostic] = []
     for expectation in expectations:

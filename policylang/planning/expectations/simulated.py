@@ -10,6 +10,7 @@ from attrs import evolve
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.liveness import CostedNeeds
 from policylang.planning.plan import schedule_of
+from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_decision import Decision
 from policylang.simulation.peak import estimate_peak
@@ -29,12 +30,15 @@ class Simulated:
         outcome: CostedNeeds,
         *,
         block_by_block: bool,
+        order: OrderPlan | None = None,
     ) -> None:
+        """``order``: what the scheduling lines come to, in which the step then runs."""
         self._facts = selections.facts
         self._blocks = selections.blocks
         self._times = selections.times
         self._decisions = decisions
         self._outcome = outcome
+        self._order = order
         self._by_blocks = block_by_block or selections.blocks.alone is not None
 
     @property
@@ -45,6 +49,8 @@ class Simulated:
     @cached_property
     def peak(self) -> int:
         """Bytes."""
+        if self._order is not None:
+            return estimate_peak(self._order.facts, self._order.schedule).bytes
         return estimate_peak(self._facts, self._schedule).bytes
 
     @cached_property
@@ -52,6 +58,9 @@ class Simulated:
         """Of a whole model in eager, whose blocks run again operator by operator, more runs a second time than its
         schedule has."""
         assert self._times is not None
+        order = self._order
+        if order is not None and order.times is not None:
+            return step_time(order.facts, order.schedule, order.times)
         found = step_time(self._facts, self._schedule, self._times)
         if not self._by_blocks:
             return found

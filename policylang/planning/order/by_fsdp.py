@@ -167,7 +167,7 @@ def _prefetched(statement: Prefetch, graph: _WeightGraph, reach: dict[int, int])
             NOTHING_AHEAD, message, statement.span, help="leave the line out, or write `optional` before it"
         )
     for unit in chosen:
-        reach[unit] = max(reach.get(unit, 0), statement.blocks)
+        reach[unit] = statement.blocks  # of two lines that pick a weight, the later one says how far
     far = counted(statement.blocks, "block")
     return f"`fully_shard` gathers the weights of {counted(len(set(chosen.values())), 'block')} {far} ahead"
 

@@ -1,4 +1,9 @@
-"""The list scheduler behind ``overlap``: collectives start early and are awaited late, by the time model."""
+"""The list scheduler behind ``overlap``: collectives start early and are awaited late, by the time model.
+
+:mod:`policylang.planning.order.hiding` makes an order. How far it may depart from the order given for the
+best result depends on whether a step has more to compute or to send, so a few are made, each held against the others,
+and against the order given, by the simulation itself.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,29 @@ from collections.abc import Collection, Sequence
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, Phase
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.order.dependencies import Dependencies
+from policylang.planning.order.hiding.latest_starts import LatestStarts
+from policylang.planning.order.hiding.list_scheduler import Leeway, ListScheduler
+from policylang.planning.order.hiding.memory_ahead import Touches
+from policylang.planning.order.hiding.units import units
+from policylang.simulation.exposed_bound import exposed_bound
+from policylang.simulation.in_flight import in_flight, size_in_flight
+from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.streams import walk
+
+_LEEWAYS = (
+    Leeway(lag=2.0, fill=0.15, reach=0.1),
+    Leeway(lag=10.0, fill=0.15, reach=0.1),
+    Leeway(lag=1.0, fill=0.02, reach=0.1),
+)
+"""The last for steps that have more to send than to compute: what is computed ahead there only takes memory."""
+_ENOUGH = 1.01
+"""An order that exposes at most so many times the lower bound, or"""
+_HARDLY = 0.001
+"""so small a share of all computation, ends the search."""
 
 
 @frozen
@@ -32,6 +57,46 @@ def overlapped(
 ) -> list[int]:
     """The rows in the order that hides most of the time of the ``movable`` collectives, from the order given.
 
-    Deterministic; O((nodes + edges) log nodes). No limit that the order given honours is exceeded at any step.
+    Deterministic; O((nodes + edges) log nodes). No limit that the order given honours is exceeded at any step, and no
+    more is exposed than in the order given. Collectives that may not move keep their order among themselves.
     """
-    raise NotImplementedError
+    given = _Candidate(facts, [*order], times)
+    read = units(facts, order, dependencies, times, movable)
+    if not any(read.movable):
+        return given.order
+    touches, starts = Touches(facts, read), LatestStarts(read)
+    sizes = [size_in_flight(facts, each) if each >= 0 else 0 for each in read.sent]
+    enough = max(_ENOUGH * exposed_bound(facts, times), _HARDLY * starts.total)
+    best = given
+    for leeway in _LEEWAYS:
+        scheduler = ListScheduler(read, touches, starts, sizes, leeway, limits.peak, limits.in_flight)
+        found = _Candidate(facts, read.in_rows(scheduler.run()), times)
+        if found.exposed < best.exposed and found.keeps(limits, given):
+            best = found
+        if best.exposed <= enough:
+            break
+    return best.order
+
+
+class _Candidate:
+    """An order and what it comes to."""
+
+    def __init__(self, facts: Facts, order: list[int], times: NodeTimes) -> None:
+        self.facts, self.order = facts, order
+        self.schedule = Schedule.of(
+            (StepKind.FIRST_RUN, row, int(facts.phases[row] == Phase.BACKWARD)) for row in order
+        )
+        self.exposed = walk(facts, self.schedule, times).exposed
+
+    def keeps(self, limits: OverlapLimits, given: _Candidate) -> bool:
+        """Whether it honours each limit that the order given honours, and exceeds none by more than that does."""
+        if limits.peak is not None and self._peak() > limits.peak and self._peak() > given._peak():
+            return False
+        most = limits.in_flight
+        return most is None or self._most_in_flight() <= most or self._most_in_flight() <= given._most_in_flight()
+
+    def _peak(self) -> int:
+        return max(simulate(self.facts, self.schedule).live, default=0)
+
+    def _most_in_flight(self) -> int:
+        return max(in_flight(self.facts, self.schedule), default=0)

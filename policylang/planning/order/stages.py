@@ -73,10 +73,10 @@ class _Stages:
     def __init__(self, facts: Facts, block_of: Sequence[int], again: Collection[int]) -> None:
         self.facts = facts
         self.again = again
-        self.work = roles_of(facts)
+        self.roles = roles_of(facts)
         self.block_of = self._computing(block_of)
         self.turn_of = turns(facts)
-        self.labels = BackwardLabels(facts, self.block_of, self.work)
+        self.labels = BackwardLabels(facts, self.block_of, self.roles)
         self.first: list[int] = []
         self.last: list[int] = []
         self.direction: list[int] = []
@@ -92,15 +92,15 @@ class _Stages:
         of_position = self._by_position()
         uses, makes = self._uses(of_position), self._makes(of_position)
         stage_of = array("i", of_position)
-        for row, work in enumerate(self.work):
-            if work in (Role.COLLECTIVE, Role.AROUND):
+        for row, role in enumerate(self.roles):
+            if role in (Role.COLLECTIVE, Role.AROUND):
                 mine = [each for each in (makes[row], uses[row]) if self._in_turn_of(row, each)]
                 stage_of[row] = mine[0] if mine else of_position[row]
         return Stages(stage_of, self.first, self.last, self.direction, self.block, uses, makes, self.turn_of)
 
     def _computing(self, block_of: Sequence[int]) -> Sequence[int]:
         """Without the blocks that only communicate: a checkpoint region may be one of all gathers of a model."""
-        rows = [row for row, work in enumerate(self.work) if work == Role.COMPUTES and block_of[row] >= 0]
+        rows = [row for row, role in enumerate(self.roles) if role == Role.COMPUTES and block_of[row] >= 0]
         heavy = [row for row in rows if self.facts.flops[row]]
         computing = {block_of[row] for row in heavy or rows}
         return [block if block in computing else NOWHERE for block in block_of]
@@ -108,15 +108,15 @@ class _Stages:
     # --- the stages of one turn ---
 
     def _turn(self, turn: int, calls: Sequence[int]) -> None:
-        rows = [row for row in calls if self.work[row] == Role.COMPUTES]
+        rows = [row for row in calls if self.roles[row] == Role.COMPUTES]
         if not rows:
             return
         kind = self.facts.kind
         half = kind in (GraphKind.FORWARD, GraphKind.BACKWARD)
         backward = kind is GraphKind.BACKWARD if half else self.facts.phases[rows[0]] == _BACKWARD
         if backward:
-            told = self.labels.of(calls)
-            labels = _filled([UNSAID if row in self.again else told[row] for row in rows])
+            told = self.labels.of(calls, self.again)
+            labels = self._filled([UNSAID if row in self.again else told[row] for row in rows])
             for at in range(len(rows) - 2, -1, -1):
                 if rows[at] in self.again:
                     labels[at] = labels[at + 1]
@@ -133,6 +133,16 @@ class _Stages:
             self.block.append(blocks[at])
         if not backward:
             self.labels.learn(rows, starts, blocks)
+
+    def _filled(self, labels: Sequence[int]) -> list[int]:
+        """What nothing is said of belongs to what came before it; what comes first, to what lies outside the blocks."""
+        before = next((label for label in labels if label != UNSAID), UNSAID)
+        before = before if self.labels.block(before) == NOWHERE else UNSAID
+        found = []
+        for label in labels:
+            before = before if label == UNSAID else label
+            found.append(before)
+        return found
 
     def _runs(self, rows: Sequence[int], labels: Sequence[int]) -> list[_Stretch]:
         """The stretches of one label among what multiplies, or among all where nothing does. A short one between two
@@ -183,25 +193,16 @@ class _Stages:
         found = array("i", [NOWHERE]) * len(self.facts)
         for row in range(len(self.facts) - 1, -1, -1):
             users = self.facts.users[row]
-            stages = (of_position[each] if self.work[each] == Role.COMPUTES else found[each] for each in users)
+            stages = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in users)
             found[row] = min((each for each in stages if each >= 0), default=NOWHERE)
         return found
 
     def _makes(self, of_position: Sequence[int]) -> Sequence[int]:
         found = array("i", [NOWHERE]) * len(self.facts)
         for row, reads in enumerate(self.facts.inputs):
-            stages = (of_position[each] if self.work[each] == Role.COMPUTES else found[each] for each in reads)
+            stages = (of_position[each] if self.roles[each] == Role.COMPUTES else found[each] for each in reads)
             found[row] = max(stages, default=NOWHERE)
         return found
-
-
-def _filled(labels: list[int]) -> list[int]:
-    """What nothing is said of belongs to what came before it."""
-    found, before = [], UNSAID
-    for label in labels:
-        before = before if label == UNSAID else label
-        found.append(before)
-    return found
 
 
 def _add_ends(runs: list[_Stretch], labels: Sequence[int], *, trailing: bool) -> None:

@@ -81,7 +81,7 @@ class _Mover:
         self.delays = {wish.row: wish for wish in delays}
         self.kept = kept
         self.unknown = unknown
-        self.work = roles_of(facts)
+        self.roles = roles_of(facts)
         self.calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
         self.keys: dict[int, Key] = {}
         self.moved_for: dict[int, Wish] = {}
@@ -170,8 +170,8 @@ class _Mover:
         """What is done for the collective's sake alone; of other collectives, those that start as early themselves."""
         if row in self.kept or row in self.unknown or self.facts.flags[row] & _EFFECT:
             return False
-        if self.work[row] != Role.COLLECTIVE:
-            return self.work[row] in (Role.NONE, Role.AROUND)
+        if self.roles[row] != Role.COLLECTIVE:
+            return self.roles[row] in (Role.NONE, Role.AROUND)
         collective = awaited(self.facts, row)
         key = self.keys.get(row if collective is None else collective)
         return key is not None and key[0] <= target
@@ -187,8 +187,6 @@ class _Mover:
             self._leave(wish, f"`{facts.names[by]}` stands before it, and nobody knows what {facts.targets[by]} does")
         else:
             self._leave(wish, f"it needs `{facts.names[by]}`, which runs later")
-            if source in self.delays and collective is not None:
-                self.found.crossed.append((wish, self.delays[source]))
 
     # --- delay ---
 
@@ -216,11 +214,18 @@ class _Mover:
         if min(waits) > target:
             self.found.in_place.setdefault(wish.statement, []).append(row)
             return
-        group, reader = self._hanging(waits, target)
+        group, readers = self._hanging(waits, target)
+        early = [each for each in readers if self.keys.get(each, (each,))[0] < each]
+        reader = min(readers, default=None)
+        if early:
+            ahead = self.moved_for[min(early)]
+            self._leave(wish, f"`{self.facts.names[ahead.row]}` needs it earlier")
+            self.found.crossed.append((ahead, wish))
+            return
         place = (target, _BEHIND) if reader is None else (reader, _BEFORE)
         if reader is not None:
             between = self.calls[bisect_right(self.calls, min(waits)) : bisect_right(self.calls, reader) - 1]
-            if not any(self.work[each] >= Role.AROUND and each not in group for each in between):
+            if not any(self.roles[each] >= Role.AROUND and each not in group for each in between):
                 self._read_at_once(wish, reader)
                 return
         for each in sorted(group):
@@ -238,20 +243,20 @@ class _Mover:
         else:
             self._leave(wish, f"`{self.facts.names[reader]}` reads it at once")
 
-    def _hanging(self, waits: Sequence[int], target: int) -> tuple[set[int], int | None]:
-        """The waits and what only works on what they bring, up to a row; and the first other reader up to there."""
-        found, pending, reader = set(waits), list(waits), None
+    def _hanging(self, waits: Sequence[int], target: int) -> tuple[set[int], list[int]]:
+        """The waits and what only works on what they bring, up to a row; and what else reads that up to there."""
+        found, pending, readers = set(waits), list(waits), list[int]()
         while pending:
             for each in self.after.get(pending.pop(), ()):
-                if each > target or each in found:
+                if each in found or min(each, self.keys.get(each, (each,))[0]) > target:
                     continue
-                cheap = self.work[each] in (Role.NONE, Role.AROUND) and not self.facts.flags[each] & _EFFECT
+                cheap = self.roles[each] in (Role.NONE, Role.AROUND) and not self.facts.flags[each] & _EFFECT
                 if cheap and each not in self.unknown and each not in self.keys:
                     found.add(each)
                     pending.append(each)
                 else:
-                    reader = each if reader is None else min(reader, each)
-        return found, reader
+                    readers.append(each)
+        return found, readers
 
 
 def in_order(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, Key]) -> list[int]:

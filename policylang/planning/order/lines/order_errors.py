@@ -225,10 +225,10 @@ def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) ->
 
 
 def _too_many_blocks(statement: Prefetch | Delay, most: int) -> Diagnostic:
-    there = "is the only one" if most == 1 else f"is one of {most:,}"
     return diagnose(
         NO_BLOCKS,
-        f"`{_text(statement)}` counts {counted(statement.blocks, 'block')} from a block that {there} of this graph",
+        f"`{_text(statement)}` counts {counted(statement.blocks, 'block')}, and no half of this graph has more than "
+        f"{most:,}",
         statement.span,
         help=f"count fewer, or write `optional {_text(statement)}`",
     )

@@ -7,9 +7,9 @@ over a model, as a mask is, tells nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, Phase
 from policylang.planning.order.reading.roles import Role
 
 UNSAID = -1
@@ -19,10 +19,10 @@ class BackwardLabels:
     """Labels are the numbers of the forward's stages, in their order. A graph without a forward has the numbers of its
     blocks, in the opposite order of that in which it reaches them."""
 
-    def __init__(self, facts: Facts, block_of: Sequence[int], work: Sequence[int]) -> None:
+    def __init__(self, facts: Facts, block_of: Sequence[int], roles: Sequence[int]) -> None:
         self._facts = facts
         self._block_of = block_of
-        self._work = work
+        self._roles = roles
         self._label: dict[int, int] = {}  # of what a forward computes
         self._latest: dict[int, int] = {}  # block to the last stage of it
         self._blocks: list[int] = []  # stage of the forward to block
@@ -46,19 +46,21 @@ class BackwardLabels:
         """The block of a label; -1 outside the blocks."""
         return self._blocks[label] if label >= 0 and self._blocks else label
 
-    def of(self, rows: Sequence[int]) -> dict[int, int]:
-        """The labels of the calls of one backward, in their order; :data:`UNSAID` where nothing tells it."""
+    def of(self, rows: Sequence[int], again: Collection[int]) -> dict[int, int]:
+        """The labels of the calls of one backward, in their order; :data:`UNSAID` where nothing tells it. ``again``:
+        the second runs, which tell as the values of a forward do."""
         if not self._blocks and self._rank is None:
             seen = dict.fromkeys(block for block in self._block_of if block >= 0)
             self._rank = {block: -at for at, block in enumerate(seen)}
         found: dict[int, int] = {}
-        computes = Role.COMPUTES
+        computes, phases = Role.COMPUTES, self._facts.phases
         for row in rows:
             label = self._known(row)
             if label == UNSAID:
                 for source in self._facts.inputs[row]:
-                    if source in found and self._known(source) == UNSAID:
-                        told = UNSAID if self._work[source] == computes else found[source]
+                    gradient = self._roles[source] == computes and phases[source] == Phase.BACKWARD
+                    if source in found and (gradient or self._known(source) == UNSAID):
+                        told = UNSAID if gradient and source not in again else found[source]
                     else:
                         told = self._of_value(source)
                     if told != UNSAID and (label == UNSAID or self._order(told) > self._order(label)):

@@ -43,23 +43,23 @@ def roles_of(facts: Facts) -> Sequence[int]:
     return found
 
 
-def _after(facts: Facts, work: Sequence[int]) -> bytearray:
+def _after(facts: Facts, roles: Sequence[int]) -> bytearray:
     """Rows that read nothing but what a collective has brought."""
     found = bytearray(len(facts))
     flags = facts.flags
     for row, reads in enumerate(facts.inputs):
-        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Role.COLLECTIVE:
+        if facts.ops[row] != "call_function" or facts.flops[row] or roles[row] == Role.COLLECTIVE:
             continue
         read = [each for each in reads if not flags[each] & Flag.SYMBOLIC]
-        found[row] = bool(read) and all(found[each] or work[each] == Role.COLLECTIVE for each in read)
+        found[row] = bool(read) and all(found[each] or roles[each] == Role.COLLECTIVE for each in read)
     return found
 
 
-def _before(facts: Facts, work: Sequence[int]) -> list[int]:
+def _before(facts: Facts, roles: Sequence[int]) -> list[int]:
     """Rows that nothing but collectives reads in the end."""
     found = bytearray(len(facts))
     for row in range(len(facts) - 1, -1, -1):
-        if facts.ops[row] != "call_function" or facts.flops[row] or work[row] == Role.COLLECTIVE:
+        if facts.ops[row] != "call_function" or facts.flops[row] or roles[row] == Role.COLLECTIVE:
             continue
         users = facts.users[row]
         found[row] = bool(users) and all(found[each] or _starts(facts, each) for each in users)
@@ -74,8 +74,8 @@ class Progress:
     """How much has been computed where each collective starts and is awaited, in one order."""
 
     def __init__(self, facts: Facts, order: Sequence[int]) -> None:
-        work = roles_of(facts)
-        counts = accumulate((work[row] == Role.COMPUTES for row in order), initial=0)
+        roles = roles_of(facts)
+        counts = accumulate((roles[row] == Role.COMPUTES for row in order), initial=0)
         self._computed = dict(zip(order, counts, strict=False))
         self._waits: dict[int, list[int]] = {}
         for row in order:

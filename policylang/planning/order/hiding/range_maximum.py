@@ -69,5 +69,9 @@ class RangeMaximum:
         return found
 
     def leave_out(self, at: int) -> None:
-        """From now on the number at a place counts for nothing."""
+        """The number at a place counts for nothing."""
         self.add(at, at + 1, _LEAST)
+
+    def put_back(self, at: int) -> None:
+        """It counts again."""
+        self.add(at, at + 1, -_LEAST)

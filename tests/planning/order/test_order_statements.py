@@ -1,0 +1,207 @@
+"""What a policy's scheduling lines come to on a step, and what is said where they come to nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+import policylang
+from policylang.graph.facts import Facts, GraphKind
+from policylang.language.devices.profile import DeviceProfile, Network, Rate
+from policylang.planning.capabilities import EAGER, HALF, JOINT
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+from policylang.report.diagnostics import render_text
+from policylang.simulation.peak import estimate_peak
+from policylang.simulation.step_time import step_time
+from tests.planning.order.sharded_steps import sharded_step
+from tests.support.textgraph import facts_of
+
+DEVICE = DeviceProfile(
+    name="even",
+    compute={"bfloat16": Rate.constant(1e12)},
+    bandwidth=Rate.constant(1e15),
+    networks=(Network(bandwidth=4e9, latency=0.0),),
+)
+"""A product takes a microsecond, as a gather does nearly."""
+
+
+def planned(lines: str, facts: Facts | None = None, device: DeviceProfile | None = None, path=JOINT) -> Plan:
+    return plan(policylang.parse(lines), facts or sharded_step(blocks=3), path, device=device)
+
+
+def order(made: Plan) -> str:
+    assert made.order is not None
+    return " ".join(name for name in made.order.order() if not name.startswith(("mean", "cast")))
+
+
+def test_a_gather_of_each_half_starts_a_block_ahead() -> None:
+    made = planned("prefetch all_gather 1 block ahead", sharded_step(blocks=2, regathers=True, head=True))
+    assert "gather_0 wait_0 gather_1 norm_0 mm_0 add_0 wait_1 gather_head norm_1" in order(made)
+    assert "gather_head_again wait_head_again gather_1_again dx_head" in order(made)
+    assert "wait_1_again gather_0_again dx_1" in order(made)
+    (outcome,) = made.order.outcomes
+    assert len(outcome.matched) == 6
+    assert outcome.moved == ("gather_1", "gather_head", "gather_1_again", "gather_0_again")
+    assert outcome.left == {
+        "gather_0": "it would start before the forward does",
+        "gather_head_again": "it would start before the backward does",
+    }
+    assert not made.diagnostics
+
+
+def test_gathers_that_are_recomputed_are_prefetched_in_the_backward() -> None:
+    made = planned("recompute (cast, all_gather) in block\nprefetch all_gather 1 block ahead")
+    assert "gather_2_recomputed wait_2_recomputed gather_1_recomputed dx_2 dw_2" in order(made)
+    assert "wait_1_recomputed gather_0_recomputed dx_1 dw_1" in order(made)
+    assert "cast_0_recomputed" in made.order.order()
+    assert made.order.order().index("cast_0_recomputed") < made.order.order().index("dx_1")
+
+
+def test_a_selector_goes_by_the_blocks_of_the_backward_too() -> None:
+    made = planned("recompute (cast, all_gather) in block\nprefetch (all_gather in first block) 1 block ahead")
+    assert made.order.outcomes[0].matched == ("gather_0", "gather_0_recomputed")
+    assert made.order.outcomes[0].moved == ("gather_0_recomputed",)
+
+
+def test_the_later_line_moves_what_both_name() -> None:
+    lines = "prefetch all_gather 1 block ahead\nprefetch (all_gather in layers.2) 2 blocks ahead"
+    made = planned(lines)
+    assert "wait_0 gather_1 gather_2 norm_0" in order(made)
+    assert [each.moved for each in made.order.outcomes] == [("gather_1",), ("gather_2",)]
+    swapped = planned("\n".join(reversed(lines.split("\n"))))
+    (taken,) = swapped.diagnostics
+    assert (taken.code, taken.severity.value) == ("APL377", "warning")
+    assert "takes over 1" in taken.related[0].message
+
+
+def test_nothing_crosses_what_nobody_knows_and_the_plan_names_it() -> None:
+    made = planned("prefetch all_gather 1 block ahead", sharded_step(blocks=3, unknown=1))
+    assert made.order.barriers == {"mylib.dispatch.default": 1}
+    assert "mm_1 unknown_1 add_1 gather_2" in order(made)
+    why = "`unknown_1` stands before it, and nobody knows what mylib.dispatch.default does"
+    assert made.order.outcomes[0].left["gather_2"] == why
+
+
+# --- what is judged on the order ---
+
+
+def test_expectations_are_of_the_step_in_its_new_order() -> None:
+    facts = sharded_step(blocks=4, regathers=True)
+    lines = "undecided -> save\nprefetch all_gather 1 block ahead\ndelay reduce_scatter 1 block\n"
+    before, after = planned("undecided -> save", facts, DEVICE), planned(lines, facts, DEVICE)
+    traced = step_time(before.facts, before.schedule, before.times)
+    found = step_time(after.order.facts, after.order.schedule, after.order.times)
+    assert found.exposed < traced.exposed / 2
+    assert after.order.traced_times is not None
+    limit = f"expect exposed <= {(found.exposed + traced.exposed) / 2 * 1e6:.4f} us\n"
+    limit += f"expect step time <= {(found.step + traced.step) / 2 * 1e6:.4f} us"
+    assert [each.status for each in planned("undecided -> save\n" + limit, facts, DEVICE).expectations] == [
+        "failed",
+        "failed",
+    ]
+    assert [each.status for each in planned(lines + limit, facts, DEVICE).expectations] == ["held", "held"]
+    peaks = [estimate_peak(made.facts, made.schedule).bytes for made in (before, after.order)]
+    assert peaks[0] < peaks[1]
+    at_most = f"expect peak <= {peaks[0]} B"
+    assert [each.status for each in planned("undecided -> save\n" + at_most, facts).expectations] == ["held"]
+    assert [each.status for each in planned(lines + at_most, facts).expectations] == ["failed"]
+
+
+def test_the_order_is_in_the_digest() -> None:
+    lines = "prefetch all_gather 1 block ahead"
+    assert planned(lines).digest == planned(lines).digest
+    assert planned(lines).digest != planned(lines, sharded_step(blocks=3, unknown=1)).digest
+    words = [list(planned(f"prefetch all_gather {blocks} ahead").order.words()) for blocks in ("1 block", "2 blocks")]
+    assert words[0] != words[1]
+
+
+def test_without_a_line_that_moves_the_order_is_that_of_the_graph() -> None:
+    made = planned("recompute (cast, all_gather) in block\nkeep order of reduce_scatter")
+    assert not made.order.moves
+    assert list(made.order.schedule) == list(made.order.traced_schedule)
+
+
+def test_copies_to_the_host_stay_two_apart() -> None:
+    lines = "save everything in block\noffload mul in block\n"
+    made = planned(lines + "prefetch all_gather 1 block ahead", sharded_step(blocks=4))
+    steps = made.order.schedule.names(made.order.facts)
+    assert made.order.outcomes[0].moved
+    under_way = 0
+    for kind, _, _ in steps:
+        under_way += (kind == 2) - (kind == 3)
+        assert 0 <= under_way <= 3
+    assert sum(kind == 2 for kind, _, _ in steps) == sum(kind == 4 for kind, _, _ in steps) > 0
+
+
+# --- what is wrong ---
+
+MATRIX = "%x = input\n%a = aten.mm.default(%x, %x) layers.0 flops=9\noutput(%a)"
+INSIDE = "%x = input\n%a = higher_order.local_map_hop(%x) layers.0\noutput(%a)"
+READ_AT_ONCE = """
+    %x = input
+    %a = aten.mm.default(%x, %x) layers.0 flops=9
+    %sum = _c10d_functional.all_reduce.default(%a) layers.0 group=tp:2 collective
+    %wait = _c10d_functional.wait_tensor.default(%sum) layers.0
+    %b = aten.mm.default(%wait, %x) layers.1 flops=9
+    output(%b)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "graph", "code", "said"),
+    [
+        ("prefetch all_gather 1 block ahead", MATRIX, "APL379", "orders collectives, and this graph has none"),
+        ("bucket all_gather per block", MATRIX, "APL379", "orders collectives, and this graph has none"),
+        ("keep order of all_gather", MATRIX, "APL379", "orders collectives, and this graph has none"),
+        ("delay all_gather 1 block", INSIDE, "APL378", "higher_order.local_map_hop (1) run cannot be moved"),
+        ("keep order of all_to_all", READ_AT_ONCE, "APL301", "matches nothing in this graph"),
+        ("prefetch (all_gather in nowhere) 1 block ahead", READ_AT_ONCE, "APL301", "matches nothing in this graph"),
+        ("delay all_reduce 1 block", READ_AT_ONCE, "APL373", "`sum`: `b` reads it at once"),
+        ("delay all_reduce 5 blocks", READ_AT_ONCE, "APL375", "no half of this graph has more than 2"),
+        (
+            "prefetch all_reduce 1 block ahead",
+            READ_AT_ONCE.replace("layers.0", "one").replace("layers.1", "two"),
+            "APL375",
+            "no blocks were found",
+        ),
+        ("prefetch all_reduce 1 block ahead", READ_AT_ONCE, "APL373", "it needs `a`, which runs later"),
+        (
+            "prefetch all_reduce 1 block ahead\nkeep order of all_reduce",
+            READ_AT_ONCE,
+            "APL376",
+            "ask for opposite orders: `sum` is in both",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(lines: str, graph: str, code: str, said: str) -> None:
+    facts = facts_of(graph, GraphKind.FORWARD)
+    made = planned(lines, facts, path=HALF)
+    (found,) = made.diagnostics
+    assert found.code == code, render_text([found])
+    assert said in found.message
+    assert found.span is not None
+    optional = "\n".join(f"optional {line}" for line in lines.split("\n"))
+    assert [each.code for each in planned(optional, facts, path=HALF).diagnostics] == ["APL376"] * (code == "APL376")
+
+
+def test_a_selector_that_picks_something_else_is_an_error_that_names_it() -> None:
+    facts = sharded_step(blocks=2, casts=False)
+    (found,) = planned("prefetch (users of (all_gather or wait)) 1 block ahead", facts).diagnostics
+    assert found.code == "APL371"
+    assert "`mm_0` is none" in found.message
+    assert "mm_0 (aten.mm.default)" in found.details
+
+
+def test_what_would_all_start_before_its_half_is_an_error() -> None:
+    (found,) = planned("prefetch all_gather 1 block ahead", sharded_step(blocks=1, regathers=True)).diagnostics
+    assert found.code == "APL373"
+    assert found.details == (
+        "gather_0: it would start before the forward does",
+        "gather_0_again: it would start before the backward does",
+    )
+
+
+def test_a_path_that_keeps_no_order_says_so() -> None:
+    made = planned("delay all_gather 1 block", path=EAGER)
+    assert "APL306" in [each.code for each in made.diagnostics]
+    assert made.order is None
