@@ -177,9 +177,8 @@ def _names(names: Sequence[str]) -> str:
 
 @frozen
 class _Alike:
-    """Collectives that fare alike, as one row shows them."""
+    """Collectives that fare alike, as one row shows them: but for how long each is exposed."""
 
-    exposed: str
     takes: str
     operator: str
     bytes: int
@@ -226,7 +225,6 @@ def _alike(entry: CollectiveEntry) -> _Alike:
     run = entry.run
     assert run is not None
     return _Alike(
-        exposed=figure(run.exposed, "seconds"),
         takes=figure(run.end - run.start, "seconds"),
         operator=entry.operator,
         bytes=entry.bytes,
@@ -246,7 +244,7 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
     return (
         figure(_seconds(alike), "seconds"),
         f"×{len(alike):,}" if several else "",
-        figure(run.exposed, "seconds") if several else "",
+        _each(alike) if several else "",
         figure(run.end - run.start, "seconds"),
         listed([each.name for each in alike], 1),
         first.kind + (f" of {first.members}" if first.members > 1 else ""),
@@ -256,6 +254,13 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
         BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
         lines_named([found.lines[index].source for index in first.lines]),
     )
+
+
+def _each(alike: Sequence[CollectiveEntry]) -> str:
+    """``881.5 us``, or ``≤ 881.5 us`` where some are exposed for less."""
+    exposed = sorted(each.run.exposed for each in alike if each.run is not None)
+    least, most = (figure(each, "seconds") for each in (exposed[0], exposed[-1]))
+    return most if least == most else f"≤ {most}"
 
 
 def lines_named(sources: Sequence[str]) -> str:
