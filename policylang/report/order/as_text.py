@@ -13,6 +13,7 @@ from attrs import frozen
 from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
 from policylang.planning.inspection.time_prices import same_time
+from policylang.report.device_times import seconds_text
 from policylang.report.order.report_lines import barriers_text
 from policylang.report.width import table
 from policylang.simulation.collective_runs import ExposedBy
@@ -78,8 +79,8 @@ def _step(step: StepInOrder) -> str:
 
 def _notes(found: Communication) -> list[str]:
     said = []
-    if found.bound:
-        said.append(bound_text(found.bound))
+    if seconds_text(found.bound):
+        said.append(bound_text(found.bound or 0.0))
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:

@@ -16,7 +16,7 @@ _MOST_REASONS = 3
 def order_lines(report: Report) -> list[str]:
     """Of the whole step what it comes to and each line; of the halves that it was cut into what they come to. What
     several graphs have alike is said once."""
-    told = {rewrite.source for rewrite in report.rewrites if rewrite.done}
+    told = {rewrite.source for rewrite in report.rewrites}
     found = Counter(line for account in report.orders for line in _lines(account, told))
     return [f"{line}, in {counted(count, 'graph')} each" if count > 1 else line for line, count in found.items()]
 
@@ -27,7 +27,7 @@ def _lines(account: OrderAccount, told: Collection[str]) -> Iterator[str]:
     if account.half:
         return
     for line in account.lines:
-        if line.source not in told:  # a bucket that was carried out is among the rewrites, with its proof
+        if line.source not in told:  # a bucket line is among the rewrites, with its proofs
             yield f"{file_name(line.source)} {line.text}: {_what(line)}"
             yield from _left(line.left)
     if account.barriers:
