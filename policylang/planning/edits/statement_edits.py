@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import evolve
@@ -61,16 +61,14 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
     if not capabilities.rewrites:
         asked = [statement for statement in policy.rewrites if not isinstance(statement, Bucket)]
         return [refusals.cannot_edit(statement, capabilities) for statement in asked]
-    numbers = (number for number, each in enumerate(policy.rewrites) if not isinstance(each, Bucket))
-    return list(without_edits(policy, edits, before, numbers))
-
-
-def without_edits(policy: Policy, edits: Edits, before: Facts, statements: Iterable[int]) -> Iterator[Diagnostic]:
-    """Of some statements, those that find nothing, or all of whose candidates were refused."""
-    for number in statements:
-        statement, mine = policy.rewrites[number], edits.of(number)
+    found: list[Diagnostic] = []
+    for number, statement in enumerate(policy.rewrites):
+        if isinstance(statement, Bucket):  # the order's own
+            continue
+        mine = edits.of(number)
         if not mine.done and not statement.optional:
-            yield all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before)
+            found.append(all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before))
+    return found
 
 
 # --- planning ---

@@ -13,7 +13,7 @@ from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.figures import counted, figure, first_lines, listed
 from policylang.language.syntax import Bucket, Delay, Overlap, Policy, Prefetch, Scheduling
 from policylang.operators.unknown_effects import is_unknown
-from policylang.planning.edits.statement_edits import without_edits
+from policylang.planning.edits.bucket_errors import nothing_joined
 from policylang.planning.graph_edit import Edits
 from policylang.planning.order.lines.denoted import Picks
 from policylang.planning.order.lines.limited import TooTight
@@ -118,7 +118,9 @@ class OrderErrors:
             if not statement.optional:
                 self._no_blocks(statement, "joins collectives by blocks")
             return
-        self.found.extend(without_edits(self._policy, edits, self._traced, [number]))
+        mine = edits.of(number)
+        if not mine.done and not statement.optional:
+            self.found.append(nothing_joined(statement, mine.refused, self._traced))
 
     # --- what is moved ---
 

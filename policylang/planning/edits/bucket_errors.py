@@ -9,11 +9,11 @@ from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import counted, figure, first_lines
-from policylang.language.syntax import Bucket, Policy
+from policylang.language.syntax import Bucket
 from policylang.planning import refusals
 from policylang.planning.edits.bucketing.buckets import ALONE, LIMITED, OUTSIDE
 from policylang.planning.edits.statement_edits import all_refused
-from policylang.planning.graph_edit import Edits, Refusal
+from policylang.planning.graph_edit import Refusal
 
 NOTHING_FITS = "APL334"
 NONE_ALIKE = "APL335"
@@ -21,20 +21,8 @@ NONE_IN_BLOCKS = "APL336"
 _MOST_LINES = 8
 
 
-def bucket_diagnostics(policy: Policy, edits: Edits, facts: Facts) -> list[Diagnostic]:
-    """Of each ``bucket`` line that makes no bucket, unless it is optional.
-
-    ``facts``: of the graph on which the first of them was planned.
-    """
-    found = []
-    for number, statement in enumerate(policy.rewrites):
-        mine = edits.of(number)
-        if isinstance(statement, Bucket) and not statement.optional and not mine.done:
-            found.append(_diagnosed(statement, mine.refused, facts))
-    return found
-
-
-def _diagnosed(statement: Bucket, refused: Sequence[Refusal], facts: Facts) -> Diagnostic:
+def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) -> Diagnostic:
+    """Of a ``bucket`` line that makes no bucket. ``facts``: of the graph on which the first of them was planned."""
     text, count = statement.span.one_line, counted(len(refused), "collective")
     reasons = {each.reason for each in refused}
     optional = f"where that is as it should be, write `optional {text}`"
