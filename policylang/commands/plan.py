@@ -6,8 +6,8 @@ The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph
 that needs nothing else: memory over time, the blocks, every value beside the text of the policy. --device says times
 too: what recomputation takes on a device, and what the step takes.
 
-Of a policy that says in which order collectives run (bucket, prefetch, delay, overlap, keep order), also what this comes
-to: what each line moves, and what of the communication stays exposed. The JSON has the full order.
+Of a policy that says in which order collectives run (bucket, prefetch, delay, overlap, keep order), also what that
+comes to: what each line moves, and what of the communication stays exposed. The JSON has the full order.
 
 examples:
 
