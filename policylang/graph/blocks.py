@@ -11,7 +11,9 @@ from typing import Protocol
 from attrs import frozen
 
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.repeated_blocks import OUTSIDE, has_no_modules, repeated_stretches
+from policylang.graph.repeated_blocks import has_no_modules, repeated_stretches
+
+OUTSIDE = -1
 
 
 class ModuleMatcher(Protocol):
