@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ delay reduce_scatter 1 block
 """
 
 
-def scheduled(rank: int) -> dict[str, Any]:
+def scheduled(rank: int, policies: list[str]) -> dict[str, Any]:
     """The halves as a policy orders them, of a stack of DTensors and of a Llama under data and tensor parallelism."""
     told: dict[str, Any] = {}
     torch.manual_seed(0)
@@ -99,9 +100,9 @@ def scheduled(rank: int) -> dict[str, Any]:
     mesh = example.make_mesh("cpu", 2, 2)
     run = example.Run(steps=2, config=example.LlamaConfig(layers=2), how="compile", inner="inductor")
     curves, reports = [], []
-    for text in (PLAIN, LLAMA):
+    for policy in policies:
         torch._dynamo.reset()
-        curve, report = example.train(evolve(run, policy=policylang.parse(text)), mesh)
+        curve, report = example.train(evolve(run, policy=policy), mesh)
         curves.append(curve)
         reports.append(report)
     told["llama"] = curves[0] == curves[1], [(each.status, len(each.kernels)) for each in reports[1].code]
@@ -114,8 +115,11 @@ def read(backend: Any) -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 @needs_traced_meshes
-def test_what_a_policy_schedules_is_what_inductor_runs_on_four_ranks() -> None:
-    for told in run_ranks(scheduled, 4, timeout=500):
+def test_what_a_policy_schedules_is_what_inductor_runs_on_four_ranks(tmp_path: Path) -> None:
+    files = [tmp_path / "plain.apl", tmp_path / "llama.apl"]
+    for file, text in zip(files, (PLAIN, LLAMA), strict=True):
+        file.write_text(text)
+    for told in run_ranks(scheduled, 4, [str(file) for file in files], timeout=500):
         for name, (alike, halves) in told.items():
             assert alike, name
             assert {status for status, _ in halves} == {"as planned"}, name
