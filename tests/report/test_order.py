@@ -19,6 +19,7 @@ from policylang.audit.summary.report import report_from_dict
 from policylang.backends.announcing import announce_cached
 from policylang.graph.facts import Facts
 from policylang.graph.files.snapshot import load
+from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
@@ -165,6 +166,22 @@ def test_a_policy_that_schedules_nothing_has_no_order() -> None:
     made = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT, device=SLOW)
     assert json.loads(plan_json(breakdown(made), (), ()))["order"] is None
     assert "as planned" not in plan_text(breakdown(made), ())
+
+
+@pytest.mark.parametrize(
+    "text", ["output()", "%x = input bytes=10\noutput(%x)", "%x = input\n%a = aten.sin.default(%x)\noutput(%a)"]
+)
+@pytest.mark.parametrize("device", [None, SLOW])
+def test_a_graph_with_nothing_to_order(text: str, device: DeviceProfile | None) -> None:
+    lines = "optional bucket all_gather per block\noptional delay reduce_scatter 1 block\nundecided -> save"
+    made = plan(parsed(lines), facts_of(text), JOINT, device=device)
+    found = breakdown(made)
+    assert "as planned" in plan_text(found, ())
+    assert "no order of these" not in plan_text(found, ())
+    assert json.loads(plan_json(found, (), ()))["order"]["collectives"] == []
+    assert "what each scheduling line did" in plan_page(found, (), "empty.graph")
+    assert str(plan_report(made))
+    assert compare(made, made).same
 
 
 # --- one collective, one line ---
