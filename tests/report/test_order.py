@@ -17,15 +17,18 @@ from policylang.audit.summary.assemble import plan_report
 from policylang.audit.summary.combine import combined
 from policylang.audit.summary.report import report_from_dict
 from policylang.backends.announcing import announce_cached
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.files.snapshot import load
 from policylang.language.devices.profile import DeviceProfile
-from policylang.planning.capabilities import FLAT, JOINT
+from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.collective_places import collective_asked, placed
 from policylang.planning.inspection.communication import Communication, as_decided, communication, step_in_order
 from policylang.planning.inspection.compare import compare
+from policylang.planning.inspection.order_changes import places_of
+from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.report.order.as_text import order_details, order_totals
@@ -39,7 +42,7 @@ from policylang.report.plan.html import plan_page
 from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 from policylang.simulation.node_times import node_times
 from policylang.simulation.step_time import step_time
-from tests.report.test_html import WORDS, data_of, in_browser, parsed, without_scripts
+from tests.report.test_html import WORDS, data_of, graph, in_browser, parsed, without_scripts
 from tests.simulation.test_step_time import DEVICE, flat
 from tests.support.browser import KEYS, browser
 from tests.support.drawn import examples
@@ -308,6 +311,75 @@ def test_the_log_names_buckets_and_what_is_exposed(caplog: pytest.LogCaptureFixt
     assert "4 collectives fewer, 4 buckets, exposed 68 ms -> 16 ms" in caplog.messages[0]
 
 
+# --- a step of a sharded model ---
+
+LINES = """
+include <fsdp>
+let weights = all_gather where from parameter
+bucket weights per block
+prefetch weights 1 block ahead
+delay reduce_scatter 1 block
+"""
+
+
+@pytest.fixture(scope="module")
+def sharded_step() -> Plan:
+    """Of a Llama under FSDP and tensor parallelism, whose weights are gathered again for the backward."""
+    device = policylang.load_device("h100-sxm")
+    return plan(policylang.parse(LINES), load(DOCS / "graphs" / "fsdp.graph"), FLAT, device=device)
+
+
+def test_what_is_alive_at_the_peak_of_an_order_sums_up_to_it(sharded_step: Plan) -> None:
+    found = breakdown(sharded_step)
+    at_peak = values_at_peak(found)
+    assert at_peak.bytes == found.under.peak.bytes == sum(share.bytes for share in at_peak.shares)
+    assert {"saved", "parameter", "backward"} <= {share.what for share in at_peak.shares}
+
+
+@pytest.mark.parametrize("able", [JOINT, FLAT])
+@pytest.mark.parametrize("rules", ["recompute everything in block\nsave mm in block", "recompute everything"])
+def test_an_order_that_moves_nothing_leaves_the_peak_and_the_lines_of_what_is_alive(
+    able: Capabilities, rules: str
+) -> None:
+    """There, what runs again is a node of its own."""
+    facts = facts_of(graph(4), GraphKind.FLAT if able is FLAT else None)
+    lines = f"blocks layers.*\n{rules}\nundecided -> save\n"
+    without, ordered = (plan(parsed(text), facts, able) for text in (lines, f"{lines}optional overlap collective"))
+    assert ordered.order is not None
+    one, other = (values_at_peak(breakdown(made)) for made in (without, ordered))
+    assert "recomputed" in {share.what for share in other.shares}
+    assert [(each.what, each.source, each.bytes) for each in other.shares] == [
+        (each.what, each.source, each.bytes) for each in one.shares
+    ]
+
+
+def test_every_collective_starts_and_is_awaited_where_a_slow_search_finds_it(sharded_step: Plan) -> None:
+    order, found = sharded_step.order, communication(sharded_step)
+    assert order is not None
+    assert found is not None
+    for step in (found.planned, found.traced):
+        places = places_of(step.facts, step.schedule)
+        names = [step.facts.names[row] for row in step.collectives]
+        assert sorted(places) == sorted(names)
+        for name in names[::7]:
+            shown = placed(found, name)
+            slow = shown.planned if step is found.planned else shown.traced
+            assert slow is not None
+            assert places[name] == (slow.before, slow.awaited_before)
+
+
+def test_the_page_about_json_has_every_key(sharded_step: Plan) -> None:
+    data = json.loads(plan_json(breakdown(sharded_step), (), ()))["order"]
+    page = (DOCS / "plan.md").read_text(encoding="utf-8").split("## The order in JSON\n")[1].split("\n## ")[0]
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)]
+    assert {key for row in rows for key in row} == {*data}
+    words = set(re.findall(r"`(\w+)`", page))
+    entries = [data["as_traced"], *data["lines"], *data["collectives"], *data["lines"][0]["buckets"]]
+    entries += [data["lines"][0]["buckets"][0]["proof"], *data["steps"]]
+    assert {key for entry in entries for key in entry} - words - {"claim"} == set()
+    assert {step["kind"] for step in data["steps"]} <= words
+
+
 # --- the picture -----------------------------------------------------------------------------------------------------
 
 
@@ -357,14 +429,11 @@ def test_any_step_is_drawn_as_it_is_timed(facts: Facts, data: st.DataObject) -> 
     assert lane_chart(drawn, LaneScale.of([drawn]), 0).count("<svg") == 1
 
 
-def test_a_large_graph_stays_light() -> None:
+def test_a_large_graph_stays_light(sharded_step: Plan) -> None:
     """What computes in one block is one stretch, at most some hundred of them a step; bars that touch are one."""
-    facts = load(DOCS / "graphs" / "fsdp.graph")
-    device = policylang.load_device("h100-sxm")
-    made = plan(policylang.load("fsdp"), facts, FLAT, device=device)
-    found = as_decided(made)
+    found = as_decided(sharded_step)
     assert found is not None
-    (step,) = drawn_steps(found, made.block_names)
+    (step,) = drawn_steps(found, sharded_step.block_names)
     compute, *groups = step.lanes
     assert found.planned.lanes is not None
     assert len(compute.stretches) <= 400 + 2 * len(step.waits) < len(found.planned.lanes.compute)
