@@ -125,6 +125,10 @@ class _OrderPlanner:
         if self.times is not None:
             limited = Limited(facts, needs, self.times, picked, self.schedule, self._traced_peak)
             order, too_tight = limited.order(order), limited.too_tight
+            for number, each in enumerate(picked):
+                if isinstance(each.statement, Overlap):
+                    too_large = {row: why for row, why in limited.too_large.items() if row in each.taken}
+                    found.left.setdefault(number, {}).update(too_large)
         outcomes = self._outcomes(picked, found, calls, order)
         for number, (each, outcome) in enumerate(zip(picked, outcomes, strict=True)):
             errors.statement(number, each, outcome, found, self.stages, facts)

@@ -215,8 +215,8 @@ class Buckets(EditPlanner[Bucket]):
 
 
 def _is_exact(member: Member) -> bool:
-    """Whether one collective gives the bits of several. A sum of two is the same in either order, and so is one of whole
-    numbers; of more the order depends on how the backend cuts what it is given, which is longer now."""
+    """Whether one collective gives the bits of several. A sum of two is the same in either order, and so is one of
+    whole numbers; of more the order depends on how the backend cuts what it is given, which is longer now."""
     alike = member.alike
     return alike.target == GATHER or member.ranks <= 2 or not alike.dtype.startswith(("float", "bfloat", "complex"))
 
