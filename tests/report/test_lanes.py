@@ -216,6 +216,8 @@ def test_the_lanes_in_a_browser(tmp_path) -> None:
         assert it.run("return document.querySelector('#order .view-0 svg').getAttribute('aria-valuetext')") == told
         it.type("#order .view-0 svg", KEYS["up"])
         assert it.texts("#order + .legend .told")[0].startswith("compute: h0 in layers.0; 10 ms from 16 ms")
+        notes = "return [...document.querySelectorAll('#policy .note')].map((each) => each.textContent).filter(Boolean)"
+        assert it.run(notes) == ["8 of 8", "3 of 4", "0 of 4"]
         it.click("#order-1")
         assert it.run(shown) == [False, True]
         it.type("#order .view-1 svg", KEYS["end"])
