@@ -137,7 +137,7 @@ class _Causes:
         return ExposedBy.ORDER if late else ExposedBy.DATA
 
     def _computes_between(self, start: float, end: float) -> bool:
-        """Whether any computation that waits for data begins in a stretch of time."""
+        """Whether any computation begins in a stretch of time, what collectives take along aside."""
         at = bisect_left(self.starts, start)
         return at < len(self.starts) and self.starts[at] < end
 
@@ -166,15 +166,27 @@ class _Causes:
 
 
 def _made(facts: Facts, schedule: Schedule, log: RunLog) -> dict[tuple[int, int], float]:
-    """By row and region, when the data is there that it gives on: of what is made of the graph's inputs alone from the
-    beginning, as the cast of a shard moves with its gather."""
-    streams = streams_of(facts)
+    """By row and region, when the data is there that it gives on; of what a collective takes along, from the
+    beginning."""
+    taken = _taken_along(facts)
     made: dict[tuple[int, int], float] = {}
     for kind, row, region in schedule:
-        if kind > StepKind.SECOND_RUN:
-            continue
-        again = region if kind == StepKind.SECOND_RUN else 0
-        waits = row in streams.started or row in streams.awaited
-        of_data = waits or any(made.get((each, region), made.get((each, 0))) for each in facts.inputs[row])
-        made[row, again] = log.ends[row, again] if of_data else 0.0
+        if kind <= StepKind.SECOND_RUN:
+            again = region if kind == StepKind.SECOND_RUN else 0
+            made[row, again] = 0.0 if taken[row] else log.ends[row, again]
     return made
+
+
+def _taken_along(facts: Facts) -> bytearray:
+    """1 for what is made of the graph's inputs alone and read by collectives alone: the cast of a shard moves with its
+    gather."""
+    started, ops = streams_of(facts).started, facts.ops
+    of_inputs, taken = bytearray(len(facts)), bytearray(len(facts))
+    for row, op in enumerate(ops):
+        of_inputs[row] = op != "call_function" or (
+            row not in started and all(of_inputs[each] for each in facts.inputs[row])
+        )
+    for row in range(len(facts) - 1, -1, -1):
+        users = facts.users[row]
+        taken[row] = of_inputs[row] and bool(users) and all(each in started or taken[each] for each in users)
+    return taken

@@ -52,7 +52,7 @@ def every_order(facts: Facts) -> Iterator[list[int]]:
 
 @st.composite
 def sending(draw: st.DrawFn, most: int = 12) -> tuple[Facts, NodeTimes]:
-    """A graph of computation, views, tuples, collectives of two groups and their waits; and how long each call takes."""
+    """A graph of computation, views, tuples, collectives of two groups and their waits, and what each call takes."""
     builder = GraphBuilder()
     kind = draw(st.sampled_from([GraphKind.FORWARD, GraphKind.BACKWARD]))
     backward = kind is GraphKind.BACKWARD

@@ -1,4 +1,4 @@
-"""The list scheduler: never wrong, within its limits, no worse than what it is given, and close to the best there is."""
+"""The list scheduler: never wrong, within its limits, no worse than what it is given, close to the best there is."""
 
 from __future__ import annotations
 
@@ -129,7 +129,11 @@ def test_memory_is_accounted_as_it_is_simulated_in_any_order(drawn: tuple[Facts,
     assert live.bytes == sum(size for *_, size, made, last in ends if last >= len(calls(facts)) > made) or not order
 
 
-@given(st.lists(st.integers(-50, 50), max_size=30), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(-9, 9)), max_size=20))  # fmt: skip
+PLACE = st.integers(0, 30)
+CHANGES = st.lists(st.tuples(PLACE, PLACE, st.integers(-9, 9)), max_size=20)
+
+
+@given(st.lists(st.integers(-50, 50), max_size=30), CHANGES)
 @settings(max_examples=60, deadline=None)
 def test_the_most_of_a_stretch_of_numbers(values: list[int], changes: list[tuple[int, int, int]]) -> None:
     found = RangeMaximum(values)
@@ -166,7 +170,10 @@ def test_what_cannot_be_hidden_is_all_that_is_exposed(name: str) -> None:
     assert peak(facts, order) <= limit
 
 
-@pytest.mark.parametrize("half", [backward_half(Model(layers=6, shards=8, replicas=8)), backward_half(Model(layers=4, experts=True))])  # fmt: skip
+CHAINED = [backward_half(Model(layers=6, shards=8, replicas=8)), backward_half(Model(layers=4, experts=True))]
+
+
+@pytest.mark.parametrize("half", CHAINED, ids=["HSDP", "experts"])
 def test_most_is_hidden_where_reductions_follow_each_other_and_where_experts_are_elsewhere(half: Facts) -> None:
     times = node_times(half, REFERENCE)
     order = plan(half, times, OverlapLimits(peak=peak(half, calls(half)) + GIB))

@@ -24,7 +24,7 @@ _PATIENCE = 0.1
 _BUSY = 0.8
 """A stream that has to send for so much of the time that is left to compute never idles."""
 _LONG = 3.0
-"""A collective may always start so many times its time ahead of its reader."""
+"""A collective may always start so many times ahead of its reader what the longest of its stream takes."""
 _LOOKED_AT = 4
 """How many units are tried at a step that do not fit: into memory, or before what is more urgent."""
 
@@ -55,7 +55,11 @@ class ListScheduler(StepSoFar):
         in_flight: int | None,
     ) -> None:
         super().__init__(units, touches, starts, sizes, starts.keys(leeway.lag * starts.hole), peak, in_flight)
-        self.fill, self.reach = leeway.fill * starts.total, leeway.reach * starts.total
+        self.fill = leeway.fill * starts.total
+        self.reaches = dict.fromkeys(units.streams, leeway.reach * starts.total)
+        for unit, stream in enumerate(units.streams):
+            if starts.from_inputs[unit] and not starts.at_end[unit]:
+                self.reaches[stream] = max(self.reaches[stream], _LONG * units.lengths[unit])
 
     def run(self) -> list[int]:
         """The units in the order in which they run; ``~unit`` where its collective is awaited before anybody reads."""
@@ -133,21 +137,22 @@ class ListScheduler(StepSoFar):
             slack = urgent[0][0] - self.progress - max(self._free[stream] - self.now, 0.0)
         lengths = self.units.lengths
         fitting = [each for each in islice(patient, _LOOKED_AT) if lengths[each] <= slack and not self._done[each]][:1]
+        busy = self._to_send[stream] >= _BUSY * (starts.total - self.progress)
         if first and starts.early[first[0]] <= self.progress + until - self.now:
-            return first + fitting
-        if fitting:
+            found = first + fitting
+        elif fitting:
             return fitting
-        if self._to_send[stream] >= _BUSY * (starts.total - self.progress):
-            return [*first, *islice(patient, 1)]
-        return first if patient else []
+        else:
+            found = first if patient or busy else []
+        return [*found, *islice(patient, 1)] if busy else found
 
     def _start(self, unit: int, until: float) -> bool:
         """Issues a collective ahead if that fits, and is worth it."""
         units, starts = self.units, self.starts
         early = starts.from_inputs[unit] and not starts.at_end[unit]
-        if early and starts.read[unit] > self.progress + max(self.reach, _LONG * units.lengths[unit]):
+        if early and starts.read[unit] > self.progress + self.reaches[units.streams[unit]]:
             return False
-        if self._is_better_left_free(unit, until):
+        if self._is_better_left_free(unit, until) or not self._leaves_room(unit):
             return False
         while self._in_flight + self.sizes[unit] > self.most_in_flight:
             while self._flying and not self._flies[self._flying[0][1]]:

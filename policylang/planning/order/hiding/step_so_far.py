@@ -45,7 +45,10 @@ class StepSoFar:
         self._left = [len(each) for each in units.before]
         self._planned, self._done = bytearray(count), bytearray(count)  # a held unit is planned and not done
         self._over = [0.0] * count  # when a collective ends
-        self._in_flight = 0
+        self._in_flight = self._stuck = 0  # stuck: what nothing but its reader awaits
+        self._largest = [*sizes, 0]
+        for unit in range(count - 1, -1, -1):
+            self._largest[unit] = max(self._largest[unit], self._largest[unit + 1])
         self._flying: list[tuple[float, int]] = []
         self._flies = bytearray(count)
         self._ready: list[tuple[float, int]] = []
@@ -128,6 +131,19 @@ class StepSoFar:
                 return not self._flies[unit]
         return False
 
+    def _waits_apart(self, unit: int) -> bool:
+        """Whether its collective can be awaited before anybody reads it."""
+        units = self.units
+        return bool(units.waits[unit]) or any(
+            unit in units.awaits[each] and not units.seconds[each] for each in units.after[unit]
+        )
+
+    def _leaves_room(self, unit: int) -> bool:
+        """Whether all that is to come can still be sent within the limit, one by one, if a unit is started now."""
+        if self.most_in_flight == _NO_LIMIT or self._waits_apart(unit):
+            return True
+        return self._stuck + self.sizes[unit] + self._largest[self._head] <= self.most_in_flight
+
     def _make_room(self, unit: int) -> None:
         """For a collective whose turn it is: awaits what is on the way, the first to end first."""
         while self._flying and self._in_flight + self.sizes[unit] > self.most_in_flight:
@@ -190,6 +206,7 @@ class StepSoFar:
         self._to_send[stream] -= units.lengths[unit]
         self._flies[unit] = 1
         self._in_flight += self.sizes[unit]
+        self._stuck += 0 if self._waits_apart(unit) else self.sizes[unit]
         heappush(self._flying, (over, unit))
         for each in self._announces[unit]:
             if not self.starts.at_end[each]:
@@ -200,6 +217,7 @@ class StepSoFar:
         if self._flies[unit]:
             self._flies[unit] = 0
             self._in_flight -= self.sizes[unit]
+            self._stuck -= 0 if self._waits_apart(unit) else self.sizes[unit]
 
     def _is_free(self, unit: int) -> bool:
         """Whether it can run without waiting."""
