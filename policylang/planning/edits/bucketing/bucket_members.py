@@ -8,7 +8,7 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import ALL_REDUCE, GATHER, SCATTER, WAIT
-from policylang.operators.strides import is_contiguous
+from policylang.operators.strides import contiguous
 from policylang.planning.edits.bucketing.placing import Places
 from policylang.planning.edits.collectives.element_moves import NOWHERE, source_of
 from policylang.planning.edits.collectives.lines import phase
@@ -138,6 +138,6 @@ def _lengths(facts: Facts, row: int) -> tuple[int, ...]:
     shape, stride = facts.shapes[row], facts.strides[row]
     if shape is None or stride is None:
         raise RefusedError(f"sizes not fixed: {facts.names[row]}")
-    if not is_contiguous(shape, stride):
+    if stride != contiguous(shape):
         raise RefusedError(f"not contiguous: {facts.names[row]}")
     return shape

@@ -52,8 +52,8 @@ def merge(
         arguments = (joined, first.alike.reduction, group)
     started = new.add(target, arguments, shape, contiguous(shape), first.row)
     whole = new.add(WAIT, (started,), shape, contiguous(shape), first.row)
-    if target == GATHER:
-        shape = (ranks, total)
+    if target != ALL_REDUCE:
+        shape = (ranks, total) if target == GATHER else (total,)
         whole = new.add(VIEW, (whole, shape), shape, contiguous(shape), first.row)
     cutter = _Cutter(facts, whole, shape, new, memory)
     replaced = {member.wait: cutter.cut(member) for member in members}
@@ -81,7 +81,9 @@ class _Cutter:
         arguments = (self.whole, dim, start, self.at)
         part = new.add(SLICE, arguments, shape, stride, member.wait if shape == member.gives else member.row)
         lies = viewed(shape, stride, member.gives)
-        if lies is None or not self._may_share(member, start, lies):
+        # Of lengths of 1 in memory with gaps, torch does not work out the strides of a view in one way alone.
+        plain = stride == contiguous(shape) or 1 not in (*shape, *member.gives)
+        if lies is None or not plain or not self._may_share(member, start, lies):
             stride = contiguous(shape)
             like = member.wait if shape == member.gives else member.row
             part = new.add(CLONE, (part, "contiguous_format"), shape, stride, like)
