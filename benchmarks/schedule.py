@@ -34,7 +34,7 @@ from benchmarks.schedule_graphs import Subject, process_groups, recorded_halves,
 from examples.sharded_llama import LLAMA3_8B
 from policylang.api.devices import load_device
 from policylang.errors import PolicyMatchError, PolicyMeaningError
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, InputKind
 from policylang.graph.schedule import Schedule
 from policylang.language.codes import is_error
 from policylang.language.devices.collective_table import read_table
@@ -53,16 +53,15 @@ GIB = 2**30
 REFERENCE = Path(__file__).with_name("reference_device.toml")
 WITHIN = GIB
 """What torch lets the peak grow by unless it is told otherwise; the policies are held to the same."""
-_BUCKETS = "optional bucket (all_gather where from parameter) per block\noptional bucket reduce_scatter per block\n"
+_BUCKETS = "bucket ({gathers}) per block\noptional bucket reduce_scatter per block\n"
 POLICIES: Mapping[str, str] = {
     "overlap": "overlap collective within 1 GiB of peak\n",
     "bucket + overlap": f"{_BUCKETS}overlap collective within 1 GiB of peak\n",
     "bucket + prefetch + delay": (
-        f"{_BUCKETS}"
-        "optional prefetch (all_gather where from parameter) 1 block ahead\n"
-        "optional delay reduce_scatter 1 block\n"
+        f"{_BUCKETS}prefetch ({{gathers}}) 1 block ahead\noptional delay reduce_scatter 1 block\n"
     ),
 }
+"""``{gathers}`` are those of parameters, or of inputs where a recording does not say which are parameters."""
 TORCH: Mapping[str, Mapping[str, Any]] = {
     "torch": {},
     "torch, bucketing": {"collective_bucketing": True},
@@ -122,7 +121,7 @@ def of_policy(subject: Subject, device: DeviceProfile, text: str) -> Outcome:
 
     Raises ``PolicyMatchError`` with what is wrong between the policy and the graph.
     """
-    policy = policylang.parse(text)
+    policy = policylang.parse(text.format(gathers=gathers_of(subject.facts)))
     facts = evolve(subject.facts)
     gc.collect()
     start = time.process_time()
@@ -140,11 +139,17 @@ def of_policy(subject: Subject, device: DeviceProfile, text: str) -> Outcome:
     return Outcome(facts, build_schedule(facts, ()), module, spent, most_in_block(plan.order))
 
 
+def gathers_of(facts: Facts) -> str:
+    """The selector of the gathers that a policy is about."""
+    says = any(kind == InputKind.PARAMETER for kind in facts.input_kinds)
+    return f"all_gather where from {'parameter' if says else 'input'}"
+
+
 def most_in_block(order: OrderPlan) -> int | None:
     """Of the collectives that carry parameters and their gradients, how many the block with the most has."""
     if not order.edits.done:
         return None
-    made = {name for edit in order.edits.done for name in edit.added}
+    made = {node.name for edit in order.edits.done for node in edit.nodes}
     counts = Counter(
         order.block_of[row]
         for row, name in enumerate(order.facts.names)

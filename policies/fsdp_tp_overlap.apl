@@ -6,13 +6,13 @@
 #                 that everything takes, as far as the data allows.
 # What it needs   A device: `device h100-sxm` in your policy, `--device` or `device=`. Its profile is part of what ranks
 #                 compare, so all of them need the same one.
-# What it costs   The weights of two blocks are gathered at once, and the gradients of two are on their way. What is
-#                 moved by time raises the peak by 5% at most.
+# What it costs   The weights of two blocks are gathered at once, and the gradients of two are on their way. Moving what is
+#                 left by time raises the peak by no more than 5% above that of the order as traced: where the gathers
+#                 ahead have used that up, as on a model of a few megabytes, it stays where it is.
 # Where to put it Anywhere: the order of collectives is planned once values are decided.
-# Not for         a model without blocks, or one that is not sharded: every line says so with an error. Where FSDP's is
-#                 the only communication the last line has nothing to move, and says so: include <fsdp_overlap> there.
-#                 Not for eager.
+# Not for         a model without blocks, or one that is not sharded: its lines say so with an error. Where FSDP's is the
+#                 only communication <fsdp_overlap> says as much, and takes no device. Not for eager.
 
 include <fsdp_overlap>
 
-overlap collective within 5% of peak
+optional overlap collective within 5% of peak

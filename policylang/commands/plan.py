@@ -6,6 +6,9 @@ The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph
 that needs nothing else: memory over time, the blocks, every value beside the text of the policy. --device says times
 too: what recomputation takes on a device, and what the step takes.
 
+Of a policy that says in which order collectives run (bucket, prefetch, delay, overlap, keep order), also what that
+comes to: what each line moves, and what of the communication stays exposed. The JSON has the full order.
+
 examples:
 
   policylang plan llama3_sac --graph llama3_8b.graph --summary
@@ -38,7 +41,7 @@ from policylang.commands.shared.inputs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from policylang.language.diagnostics import Diagnostic
     from policylang.planning.inspection.breakdown import Breakdown
@@ -107,15 +110,19 @@ def _worth(found: Breakdown, path: str | None) -> tuple[Worth, ...]:
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.marginal_cost import worth_of_rules
 
-    capabilities = capabilities_for(found.plan.facts.kind, path)
+    return worth_of_rules(found.plan, capabilities_for(found.plan.facts.kind, path), _progress("rule"))
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    """Says on a terminal how far weighing is."""
     shown = sys.stderr.isatty()
 
     def progress(done: int, of: int) -> None:
         if shown:
             end = "\r" if done < of else "\r\x1b[K"
-            print(f"weighing rule {done} of {of}" if done < of else "", end=end, file=sys.stderr, flush=True)
+            print(f"weighing {what} {done} of {of}" if done < of else "", end=end, file=sys.stderr, flush=True)
 
-    return worth_of_rules(found.plan, capabilities, progress)
+    return progress
 
 
 def _weighed(found: Breakdown, path: str | None) -> Breakdown:
@@ -128,7 +135,8 @@ def _weighed(found: Breakdown, path: str | None) -> Breakdown:
     if found.communication is None:
         return found
     capabilities = capabilities_for(found.plan.facts.kind, path)
-    return evolve(found, communication=weighed(found.communication, found.plan, capabilities))
+    order = weighed(found.communication, found.plan, capabilities, progress=_progress("scheduling line"))
+    return evolve(found, communication=order)
 
 
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:

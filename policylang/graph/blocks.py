@@ -10,8 +10,10 @@ from typing import Protocol
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts
-from policylang.graph.repeated_blocks import OUTSIDE, has_no_modules, repeated_stretches
+from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.repeated_blocks import has_no_modules, repeated_stretches
+
+OUTSIDE = -1
 
 
 class ModuleMatcher(Protocol):
@@ -24,7 +26,8 @@ class ModuleMatcher(Protocol):
 
 @frozen(eq=False)
 class BlockTable:
-    """Blocks are numbered from 0 in the order in which the graph reaches them."""
+    """Blocks are numbered from 0 in the order in which the graph reaches them; those of a backward alone as it leaves
+    them, the last one first, which is the order of its forward."""
 
     block_of: Sequence[int]
     """Row to block number, -1 outside every block."""
@@ -39,16 +42,17 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     """The blocks of a graph.
 
     With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has
-    any, else the numbered children of the largest ``ModuleList``. A node without a module path of its own lies where
-    its owner does. In a half of a partition that carries neither module paths nor regions, the stretches of operators
-    that repeat are the blocks, whatever a matcher asks for (:mod:`policylang.graph.repeated_blocks`).
+    any, else the numbered children of the largest ``ModuleList``; a backward alone says nothing of its regions. A node
+    without a module path of its own lies where its owner does. In a half of a partition that carries neither module
+    paths nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
+    (:mod:`policylang.graph.repeated_blocks`).
     """
     if has_no_modules(facts):
         block_of, count = repeated_stretches(facts)
         return BlockTable(block_of, tuple(f"repeated stretch {number}" for number in range(count)))
     if matcher is not None:
         return _by_module(facts, matcher.outermost)
-    if any(region is not None for region in facts.ac_regions):
+    if facts.kind is not GraphKind.BACKWARD and any(region is not None for region in facts.ac_regions):
         return _by_region(facts)
     prefix = _largest_list(facts)
     if prefix is None:
@@ -76,7 +80,17 @@ def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTa
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
             block_of[row] = number_of(modules[row] or modules[owners[row]])
+    if facts.kind is GraphKind.BACKWARD:
+        return _as_left(block_of, tuple(numbers))
     return BlockTable(block_of, tuple(numbers))
+
+
+def _as_left(block_of: array[int], names: tuple[str, ...]) -> BlockTable:
+    """With the blocks numbered by their last rows, from the end."""
+    order = dict.fromkeys(block for block in reversed(block_of) if block != OUTSIDE)
+    number = {block: at for at, block in enumerate(order)}
+    renumbered = array("i", (number.get(block, OUTSIDE) for block in block_of))
+    return BlockTable(renumbered, tuple(names[block] for block in order))
 
 
 def _by_region(facts: Facts) -> BlockTable:
@@ -100,14 +114,15 @@ def _numbered_child(path: str, prefix: tuple[str, ...], depth: int) -> str | Non
 
 
 def _largest_list(facts: Facts) -> tuple[str, ...] | None:
-    """The path whose numbered children hold the most forward nodes.
+    """The path whose numbered children hold the most forward nodes; of a backward alone, the most nodes.
 
     The most nodes, not the most children: the experts of one layer may outnumber the layers. Lists of one child give
     way to any list of two; between lists that hold the same nodes the outer one is meant.
     """
     nodes: dict[tuple[str, ...], int] = {}
     children: dict[tuple[str, ...], set[str]] = {}
-    for path, count in Counter(facts.modules[row] for row in facts.forward).items():
+    rows = range(len(facts)) if facts.kind is GraphKind.BACKWARD else facts.forward
+    for path, count in Counter(facts.modules[row] for row in rows).items():
         parts = path.split(".")
         for position, part in enumerate(parts):
             if part.isdigit():

@@ -1,9 +1,9 @@
 """Blocks of a graph that says nothing of modules: the stretches of operators that repeat, one for each layer.
 
 A half of a partition may come without module paths. Its layers are still there: the same operators on the same shapes
-over the same groups, again and again. An operator that comes once in each, an anchor, finds them: from one anchor to the
-next much the same is done. That holds where single nodes of some layers differ, because the first one makes what all
-share, or every second one recomputes a product. Where layers begin and end shows at the outermost ones: what stands
+over the same groups, again and again. An operator that comes once in each, an anchor, finds them: from one anchor to
+the next much the same is done. That holds where single nodes of some layers differ, because the first one makes what
+all share, or every second one recomputes a product. Where layers begin and end shows at the outermost ones: what stands
 before a forward's first layer, and behind a backward's last one, is unlike what stands there in the others.
 """
 
@@ -16,7 +16,6 @@ from itertools import pairwise
 
 from policylang.graph.facts import Facts, GraphKind
 
-OUTSIDE = -1
 LEAST = 8
 """Nodes from one anchor to the next: what repeats in less is a loop within a layer."""
 UNEVEN = 3
@@ -40,7 +39,7 @@ def has_no_modules(facts: Facts) -> bool:
 def repeated_stretches(facts: Facts) -> tuple[Sequence[int], int]:
     """Row to the number of its stretch, -1 outside all, in the order of the graph; and how many there are, 0 where
     nothing repeats. Near linear in nodes; the same wherever it is run."""
-    block_of = array("i", [OUTSIDE]) * len(facts)
+    block_of = array("i", [-1]) * len(facts)
     rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]
     bounds = _stretches(facts, rows)
     for number, (start, end) in enumerate(bounds):
@@ -71,18 +70,17 @@ def _words(facts: Facts, rows: Sequence[int]) -> list[int]:
 
 
 def _anchors(facts: Facts, rows: Sequence[int], words: Sequence[int]) -> list[int]:
-    """The places of an operator that comes once in each layer: of those with the most calls, a product rather than
-    another one, and the first."""
+    """The places of an operator that comes once in each layer: a product rather than another one, which may stand
+    beside the layers as well, as a last norm does; of several the one with the most calls, and the first."""
     places: dict[int, list[int]] = {}
     for place, word in enumerate(words):
         places.setdefault(word, []).append(place)
-    by_count: dict[int, list[list[int]]] = {}
+    by_worth: dict[tuple[bool, int], list[list[int]]] = {}
     for found in places.values():
         gaps = [after - before for before, after in pairwise(found)]
         if gaps and min(gaps) >= LEAST and max(gaps) <= UNEVEN * min(gaps):
-            by_count.setdefault(len(found), []).append(found)
-    for _, several in sorted(by_count.items(), reverse=True):
-        several.sort(key=lambda found: not facts.flops[rows[found[0]]])
+            by_worth.setdefault((facts.flops[rows[found[0]]] > 0, len(found)), []).append(found)
+    for _, several in sorted(by_worth.items(), reverse=True):
         for found in several[:MOST_TRIED]:
             if 2 * (found[-1] - found[0]) * len(found) >= len(words) * (len(found) - 1) and _repeat(words, found):
                 return found
@@ -117,7 +115,9 @@ def _in_step(words: Sequence[int], here: int, there: int, step: int, most: int) 
     one = other = 0
     while one < most:
         for skipped, extra in _skips(min(SLACK, most - one - 1)):
-            if _agree(words, here + step * (other + extra + 1), there + step * (one + skipped + 1), step, extra + skipped):
+            if _agree(
+                words, here + step * (other + extra + 1), there + step * (one + skipped + 1), step, extra + skipped
+            ):
                 one, other = one + skipped + 1, other + extra + 1
                 break
         else:

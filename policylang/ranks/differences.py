@@ -102,7 +102,8 @@ def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Ma
         return _unlike_orders(pair, one, two, (*rewrites, *parties)), {}
     if one.policy != two.policy:
         details = (*_first_unlike(pair, one.policy.splitlines(), two.policy.splitlines()), *rewrites, *parties)
-        message = f"ranks {left} and {right} have different policies, which come to the same on this graph"
+        come_to = "start its collectives in one order" if one.order else "come to the same on this graph"
+        message = f"ranks {left} and {right} have different policies, which {come_to}"
         return diagnose(POLICIES, message, help=_SAME_FILE, details=details), {}
     if one.device != two.device:
         message = f"ranks {left} and {right} go by different device profiles, which come to the same on this graph"

@@ -10,29 +10,31 @@ import torch._inductor.config
 
 from tests.support import order_cases as case
 from tests.support.order_cases import AHEAD, DEVICE, HIDDEN, JOINED, LATER
-from tests.support.rank_cases import settings
+from tests.support.rank_cases import Products, settings
 from tests.support.rank_faults import Fault, column, report, run_column
 
 ORDERED = "APL620"
 DECIDED, GRAPHS, POLICIES, STOPPED = "APL601", "APL602", "APL603", "APL605"
-WAITING, COLLECTIVES, SETTING, UNCOMPARED = "APL607", "APL609", "APL610", "APL612"
+WAITING, COLLECTIVES, UNCOMPARED = "APL607", "APL609", "APL612"
 DIFFERENT = (GRAPHS, COLLECTIVES)
 UNLIKE = (ORDERED, *DIFFERENT)
 BOTH = ("rank", "0", "1")
+FURTHER = "prefetch all_gather 2 blocks ahead\n"
 FITTING = "bucket all_gather up to 1 MiB\n"
 FAILS = ("RuntimeError", "DistBackendError")
 
 # fmt: off
 TWO = [
     # --- what the policy says ---
-    Fault("a prefetch on one rank", case.scheduled(LATER, LATER + AHEAD), (ORDERED,), (*BOTH, "prefetch all_gather")),
-    Fault("a prefetch further ahead", case.scheduled(AHEAD, "prefetch all_gather 2 blocks ahead\n"),
+    Fault("a prefetch on one rank", case.scheduled(LATER, LATER + FURTHER), (ORDERED,), (*BOTH, "all_gather")),
+    Fault("a prefetch further ahead", case.scheduled(AHEAD, FURTHER),
           (ORDERED,), (*BOTH, "1 block ahead", "2 blocks ahead")),
-    Fault("a delay on one rank", case.scheduled(AHEAD, AHEAD + LATER), (ORDERED,), (*BOTH, "delay reduce_scatter")),
-    Fault("a bucket on one rank", case.scheduled(AHEAD, JOINED + AHEAD), (ORDERED,), (*BOTH, "bucket all_gather")),
+    Fault("a delay on one rank", case.scheduled(AHEAD, AHEAD + LATER), (POLICIES,), (*BOTH, "reduce_scatter")),
+    Fault("a bucket on one rank", case.scheduled(AHEAD, JOINED + AHEAD), (POLICIES,), (*BOTH, "bucket all_gather")),
     Fault("buckets of other sizes", case.scheduled(JOINED, "bucket all_gather up to 1 MiB\n"),
-          (ORDERED,), (*BOTH, "per 2 blocks", "1 MiB")),
-    Fault("an overlap on one rank", case.scheduled(DEVICE + AHEAD, DEVICE + HIDDEN), (ORDERED,), (*BOTH, "overlap")),
+          (POLICIES,), (*BOTH, "per 2 blocks", "1 MiB")),
+    Fault("an overlap on one rank", case.scheduled(DEVICE + AHEAD, DEVICE + HIDDEN),
+          (ORDERED,), (*BOTH, "collective|overlap")),
     Fault("another limit", case.scheduled(DEVICE + HIDDEN, DEVICE + "overlap collective up to 300 B in flight\n"),
           (ORDERED, POLICIES), (*BOTH, "in flight")),
     Fault("another device", case.scheduled(DEVICE + HIDDEN, "device cpu\n" + HIDDEN),
@@ -52,29 +54,30 @@ TWO = [
           UNLIKE, BOTH),
     Fault("point-to-point in between", case.scheduled(AHEAD, AHEAD, change=case.point_to_point_in_between),
           UNLIKE, BOTH),
-    Fault("a member of another type", case.scheduled(FITTING, FITTING, case.mixed(torch.float32), case.mixed(torch.bfloat16)),
+    Fault("a member of another type",
+          case.scheduled(FITTING, FITTING, case.mixed(torch.float32), case.mixed(torch.bfloat16)),
           (*UNLIKE, STOPPED), BOTH),
     # --- programs ---
     Fault("two models are interleaved", case.interleaved, (*UNLIKE, WAITING), BOTH),
     Fault("two compiled models are interleaved", case.run_interleaved, (*UNLIKE, WAITING), BOTH),
-    Fault("halves under two orders", case.compiled_order(AHEAD, AHEAD + LATER), UNLIKE, BOTH),
-    Fault("halves with other buckets", case.compiled_order(JOINED, AHEAD), UNLIKE, BOTH),
-    Fault("a half by itself", case.half(AHEAD, "prefetch all_gather 2 blocks ahead\n"), UNLIKE, BOTH),
+    Fault("halves under two orders", case.compiled_order(AHEAD, AHEAD + LATER), (POLICIES,), BOTH),
+    Fault("halves with other buckets", case.compiled_order(JOINED, AHEAD), (POLICIES, *UNLIKE), BOTH),
+    Fault("a half by itself", case.half(AHEAD, FURTHER), UNLIKE, BOTH),
     Fault("traced, and compiled", case.both_paths, (*UNLIKE, WAITING), BOTH),
     Fault("nothing is compared on one rank", case.compiled_order(AHEAD, AHEAD, agree=False),
           (UNCOMPARED,), ("rank 1", "agree=False"), own=(UNCOMPARED, *FAILS), gives_up=2.0),
     Fault("an order after an error", case.another_after_an_error, ()),
+    # the order is the policy's whatever is set: nobody is at fault
     Fault("Inductor schedules by itself",
-          settings(case.net, inner="inductor", policy=AHEAD,
+          settings(lambda at: Products(at.group), inner="inductor", policy=DEVICE + HIDDEN,
                    change=lambda: torch._inductor.config.patch(
-                       {"aten_distributed_optimizations.enable_overlap_scheduling": True})),
-          (SETTING,), (*BOTH, "enable_overlap_scheduling|aten_distributed_optimizations")),
+                       {"aten_distributed_optimizations.enable_overlap_scheduling": True})), ()),
 ]
 
 FOUR = [
-    Fault("an order in the opposite corner", case.scheduled(AHEAD, LATER), (ORDERED,), ("rank 0", "3"),
+    Fault("an order in the opposite corner", case.scheduled(AHEAD, FURTHER), (ORDERED,), ("rank 0", "3"),
           world=4, odd=(3,)),
-    Fault("a bucket in the opposite corner", case.scheduled(AHEAD, JOINED + AHEAD), (ORDERED,), ("rank 0", "3"),
+    Fault("a bucket in the opposite corner", case.scheduled(AHEAD, JOINED + AHEAD), (POLICIES,), ("rank 0", "3"),
           world=4, odd=(3,)),
 ]
 # fmt: on
@@ -82,11 +85,17 @@ FOUR = [
 VARIANTS = {
     "Inductor schedules by itself",
     "a prefetch on one rank",
+    "a delay on one rank",
+    "an order is kept on one rank",
     "a collective less",
     "two gathers are swapped before",
+    "point-to-point in between",
     "buckets of other sizes",
     "halves with other buckets",
+    "halves under two orders",
     "two compiled models are interleaved",
+    "nothing is compared on one rank",
+    "other estimates",
 }
 """Rows beside one of their kind, or that take long."""
 

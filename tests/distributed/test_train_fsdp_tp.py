@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from torch import Tensor
 
 from tests.support.ranks import run_ranks
 from tests.support.versions import needs_traced_meshes
@@ -77,6 +78,53 @@ def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_proc
         alone = example.train_alone(runs()[name])
         assert alone[-1] < alone[0]
         assert first[name]["with"] == pytest.approx(alone, rel=1e-5), name
+
+
+ORDERED = {
+    "traced": {"order": "fsdp_overlap"},
+    "traced, by times": {"order": "fsdp_tp_overlap", "device": "h100-sxm"},
+    "cut over all": {"order": "fsdp_overlap", "layout": "fsdp"},
+    "compiled": {"order": "fsdp_overlap", "how": "compile"},
+}
+
+
+def stepped(run: Any, mesh: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
+    """The loss of one step, this rank's gradients, and the report."""
+    example = imported()
+    model = example.shard(example.new_model(run), mesh, tensor_parallel=run.layout == "tp", dtype=run.dtype)
+    inputs, labels = (example.share_of(each, mesh, run.layout) for each in example.batch_of(run, 0))
+    traced = (run, model, mesh, inputs, labels)
+    step, report = example.traced_step(*traced) if run.how == "trace" else example.compiled_step(run, model)
+    loss = step(inputs, labels)
+    return loss, {name: each.grad.to_local() for name, each in model.named_parameters()}, report()
+
+
+def in_order(rank: int) -> dict[str, tuple[list[str], list[int], bool]]:
+    """Of each run: the gradients that are not the same to the bit without the order, how many collectives there are as
+    traced and as planned, and whether the audit agrees."""
+    example = imported()
+    mesh = example.make_mesh("cpu", RANKS // TP, TP)
+    found = {}
+    for name, options in ORDERED.items():
+        run = example.Run(config=example.LlamaConfig(layers=3), **options)
+        loss, gradients, _ = stepped(evolve(run, order=None, device=None), mesh)
+        ordered, others, report = stepped(run, mesh)
+        wrong = [each for each in gradients if not torch.equal(gradients[each], others[each])]
+        wrong += [] if torch.equal(loss, ordered) else ["the loss"]
+        step = report.orders[0]
+        found[name] = (wrong, [step.traced.collectives, step.planned.collectives], report.audit.agrees)
+    return found
+
+
+@needs_traced_meshes
+@pytest.mark.slow
+def test_the_bundled_orders_change_no_bit_of_the_loss_and_of_the_gradients() -> None:
+    """Of two ranks in a group a sum is the same in either order, so that bucketed scatters are bitwise too."""
+    for found in run_ranks(in_order, RANKS, timeout=500):
+        for name, (wrong, (before, after), agrees) in found.items():
+            assert wrong == [], name
+            assert after < before / 2, name
+            assert agrees, name
 
 
 def said_by_main(rank: int) -> str:

@@ -208,3 +208,48 @@ def test_coverage_of_a_file_that_is_not_there(tmp_path):
     result = run(tmp_path, page("save mm"), cover=["nowhere.apl"])
     assert [each.code for each in result.found.diagnostics] == ["APL103"]
     assert result.found.unreadable
+
+
+def steps(count: int = 3) -> str:
+    """Layers that gather a weight each and multiply by it."""
+    gather, wait = "_c10d_functional.all_gather_into_tensor.default", "_c10d_functional.wait_tensor.default"
+    lines = ["%x0 = input", *(f"%w{n} = parameter" for n in range(count))]
+    for n in range(count):
+        lines += [
+            f"%gather{n} = {gather}(%w{n}) layers.{n} collective group=dp:4 bytes=64",
+            f"%wait{n} = {wait}(%gather{n}) layers.{n} bytes=64",
+            f"%x{n + 1} = aten.mm.default(%x{n}, %wait{n}) layers.{n} bytes=64",
+        ]
+    lines += ["---", "%t = tangent", f"%g = aten.mul.Tensor(%t, %x1, %x{count})", f"output(%x{count}, %g)"]
+    return "\n".join(["```graph", *lines, "```", ""])
+
+
+def test_claims_about_scheduling_lines(tmp_path):
+    lines = (
+        "prefetch all_gather 1 block ahead  # matches: gather0, gather1, gather2; moves: gather1, gather2",
+        "optional delay reduce_scatter 1 block  # matches: nothing; moves: 0",
+        "keep order of all_to_all  # error: APL301",
+    )
+    result = run(tmp_path, page("\n".join(lines), graph=steps()))
+    assert said(result) == []
+    assert result.claims == 5
+    wrong = "prefetch all_gather 1 block ahead  # matches: gather1; moves: gather0, gather9"
+    found = run(tmp_path, page(wrong, graph=steps())).found.diagnostics
+    assert [each.message for each in found] == [
+        "it matches `gather0`, `gather1`, `gather2`",
+        "it moves `gather1`, `gather2`",
+    ]
+    assert found[1].details[-1] == "the graph has no node `gather9`"
+    for line, message in (
+        ("prefetch all_gather 1 block ahead  # decides: gather1", "`decides:` is about no rule"),
+        ("save mm  # moves: x1", "`moves:` is about no scheduling line"),
+    ):
+        (other,) = run(tmp_path, page(line, graph=steps())).found.diagnostics
+        assert (other.code, other.message) == ("APL510", message)
+
+
+def test_a_scheduling_line_is_covered_once_it_picks_something(tmp_path):
+    (tmp_path / "mine.apl").write_text("prefetch all_gather 1 block ahead\noptional delay reduce_scatter 1 block\n")
+    result = run(tmp_path, page('include "mine.apl"', graph=steps()), cover=[str(tmp_path / "mine.apl")])
+    assert result.rules == 2
+    assert [(code, text) for code, _, text in said(result)] == [("APL514", "optional delay reduce_scatter 1 block")]

@@ -15,7 +15,8 @@ from policylang.backends.runtime.groups import RankOrder
 from policylang.backends.surgery.edits import carry_out
 from policylang.backends.surgery.planned_order import put_in_order
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.graph.reading.collect import collect
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
@@ -97,13 +98,28 @@ def rewrite_half(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str 
         expectations=(),
     )
     ranks = ranks_of(joint.before, policy, kind.value)
-    facts = collect(gm, kind=kind, root=root)
+    facts = _with_inputs(collect(gm, kind=kind, root=root), joint.facts)
     made = make_plan(HalfPath().part_of(lenient), facts, HALF, ranks=ranks)
     raise_errors(made.diagnostics)
     groups = carry_out(gm, made)
     if made.order is not None:
         groups = (*groups, *put_in_order(gm, policy, made.order))
     return Half(kind, made, groups)
+
+
+def _with_inputs(facts: Facts, joint: Facts) -> Facts:
+    """The facts of a half with what the joint graph says of its inputs. What was made of one parameter alone, and
+    crosses to the backward, counts as that parameter there: ``where from parameter`` is said of both alike."""
+    origins, index = Chains(joint).origins, joint.index
+    kinds, names = list(facts.input_kinds), list(facts.input_names)
+    for row, (name, op) in enumerate(zip(facts.names, facts.ops, strict=True)):
+        source = index.get(name, -1) if op == "placeholder" else -1
+        if source >= 0 and joint.ops[source] == "call_function":
+            origin = origins[source]
+            source = origin if origin >= 0 and joint.input_kinds[origin] == InputKind.PARAMETER else -1
+        if source >= 0 and kinds[row] != InputKind.TANGENT:
+            kinds[row], names[row] = joint.input_kinds[source], joint.input_names[source]
+    return evolve(facts, input_kinds=kinds, input_names=names)
 
 
 def unanswered(joint: Plan, halves: Sequence[Half]) -> tuple[Diagnostic, ...]:

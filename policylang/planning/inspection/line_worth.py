@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from attrs import evolve
 
@@ -14,14 +14,23 @@ from policylang.planning.plan import Plan
 from policylang.simulation.step_time import step_time
 
 
-def weighed(found: Communication, plan: Plan, capabilities: Capabilities, only: int | None = None) -> Communication:
+def weighed(
+    found: Communication,
+    plan: Plan,
+    capabilities: Capabilities,
+    only: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Communication:
     """The same with :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each
-    line; without a device nothing is."""
-    if found.planned.lanes is None or len(found.lines) < 1:
+    line; without a device nothing is. ``progress`` is told after each how many of how many are done."""
+    if found.planned.lanes is None:
         return found
-    asked = [at for at in range(len(found.lines)) if only in (None, at)]
     policies = list(_without_each(plan.policy))
-    without = {at: _exposed(policies[at], plan, found, capabilities) for at in asked}
+    asked = range(len(found.lines)) if only is None else [only]
+    without: dict[int, float | None] = {}
+    for done, at in enumerate(asked, start=1):
+        without[at] = _exposed(policies[at], plan, found, capabilities)
+        progress(done, len(asked))
     return evolve(
         found, lines=tuple(evolve(line, exposed_without=without.get(at)) for at, line in enumerate(found.lines))
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import fsum
 
@@ -13,6 +13,8 @@ from attrs import frozen
 from policylang.language.figures import counted, figure, file_name, folded_names, listed, shortened
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder, StepInOrder
 from policylang.planning.inspection.time_prices import same_time
+from policylang.report.device_times import seconds_text
+from policylang.report.order.report_lines import barriers_text
 from policylang.report.width import table
 from policylang.simulation.collective_runs import ExposedBy
 
@@ -77,8 +79,8 @@ def _step(step: StepInOrder) -> str:
 
 def _notes(found: Communication) -> list[str]:
     said = []
-    if found.bound:
-        said.append(bound_text(found.bound))
+    if seconds_text(found.bound):
+        said.append(bound_text(found.bound or 0.0))
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:
@@ -89,12 +91,6 @@ def _notes(found: Communication) -> list[str]:
 def bound_text(bound: float) -> str:
     """The least that any order exposes."""
     return f"no order of these collectives exposes less than {figure(bound, 'seconds')}"
-
-
-def barriers_text(barriers: Mapping[str, int]) -> str:
-    """Unknown operators, each once."""
-    calls = [f"{name} ×{count}" if count > 1 else name for name, count in barriers.items()]
-    return f"nothing is moved across operators that nobody knows: {', '.join(calls)}"
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
@@ -126,6 +122,12 @@ def _line_row(line: LineInOrder, *, joins: bool, weighed: bool) -> tuple[str, ..
     into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
     without = "" if line.exposed_without is None else figure(line.exposed_without, "seconds")
     return (line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed])
+
+
+def said_of(line: LineInOrder) -> str:
+    """``matches 291 collectives, moves 289 into 64``."""
+    into = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
+    return f"matches {counted(len(line.matched), 'collective')}, moves {len(line.moved):,}{into}"
 
 
 def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
@@ -182,9 +184,8 @@ def _names(names: Sequence[str]) -> str:
 
 @frozen
 class _Alike:
-    """Collectives that fare alike, as one row shows them."""
+    """Collectives that fare alike, as one row shows them: but for how long each is exposed."""
 
-    exposed: str
     takes: str
     operator: str
     bytes: int
@@ -231,7 +232,6 @@ def _alike(entry: CollectiveEntry) -> _Alike:
     run = entry.run
     assert run is not None
     return _Alike(
-        exposed=figure(run.exposed, "seconds"),
         takes=figure(run.end - run.start, "seconds"),
         operator=entry.operator,
         bytes=entry.bytes,
@@ -251,7 +251,7 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
     return (
         figure(_seconds(alike), "seconds"),
         f"×{len(alike):,}" if several else "",
-        figure(run.exposed, "seconds") if several else "",
+        _each(alike) if several else "",
         figure(run.end - run.start, "seconds"),
         listed([each.name for each in alike], 1),
         first.kind + (f" of {first.members}" if first.members > 1 else ""),
@@ -261,6 +261,13 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
         BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
         lines_named([found.lines[index].source for index in first.lines]),
     )
+
+
+def _each(alike: Sequence[CollectiveEntry]) -> str:
+    """``881.5 us``, or ``≤ 881.5 us`` where some are exposed for less."""
+    exposed = sorted(each.run.exposed for each in alike if each.run is not None)
+    least, most = (figure(each, "seconds") for each in (exposed[0], exposed[-1]))
+    return most if least == most else f"≤ {most}"
 
 
 def lines_named(sources: Sequence[str]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from policylang.planning.inspection.communication import Communication
+from policylang.report.device_times import seconds_text
 from policylang.report.markup import Markup, element, joined, rows_table
 from policylang.report.order.as_text import (
-    barriers_text,
     bound_text,
     exposed_rows,
     hidden_text,
@@ -18,6 +18,7 @@ from policylang.report.order.as_text import (
 )
 from policylang.report.order.lane_chart import LaneScale, lane_chart, lane_columns
 from policylang.report.order.lane_data import DrawnStep, drawn_steps
+from policylang.report.order.report_lines import barriers_text
 
 
 def order_section(found: Communication | None, block_names: Sequence[str]) -> tuple[Markup, dict[str, Any] | None]:
@@ -76,7 +77,7 @@ def _totals(found: Communication) -> Markup:
     if not found.orders:
         return Markup("")
     head = ("", "as traced", "as planned")
-    said = [bound_text(found.bound)] if found.bound else []
+    said = [bound_text(found.bound or 0.0)] if seconds_text(found.bound) else []
     said += [barriers_text(found.barriers)] if found.barriers else []
     notes = (element("p", each, class_="hint") for each in said)
     return joined(rows_table(head, total_rows(found), range(1, 3), "before and after"), *notes)

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping
 from policylang.audit.summary.order_account import OrderAccount, ScheduledLine
 from policylang.audit.summary.report import Report
 from policylang.language.figures import Measured, counted, figure, file_name, listed
-from policylang.report.order.as_text import barriers_text
 
 _MOST_NAMES = 2
 _MOST_REASONS = 3
@@ -17,7 +16,7 @@ _MOST_REASONS = 3
 def order_lines(report: Report) -> list[str]:
     """Of the whole step what it comes to and each line; of the halves that it was cut into what they come to. What
     several graphs have alike is said once."""
-    told = {rewrite.source for rewrite in report.rewrites if rewrite.done}
+    told = {rewrite.source for rewrite in report.rewrites}
     found = Counter(line for account in report.orders for line in _lines(account, told))
     return [f"{line}, in {counted(count, 'graph')} each" if count > 1 else line for line, count in found.items()]
 
@@ -28,7 +27,7 @@ def _lines(account: OrderAccount, told: Collection[str]) -> Iterator[str]:
     if account.half:
         return
     for line in account.lines:
-        if line.source not in told:  # a bucket that was carried out is among the rewrites, with its proof
+        if line.source not in told:  # a bucket line is among the rewrites, with its proofs
             yield f"{file_name(line.source)} {line.text}: {_what(line)}"
             yield from _left(line.left)
     if account.barriers:
@@ -65,3 +64,9 @@ def _left(left: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
         yield f"  left: {listed(names, _MOST_NAMES)}: {reason}"
     if rest := reasons[_MOST_REASONS:]:
         yield f"  left: {sum(len(names) for _, names in rest):,} more, for {len(rest)} other reasons"
+
+
+def barriers_text(barriers: Mapping[str, int]) -> str:
+    """Unknown operators, each once."""
+    calls = [f"{name} ×{count}" if count > 1 else name for name, count in barriers.items()]
+    return f"nothing is moved across operators that nobody knows: {', '.join(calls)}"

@@ -205,3 +205,47 @@ def test_a_path_that_keeps_no_order_says_so() -> None:
     made = planned("delay all_gather 1 block", path=EAGER)
     assert "APL306" in [each.code for each in made.diagnostics]
     assert made.order is None
+
+
+# --- overlap in its limits ---
+
+
+def test_overlap_hides_what_order_can_hide() -> None:
+    facts = sharded_step(blocks=4, regathers=True)
+    made = planned("undecided -> save\noverlap collective", facts, DEVICE)
+    before = step_time(made.order.traced, made.order.traced_schedule, made.order.traced_times)
+    after = step_time(made.order.facts, made.order.schedule, made.order.times)
+    assert after.exposed < before.exposed / 2
+    assert made.order.outcomes[0].moved
+    assert not made.diagnostics
+
+
+def test_what_is_more_than_may_be_in_flight_stays_and_is_named() -> None:
+    facts = sharded_step(blocks=3)
+    made = planned("overlap collective up to 2 KiB in flight", facts, DEVICE)
+    (outcome,) = made.order.outcomes
+    assert outcome.left["gather_1"] == "it is 4 KiB, more than may be in flight"
+    assert not any(name.startswith("gather") for name in outcome.moved)
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("up to 512 B in flight", "the smallest limit with which something moves is 4 KiB"),
+        ("up to 512 B in flight within 1 GiB of peak", "the smallest limit with which something moves is 4 KiB"),
+    ],
+)
+def test_a_limit_that_leaves_nothing_to_do_is_told_the_smallest_that_does(limit: str, said: str) -> None:
+    lines = f"overlap reduce_scatter {limit}"
+    (found,) = planned(lines, device=DEVICE).diagnostics
+    assert (found.code, found.help) == ("APL374", said)
+    assert found.span.one_line == "up to 512 B in flight"
+    assert not planned(f"optional {lines}", device=DEVICE).diagnostics
+
+
+def test_prefetched_and_kept_collectives_are_not_for_overlap_to_move() -> None:
+    lines = "prefetch all_gather 1 block ahead\nkeep order of reduce_scatter\noverlap collective"
+    made = planned(lines, device=DEVICE)
+    assert [each.code for each in made.diagnostics] == ["APL377"]
+    assert made.diagnostics[0].span.one_line == "overlap collective"
+    assert made.order.outcomes[2].moved == ()

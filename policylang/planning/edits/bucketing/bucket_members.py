@@ -9,9 +9,9 @@ from attrs import frozen
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.names import ALL_REDUCE, GATHER, SCATTER, WAIT
 from policylang.operators.strides import is_contiguous
+from policylang.planning.edits.bucketing.placing import Places
 from policylang.planning.edits.collectives.element_moves import NOWHERE, source_of
 from policylang.planning.edits.collectives.lines import phase
-from policylang.planning.edits.bucketing.placing import Places
 from policylang.planning.edits.edit_planner import RefusedError
 
 KINDS = (GATHER, SCATTER, ALL_REDUCE)
@@ -57,11 +57,13 @@ class Member:
 
 def member_of(facts: Facts, row: int, places: Places) -> Member:
     """The collective in a row. Raises :class:`RefusedError` where it cannot be one of several."""
-    target, name, arguments = facts.targets[row], facts.names[row], facts.arguments[row]
+    target, arguments = facts.targets[row], facts.arguments[row]
     if target not in KINDS:
         raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
     source, group = source_of(facts, row), facts.group_names[row]
-    if source == NOWHERE or not group or group not in facts.groups:
+    if source == NOWHERE:
+        raise RefusedError("arguments not known", "a snapshot of an earlier version does not have them")
+    if group not in facts.groups:
         raise RefusedError("group not known")
     size = facts.groups[group].size
     if target != ALL_REDUCE and arguments[-2] != size:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from policylang.graph.facts import Facts
 from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GATHER, SCATTER, SLICE, VIEW, WAIT
 from policylang.operators.strides import contiguous, viewed
-from policylang.planning.edits.collectives.aliasing import ReplacedMemory
 from policylang.planning.edits.bucketing.bucket_members import Member
+from policylang.planning.edits.collectives.aliasing import ReplacedMemory
 from policylang.planning.edits.collectives.consumers import relaid
 from policylang.planning.edits.edit_planner import NewNodes
 from policylang.planning.graph_edit import FusedGroup, Node
@@ -42,7 +43,8 @@ def merge(
     shape = (rows, total) if rows else (total,)
     joined = new.add(CAT, (tuple(flat), 1) if rows else (tuple(flat),), shape, contiguous(shape), first.row)
     if target == GATHER:
-        shape, arguments = (ranks * total,), (joined, ranks, group)
+        shape = (ranks * total,)
+        arguments: tuple[Any, ...] = (joined, ranks, group)
     elif target == SCATTER:
         shape, arguments = (1, total), (joined, first.alike.reduction, ranks, group)
     else:

@@ -74,7 +74,9 @@ class Serving:
                 found[row] = OUTSIDE
                 continue
             if found[row] == OUTSIDE and not self._is_named(row):
-                found[row] = max((found[source] for source in facts.inputs[row]), key=order.__getitem__, default=OUTSIDE)
+                found[row] = max(
+                    (found[source] for source in facts.inputs[row]), key=order.__getitem__, default=OUTSIDE
+                )
             order.setdefault(found[row], len(order))
         return found
 

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule
+from policylang.language.figures import figure
 from policylang.language.syntax import Overlap, Quantity
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.lines.named import Picked
@@ -49,8 +50,10 @@ class Limited:
         self._facts, self._needs, self._times = facts, needs, times
         self._mine = [each for each in picked if isinstance(each.statement, Overlap)]
         self._scheduled, self._traced_peak = scheduled, traced_peak
-        self.movable = sorted({row for each in self._mine for row in each.taken})
+        self._named = sorted({row for each in self._mine for row in each.taken})
         self.too_tight: list[TooTight] = []
+        self.too_large: dict[int, str] = {}
+        """Collectives that are more than the limit of bytes in flight by themselves, and that as a phrase."""
 
     @cached_property
     def limits(self) -> OverlapLimits:
@@ -66,12 +69,24 @@ class Limited:
 
     def order(self, order: Sequence[int]) -> list[int]:
         """The calls in the order that hides most, from the order given; that order itself where nothing may move."""
+        self.movable = self._small_enough(self.limits.in_flight)
         if not self.movable:
             return list(order)
         found = self._within(order, self.limits)
         if not self._moves(order, found):
             self._explain(order)
         return found
+
+    def _small_enough(self, limit: int | None) -> list[int]:
+        sizes = {row: size_in_flight(self._facts, row) for row in self._named}
+        if limit is None or not sizes:
+            return self._named
+        for row, size in sizes.items():
+            if size > limit:
+                self.too_large[row] = f"it is {figure(size, 'bytes')}, more than may be in flight"
+        if len(self.too_large) == len(sizes):
+            self._too_tight("in_flight", limit, min(sizes.values()))
+        return [row for row in self._named if row not in self.too_large]
 
     def _within(self, order: Sequence[int], limits: OverlapLimits) -> list[int]:
         """A schedule that keeps to its limits with the copies to the host and back between its steps: the scheduler
@@ -114,7 +129,7 @@ class Limited:
         if limits.in_flight is not None and (
             limits.peak is None or not self._moves_within(order, evolve(limits, peak=None))
         ):
-            sizes = sorted({size_in_flight(self._facts, row) for row in self.movable})
+            sizes = sorted({size_in_flight(self._facts, row) for row in self._named})
             larger = [size for size in sizes if size > limits.in_flight]
             least = self._least(larger, lambda size: self._moves_within(order, OverlapLimits(in_flight=size)))
             self._too_tight("in_flight", limits.in_flight, least)

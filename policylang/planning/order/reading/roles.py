@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
+from weakref import WeakKeyDictionary
 
 from policylang.graph.facts import Facts, Flag
 from policylang.graph.storage import returns_memory_of_input
@@ -24,8 +25,18 @@ class Role(IntEnum):
     """What blocks are there for: all else, and whatever multiplies."""
 
 
+_known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
+
+
 def roles_of(facts: Facts) -> Sequence[int]:
-    """The :class:`Role` of each row. Linear in nodes and edges."""
+    """The :class:`Role` of each row. Linear in nodes and edges, once for each facts."""
+    known = _known.get(facts)
+    if known is None:
+        known = _known[facts] = _roles(facts)
+    return known
+
+
+def _roles(facts: Facts) -> Sequence[int]:
     found = bytearray(len(facts))
     flags, flops, targets, ops = facts.flags, facts.flops, facts.targets, facts.ops
     for row, op in enumerate(ops):
