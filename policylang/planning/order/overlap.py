@@ -25,9 +25,9 @@ from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import walk
 
 _LEEWAYS = (
-    Leeway(lag=2.0, fill=0.15, reach=0.1),
-    Leeway(lag=10.0, fill=0.15, reach=0.1),
-    Leeway(lag=1.0, fill=0.02, reach=0.1),
+    Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02),
+    Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02),
+    Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),
 )
 """The last for steps that have more to send than to compute: what is computed ahead there only takes memory."""
 _ENOUGH = 1.01
@@ -64,11 +64,12 @@ def overlapped(
     read = units(facts, order, dependencies, times, movable)
     if not any(read.movable):
         return given.order
-    touches, starts = Touches(facts, read), LatestStarts(read)
+    touches, computed = Touches(facts, read), sum(read.seconds)
     sizes = [size_in_flight(facts, each) if each >= 0 else 0 for each in read.sent]
-    enough = max(_ENOUGH * exposed_bound(facts, times), _HARDLY * starts.total)
+    enough = max(_ENOUGH * exposed_bound(facts, times), _HARDLY * computed)
     best = given
     for leeway in _LEEWAYS:
+        starts = LatestStarts(read, leeway.close)
         scheduler = ListScheduler(read, touches, starts, sizes, leeway, limits.peak, limits.in_flight)
         found = _Candidate(facts, read.in_rows(scheduler.run()), times)
         if found.exposed < best.exposed and found.keeps(limits, given):
