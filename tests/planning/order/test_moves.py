@@ -104,7 +104,6 @@ def test_in_the_backward_it_goes_by_the_order_of_the_backward() -> None:
     assert "gather_2_again wait_2_again gather_1_again dx_2 dw_2" in order
     assert "wait_1_again gather_0_again dx_1" in order
     assert found.left == {0: {facts.index["gather_2_again"]: "it would start before the backward does"}}
-    assert found.across == {0: [facts.index["gather_2_again"]]}
 
 
 def test_the_first_gather_of_a_stage_stands_with_its_head() -> None:

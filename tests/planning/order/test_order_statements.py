@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 import policylang
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
-from policylang.planning.capabilities import EAGER, HALF, JOINT
+from policylang.planning.capabilities import EAGER, FLAT, HALF, JOINT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.report.diagnostics import render_text
@@ -55,6 +56,14 @@ def test_gathers_that_are_recomputed_are_prefetched_in_the_backward() -> None:
     assert "wait_1_recomputed gather_0_recomputed dx_1 dw_1" in order(made)
     assert "cast_0_recomputed" in made.order.order()
     assert made.order.order().index("cast_0_recomputed") < made.order.order().index("dx_1")
+
+
+@pytest.mark.parametrize("rule", ["undecided -> save", "recompute (cast, all_gather) in block\nundecided -> save"])
+def test_a_flat_graph_is_put_in_the_order_of_its_joint_graph(rule: str) -> None:
+    joint = sharded_step(blocks=3)
+    flat = evolve(joint, kind=GraphKind.FLAT)
+    lines = f"{rule}\nprefetch all_gather 1 block ahead\ndelay reduce_scatter 1 block"
+    assert order(planned(lines, flat, path=FLAT)) == order(planned(lines, joint))
 
 
 def test_a_selector_goes_by_the_blocks_of_the_backward_too() -> None:
