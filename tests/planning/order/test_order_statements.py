@@ -258,3 +258,30 @@ def test_prefetched_and_kept_collectives_are_not_for_overlap_to_move() -> None:
     assert [each.code for each in made.diagnostics] == ["APL377"]
     assert made.diagnostics[0].span.one_line == "overlap collective"
     assert made.order.outcomes[2].moved == ()
+
+
+AT_ITS_PEAK = """
+    %x = input
+    %w = parameter bytes=2560 shape=1280 dtype=bf16
+    %a = aten.mm.default(%x, %x) layers.0 flops=1_000_000 bytes=102400 dtype=bf16
+    %b = aten.mm.default(%a, %x) layers.0 flops=1_000_000 bytes=102400 dtype=bf16
+    %gather = _c10d_functional.all_gather_into_tensor.default(%w) layers.1 group=dp:4 collective bytes=10240
+    %wait = _c10d_functional.wait_tensor.default(%gather) layers.1 bytes=10240
+    %c = aten.mm.default(%b, %wait) layers.1 flops=1_000_000 bytes=1024 dtype=bf16
+    output(%c)
+"""
+
+
+def test_a_peak_that_leaves_no_room_is_told_how_much_it_takes() -> None:
+    facts = facts_of(AT_ITS_PEAK, GraphKind.FORWARD)
+    tight = planned("overlap all_gather within 1 KiB of peak", facts, DEVICE, HALF)
+    (found,) = tight.diagnostics
+    assert found.code == "APL374"
+    assert "moves nothing within 1 KiB of the peak" in found.message
+    assert found.help == "the smallest limit with which something moves is 10 KiB"
+    assert not tight.order.moves
+    roomy = planned("overlap all_gather within 10 KiB of peak", facts, DEVICE, HALF)
+    assert not roomy.diagnostics
+    assert roomy.order.outcomes[0].moved == ("gather",)
+    share = planned("overlap all_gather within 5% of peak", facts, DEVICE, HALF)
+    assert share.order.outcomes[0].moved == ("gather",)
