@@ -4,49 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from attrs import evolve
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import policylang
 from policylang.audit.summary.assemble import plan_report
 from policylang.audit.summary.combine import combined
 from policylang.audit.summary.report import report_from_dict
 from policylang.backends.announcing import announce_cached
-from policylang.graph.facts import Facts
-from policylang.graph.files.snapshot import load
 from policylang.language.devices.profile import DeviceProfile
-from policylang.planning.capabilities import FLAT, JOINT
+from policylang.planning.capabilities import JOINT
 from policylang.planning.graph_edit import Refusal
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.collective_places import collective_asked, placed
-from policylang.planning.inspection.communication import Communication, as_decided, communication, step_in_order
+from policylang.planning.inspection.communication import as_decided, communication
 from policylang.planning.inspection.compare import compare
 from policylang.planning.planner import plan
-from policylang.planning.schedule.builder import build_schedule
 from policylang.report.order.as_text import order_details, order_totals
 from policylang.report.order.explained import CollectiveExplanation, explain_line
-from policylang.report.order.lane_chart import LaneScale, lane_chart
-from policylang.report.order.lane_data import DrawnStep, drawn_steps
 from policylang.report.plan.as_json import plan_json
 from policylang.report.plan.as_text import plan_text
-from policylang.report.plan.comparison_page import comparison_page
 from policylang.report.plan.html import plan_page
-from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
-from policylang.simulation.node_times import node_times
-from policylang.simulation.step_time import step_time
-from tests.report.test_html import WORDS, data_of, in_browser, parsed, without_scripts
-from tests.simulation.test_step_time import DEVICE, flat
-from tests.support.browser import KEYS, browser
-from tests.support.drawn import examples
-from tests.support.ordered import SLOW, layers, ordered_plan, schedule_of_names
+from tests.report.test_html import parsed
+from tests.support.ordered import SLOW, layers, ordered_plan
 from tests.support.textgraph import facts_of
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 TOTALS = """\
 order                  as traced     as planned
 all-gather                     8              4
@@ -225,49 +206,6 @@ def test_what_a_line_picked_and_did() -> None:
     assert overlap.endswith("what it leaves where it is\n  bucket0, bucket1, bucket2, bucket3")
 
 
-# --- two policies ---
-
-
-def test_what_changes_between_two_orders() -> None:
-    """Without any line, and with the buckets and the prefetch."""
-    new = ordered_plan(4)
-    old = evolve(new, order=None)
-    found = compare(old, new)
-    assert not found.same
-    text = comparison_text(found).split("\n")
-    assert text[0] == "no decision changes: 16 decisions are the same"
-    assert text[2].startswith("8 collectives joined into buckets: gather_w0, gather_v0, gather_w1, ")
-    assert text[2].endswith(", and 2 more")
-    rows = [" ".join(line.split()) for line in text]
-    assert "collectives 8 4 -4" in rows
-    assert "buckets 0 4 +4" in rows
-    assert "exposed 68 ms 16 ms -52 ms" in rows
-    assert "step time 148 ms 96 ms -52 ms" in rows
-    assert "in flight at most 1000 B 2 KiB +1000 B" in rows
-    assert comparison_text(compare(new, old)).split("\n")[2].startswith("8 collectives in a bucket no more: gather_w0")
-    same = compare(new, new)
-    assert same.same
-    assert "no collective runs elsewhere" in comparison_text(same)
-    assert json.loads(comparison_json(found))["order"]["new"]["buckets"] == 4
-    assert json.loads(comparison_json(found))["same"] is False
-    assert "8 collectives joined" in comparison_page(breakdown(old), breakdown(new), "a.graph")
-    assert "8 collectives joined" in comparison_markdown(found)
-    assert compare(old, old).order is None
-
-
-def test_collectives_that_start_elsewhere_are_named() -> None:
-    """The same buckets; in one of the plans each starts where it is read."""
-    new = ordered_plan(4)
-    assert new.order is not None
-    late = [name for name, op in zip(new.order.facts.names, new.order.facts.ops, strict=True) if op == "call_function"]
-    old = evolve(new, order=evolve(new.order, schedule=schedule_of_names(new.order.facts, late)))
-    found = compare(old, new).order
-    assert found is not None
-    assert found.starts == ("gather_w1", "gather_v1", "gather_w2", "gather_v2", "gather_w3", "gather_v3")
-    assert found.awaited == found.joined == found.parted == ()
-    assert "6 collectives started elsewhere: gather_w1" in comparison_text(compare(old, new))
-
-
 # --- reports on what was carried out ---
 
 
@@ -306,131 +244,3 @@ def test_the_log_names_buckets_and_what_is_exposed(caplog: pytest.LogCaptureFixt
     with caplog.at_level("INFO", logger="policylang"):
         announce_cached(plan_report(ordered_plan(4)))
     assert "4 collectives fewer, 4 buckets, exposed 68 ms -> 16 ms" in caplog.messages[0]
-
-
-# --- the picture -----------------------------------------------------------------------------------------------------
-
-
-def drawn(count: int = 4) -> tuple[DrawnStep, ...]:
-    made = ordered_plan(count)
-    found = communication(made)
-    assert found is not None
-    return drawn_steps(found, made.order.block_names)
-
-
-def test_a_picture_has_what_the_totals_have() -> None:
-    made = ordered_plan(4)
-    found = communication(made)
-    assert found is not None
-    for step, side in zip(drawn(), (found.planned, found.traced), strict=True):
-        compute, *groups = step.lanes
-        assert sum(end - start for start, end in step.waits) == pytest.approx(step.exposed)
-        assert sum(each.end - each.start for each in compute.stretches) == pytest.approx(step.step - step.exposed)
-        assert sum(each.exposed for lane in groups for each in lane.stretches) == pytest.approx(step.exposed)
-        assert [len(lane.stretches) for lane in groups] == [len(side.collectives)]
-        assert max(size for _, size in step.memory) == side.peak.bytes
-        assert all(
-            a.end <= b.start + 1e-12
-            for lane in step.lanes
-            for a, b in zip(lane.stretches, lane.stretches[1:], strict=False)
-        )
-
-
-@given(flat(), st.data())
-@settings(max_examples=examples(40, 400), deadline=None)
-def test_any_step_is_drawn_as_it_is_timed(facts: Facts, data: st.DataObject) -> None:
-    """What is exposed is where nothing computes; nothing of a lane overlaps; the curve reaches the peak."""
-    rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]
-    schedule = build_schedule(facts, data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else [])
-    times = node_times(facts, DEVICE)
-    step = step_in_order(facts, schedule, times)
-    (drawn,) = drawn_steps(Communication(step, step), ())
-    walked = step_time(facts, schedule, times)
-    assert (drawn.step, drawn.exposed) == (pytest.approx(walked.step), pytest.approx(walked.exposed))
-    assert sum(end - start for start, end in drawn.waits) == pytest.approx(walked.exposed, abs=1e-6)
-    computes = sum(each.end - each.start for each in drawn.lanes[0].stretches)
-    assert computes == pytest.approx(walked.step - walked.exposed, abs=1e-6)
-    for lane in drawn.lanes:
-        assert all(one.end <= other.start + 1e-6 for one, other in pairwise(lane.stretches))
-        assert all(one.exposed <= one.end - one.start + 1e-6 for one in lane.stretches)
-    assert max((size for _, size in drawn.memory), default=0) == step.peak.bytes
-    assert lane_chart(drawn, LaneScale.of([drawn]), 0).count("<svg") == 1
-
-
-def test_a_large_graph_stays_light() -> None:
-    """What computes in one block is one stretch, at most some hundred of them a step; bars that touch are one."""
-    facts = load(DOCS / "graphs" / "fsdp.graph")
-    device = policylang.load_device("h100-sxm")
-    made = plan(policylang.load("fsdp"), facts, FLAT, device=device)
-    found = as_decided(made)
-    assert found is not None
-    (step,) = drawn_steps(found, made.block_names)
-    compute, *groups = step.lanes
-    assert found.planned.lanes is not None
-    assert len(compute.stretches) <= 400 + 2 * len(step.waits) < len(found.planned.lanes.compute)
-    assert sum(len(lane.stretches) for lane in groups) == len(found.collectives) == 448, "gathers twice, scatters once"
-    assert len(step.memory) <= 1000
-    assert any(re.fullmatch(r".* to .* in layers\.3, \d+ operators", each.words) for each in compute.stretches)
-    text = lane_chart(step, LaneScale.of([step]), 0)
-    assert len(text) < 60_000
-
-
-def test_the_page_without_a_script() -> None:
-    text = without_scripts(plan_page(breakdown(ordered_plan(4, left=LEFT, barriers=BARRIERS)), (), "a.graph"))
-    assert "as planned: a step of 96 ms, 16 ms of it exposed (16.7%); 4 collectives in group dp:4." in text
-    assert "as traced: a step of 148 ms, 68 ms of it exposed (45.9%); 8 collectives in group dp:4." in text
-    assert text.count('<input type="radio"') == 2
-    assert "mylib.scan.default ×3" in text
-    assert "each bucket proven on 4 ranks" in text
-    assert "<td>all-gather of 2</td>" in text
-
-
-def test_the_page_of_a_policy_that_schedules_nothing() -> None:
-    made = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT, device=SLOW)
-    text = without_scripts(plan_page(breakdown(made), (), "a.graph"))
-    assert "as traced: a step of 74 ms, 34 ms of it exposed" in text
-    assert '<input type="radio"' not in text
-    silent = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT)
-    assert "Compute and communication" not in plan_page(breakdown(silent), (), "a.graph")
-    untimed = plan_page(breakdown(ordered_plan(2, device=None)), (), "a.graph")
-    assert "each bucket proven on 4 ranks" in untimed
-    assert data_of(untimed)["order"] is None
-
-
-@in_browser
-def test_the_lanes_in_a_browser(tmp_path) -> None:
-    path = tmp_path / "plan.html"
-    path.write_text(plan_page(breakdown(ordered_plan(4)), (), "a.graph"), encoding="utf-8")
-    with browser(600) as it:
-        it.open(path)
-        assert it.errors() == []
-        assert it.run("return document.documentElement.scrollWidth") <= 600
-        assert it.run(WORDS) == 0
-        shown = "return [...document.querySelectorAll('#order .view')].map((each) => each.offsetHeight > 0)"
-        assert it.run(shown) == [True, False]
-        it.type("#order .view-0 svg", KEYS["right"])
-        (told,) = it.texts("#order + .legend .told")
-        assert told == (
-            "group dp:4: bucket1: all_gather_into_tensor of 2, 2 KiB, in layers.1, mine.apl:2, 3; "
-            "16 ms from 16 ms, hidden; 7.8 KiB alive"
-        )
-        assert it.run("return document.querySelector('#order .view-0 svg').getAttribute('aria-valuetext')") == told
-        it.type("#order .view-0 svg", KEYS["up"])
-        assert it.texts("#order + .legend .told")[0].startswith("compute: h0 in layers.0; 10 ms from 16 ms")
-        it.click("#order-1")
-        assert it.run(shown) == [False, True]
-        it.type("#order .view-1 svg", KEYS["end"])
-        assert "exposed 8.5 ms" in it.texts("#order + .legend .told")[0]
-        move = """
-            const svg = document.querySelector("#order .view-1 svg");
-            const box = svg.getBoundingClientRect();
-            const at = (x, y) => svg.dispatchEvent(new PointerEvent(
-                "pointermove", { clientX: box.left + x * box.width, clientY: box.top + y }));
-            const told = document.querySelector("#order + .legend .told");
-            return [[0.01, 20], [0.01, 140], [0.01, 180]].map(([x, y]) => { at(x, y); return told.textContent; });
-        """
-        memory, compute, group = it.run(move)
-        assert memory.endswith(" alive")
-        assert "nothing computes" in compute
-        assert group.startswith("group dp:4: gather_w0: all_gather_into_tensor, 1000 B")
-        assert it.errors() == []

@@ -87,7 +87,7 @@ def _ordered(plan: Plan) -> _Ordered:
         facts, schedule = ran.facts, ran.schedule
     else:
         facts, schedule, done = plan.order.facts, plan.order.schedule, plan.order.edits.done
-    places = _places(facts, schedule)
+    places = places_of(facts, schedule)
     buckets: dict[str, tuple[str, ...]] = {}
     for edit in done:
         made = [node.name for node in edit.nodes if node.name in places]
@@ -102,7 +102,7 @@ def _ordered(plan: Plan) -> _Ordered:
     return _Ordered(figures, buckets, places)
 
 
-def _places(facts: Facts, schedule: Schedule) -> dict[str, Place]:
+def places_of(facts: Facts, schedule: Schedule) -> dict[str, Place]:
     """From the end on, so that the node that computes next is known."""
     streams, roots, names = streams_of(facts), storage_roots(facts), facts.names
     starts: dict[str, str] = {}

@@ -124,6 +124,12 @@ def _line_row(line: LineInOrder, *, joins: bool, weighed: bool) -> tuple[str, ..
     return (line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed])
 
 
+def said_of(line: LineInOrder) -> str:
+    """``matches 291 collectives, moves 289 into 64``."""
+    into = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
+    return f"matches {counted(len(line.matched), 'collective')}, moves {len(line.moved):,}{into}"
+
+
 def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
     """On how many ranks buckets were proven, and what was left where it is."""
     proofs: dict[str, list[str]] = {}

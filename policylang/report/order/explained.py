@@ -6,10 +6,10 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from policylang.language.figures import counted, figure, listed
+from policylang.language.figures import figure, listed
 from policylang.planning.inspection.collective_places import CollectivePlace, PlacedCollective
 from policylang.planning.inspection.communication import Communication, LineInOrder
-from policylang.report.order.as_text import BOUNDED_BY, proof_texts
+from policylang.report.order.as_text import BOUNDED_BY, proof_texts, said_of
 from policylang.report.width import table
 
 _MOST_NAMES = 8
@@ -95,11 +95,7 @@ class LineExplanation:
 
     def __str__(self) -> str:
         line = self.line
-        joined = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
-        lines = [
-            f"{line.source}: {line.text}",
-            f"  matches {counted(len(line.matched), 'collective')}, moves {len(line.moved):,}{joined}",
-        ]
+        lines = [f"{line.source}: {line.text}", f"  {said_of(line)}"]
         if self.exposed is not None and self.line.exposed_without is not None:
             with_it, without = (figure(each, "seconds") for each in (self.exposed, self.line.exposed_without))
             lines.append(f"  exposed: {with_it} with it, {without} without")

@@ -13,9 +13,11 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Policy
 from policylang.planning.inspection.breakdown import Breakdown, Scenario, operator_of
+from policylang.planning.inspection.communication import bucket_statements
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Why
+from policylang.report.order.as_text import said_of
 from policylang.report.plan.as_json import worth_data
 from policylang.simulation.memory import Timeline
 
@@ -41,6 +43,7 @@ def page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str,
         "memory": memory_data(sides_of(found)),
         "sources": [{"name": source.name, "lines": _lines(source)} for source in sources],
         "rules": _rules(plan, worth, sources, rows),
+        "notes": _notes(found, sources),
         "expectations": [asdict(outcome) for outcome in plan.expectations],
         "nodes": _nodes(found, rows),
     }
@@ -90,6 +93,24 @@ def _rules(plan: Plan, worth: Sequence[Worth], sources: Sequence[Source], rows: 
             }
         )
     return rules
+
+
+def _notes(found: Breakdown, sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """What stands beside scheduling lines: how many collectives each picks and moves."""
+    if found.communication is None:
+        return []
+    of_file = {source: at for at, source in enumerate(sources)}
+    policy = found.plan.policy
+    statements = (*(policy.rewrites[at] for at in bucket_statements(policy)), *policy.scheduling)
+    return [
+        {
+            "file": of_file.get(statement.span.source, -1),
+            "line": statement.span.line,
+            "note": f"{len(line.moved):,} of {len(line.matched):,}" if line.matched else "no match",
+            "title": said_of(line),
+        }
+        for statement, line in zip(statements, found.communication.lines, strict=True)
+    ]
 
 
 def _nodes(found: Breakdown, rows: Sequence[int]) -> dict[str, Any]:

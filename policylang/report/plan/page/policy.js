@@ -19,7 +19,7 @@ function showPolicy(choose) {
         text.append(plainRow(at + 1, line));
         for (const index of rules) text.append(ruleRow("", data.rules[index].text, index, choose));
       } else if (rules.length === 1) text.append(ruleRow(at + 1, line, rules[0], choose));
-      else text.append(plainRow(at + 1, line, inside.get(at + 1)));
+      else text.append(plainRow(at + 1, line, inside.get(at + 1), data.notes.find((note) => note.file === file && note.line === at + 1)));
     });
     box.append(make("div", { class: "file" }, source.name), text);
   });
@@ -36,10 +36,11 @@ function ruleRow(no, line, index, choose) {
   return row;
 }
 
-function plainRow(no, line, index) {
+function plainRow(no, line, index, note) {
   const text = make("span", { class: "line" });
   appendLine(text, line);
-  const row = make("div", { class: "row" }, make("span", { class: "no" }, String(no)), text, make("span", { class: "note" }));
+  const said = note ? make("span", { class: "note", title: note.title }, note.note) : make("span", { class: "note" });
+  const row = make("div", { class: "row" }, make("span", { class: "no" }, String(no)), text, said);
   if (index !== undefined) { row.classList.add("rule"); ruleRows[index].push(row); }
   return row;
 }
