@@ -48,13 +48,15 @@ def checkpoint_model(
     The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
     modules and parameters stay what they are. ``policylang.report(model)`` has the decisions once the model has run
     forward with gradients. Call it before ``DistributedDataParallel``; before ``fully_shard`` or after it. What
-    `prefetch` and `bucket … per block` lines say of weights, ``fully_shard`` is told, and a policy of such lines alone
-    puts no checkpoint anywhere. A second call replaces the policy of the first. ``strict`` as in :func:`context_fn`; ``preserve_rng_state`` as in ``torch.utils.checkpoint``:
-    whether random operators that run a second time draw what they drew at first. ``device`` is the profile that times
-    are worked out from, as in :func:`policylang.load`.
+    ``prefetch`` and ``bucket … per block`` lines say of weights, ``fully_shard`` is told, and a policy of such lines
+    alone puts no checkpoint anywhere. A second call replaces the policy of the first. ``strict`` as in
+    :func:`context_fn`; ``preserve_rng_state`` as in ``torch.utils.checkpoint``: whether random operators that run a
+    second time draw what they drew at first. ``device`` is the profile that times are worked out from, as in
+    :func:`policylang.load`.
 
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing, ``PolicyGraphError`` where the model has no
-    such blocks, and ``PolicyMatchError`` for an order that eager or ``fully_shard`` cannot keep. A block's first call raises as :func:`context_fn` says.
+    Raises ``PolicyError`` for a policy that cannot be read or means nothing, ``PolicyGraphError`` where the model has
+    no such blocks, and ``PolicyMatchError`` for an order that eager or ``fully_shard`` cannot keep. A block's first
+    call raises as :func:`context_fn` says.
     """
     put_on(model, policy_of(policy, device), strict=strict, preserve_rng_state=preserve_rng_state)
     return model

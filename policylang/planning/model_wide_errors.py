@@ -16,6 +16,8 @@ from policylang.language.diagnostics import Diagnostic, Severity, one_cause
 from policylang.language.source import Span
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
+from policylang.planning.edits import bucket_errors
+from policylang.planning.order.lines import order_errors
 from policylang.planning.selection.empty_shares import SHARE_OF_NONE
 from policylang.planning.setups import TrainingSetup
 
@@ -24,9 +26,18 @@ _COMPILE_BLOCKS = (
     "then `block.compile(backend=policylang.backend(policy))` for each block"
 )
 _ROOT = 'give the backend the path of one, `root="layers.0"`'
-DEFERRED_CODES = (refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE)
+_NOTHING_ORDERED = (
+    *(order_errors.NONE_IN_GRAPH, order_errors.NO_BLOCKS, order_errors.NOTHING_MOVES),
+    *(bucket_errors.NOTHING_FITS, bucket_errors.NONE_ALIKE, bucket_errors.NONE_IN_BLOCKS),
+)
+DEFERRED_CODES = (
+    *(refusals.MATCHES_NOTHING, refusals.NO_SUCH_BLOCKS, refusals.NOTHING_TO_REWRITE, SHARE_OF_NONE),
+    *_NOTHING_ORDERED,
+)
 """Of the diagnostics that say "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share
-of the blocks."""
+of the blocks; a line that orders collectives, and one that joins them."""
+_NOTHING_HERE = frozenset((refusals.MATCHES_NOTHING, refusals.NOTHING_TO_REWRITE, *_NOTHING_ORDERED))
+"""Those that say it of one line for different reasons: one graph has no collective, another none that moves."""
 
 
 @frozen
@@ -49,7 +60,7 @@ class Complaint:
 
     @property
     def identity(self) -> tuple[int, str]:
-        return self.statement, self.code
+        return self.statement, refusals.MATCHES_NOTHING if self.code in _NOTHING_HERE else self.code
 
 
 def complaints(policy: Policy, diagnostics: Iterable[Diagnostic]) -> tuple[Complaint, ...]:
@@ -118,7 +129,7 @@ def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Complaint, ...]:
 def _statements(policy: Policy) -> list[Span]:
     """``blocks`` last: a block that is compiled on its own gets one where the policy has none."""
     blocks = [policy.blocks.span] if policy.blocks is not None else []
-    acting = (*policy.rules, *policy.expectations, *policy.rewrites)
+    acting = (*policy.rules, *policy.expectations, *policy.rewrites, *policy.scheduling)
     return [*(each.span for each in acting), *blocks]
 
 

@@ -332,3 +332,14 @@ def test_a_partitioner_cannot_have_inductor_keep_an_order(mesh: DeviceMesh) -> N
     assert refused.code == "APL344"
     assert refused.span is not None
     assert refused.span.one_line == "keep order of all_gather"
+
+
+def test_what_a_policy_schedules_runs_beside_computation_in_both_halves(mesh: DeviceMesh) -> None:
+    text = "undecided -> save\nprefetch all_gather 1 block ahead\ndelay reduce_scatter 1 block\n"
+    backend = policylang.backend(policylang.parse(text))
+    trained(mesh, backend)
+    assert found(backend) == IN_ORDER
+    forward, backward = policylang.report(backend).code
+    assert list(forward.kernels) == ["all_gather_into_tensor_1", "all_gather_into_tensor_2"]
+    assert list(backward.kernels) == ["reduce_scatter_tensor", "reduce_scatter_tensor_1"]
+    assert min(*forward.kernels.values(), *backward.kernels.values()) >= 1

@@ -184,6 +184,8 @@ def check_report(mesh: DeviceMesh) -> None:
         "`layers.1` was told to gather `layers.2` ahead in the forward, and is told to gather nothing"
         in audit.differences[0]
     )
+    (unsettled,) = policylang.report(under(Model(), AHEAD)).by_fsdp
+    assert "is not told: no forward" in unsettled.lines[0].said
     both = under(shard(Model(), mesh), f"save first matmul per block; {AHEAD}")
     run(both, 0)
     report = policylang.report(both)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from attrs import evolve
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
+from tests.distributed.test_train_fsdp_tp import imported
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.ranks import run_ranks
 from tests.support.reordered import in_hand_order
 from tests.support.sharded import sharded_stack
+from tests.support.versions import needs_traced_meshes
 
 PLAIN = "undecided -> save\n"
 POLICY = f"{PLAIN}keep order of (all_gather or reduce_scatter)\n"
+SCHEDULES = "prefetch all_gather 1 block ahead\ndelay reduce_scatter 1 block\n"
 RECOMPUTES = "recompute everything\nkeep order of (all_gather or reduce_scatter)\n"
 
 
 def stack() -> nn.Module:
-    return sharded_stack(2, 3, width=16)
+    return sharded_stack(dist.get_world_size(), 3, width=16)
 
 
 def meshed() -> nn.Module:
@@ -74,3 +80,47 @@ def test_gradients_are_bitwise_those_of_the_traced_order() -> None:
             assert {status for status, *_ in case["orders"]} == {"as planned"}, name
             assert all(starts and starts == waits for _, starts, waits in case["orders"]), name
             assert min(case["beside"]) >= 1, name
+
+
+LLAMA = f"""{PLAIN}
+prefetch (all_gather where from parameter) 1 block ahead
+delay reduce_scatter 1 block
+"""
+
+
+def scheduled(rank: int, policies: list[str]) -> dict[str, Any]:
+    """The halves as a policy orders them, of a stack of DTensors and of a Llama under data and tensor parallelism."""
+    told: dict[str, Any] = {}
+    torch.manual_seed(0)
+    plain = trained(stack(), 16, policylang.backend(policylang.parse(PLAIN)))
+    backend = policylang.backend(policylang.parse(f"{PLAIN}{SCHEDULES}"))
+    losses, gradients = trained(stack(), 16, backend)
+    told["stack"] = losses == plain[0] and all(map(torch.equal, gradients, plain[1])), read(backend)
+    example = imported()
+    mesh = example.make_mesh("cpu", 2, 2)
+    run = example.Run(steps=2, config=example.LlamaConfig(layers=2), how="compile", inner="inductor")
+    curves, reports = [], []
+    for policy in policies:
+        torch._dynamo.reset()
+        curve, report = example.train(evolve(run, policy=policy), mesh)
+        curves.append(curve)
+        reports.append(report)
+    told["llama"] = curves[0] == curves[1], [(each.status, len(each.kernels)) for each in reports[1].code]
+    return told
+
+
+def read(backend: Any) -> list[tuple[str, int]]:
+    return [(each.status, len(each.kernels)) for each in policylang.report(backend).code]
+
+
+@pytest.mark.slow
+@needs_traced_meshes
+def test_what_a_policy_schedules_is_what_inductor_runs_on_four_ranks(tmp_path: Path) -> None:
+    files = [tmp_path / "plain.apl", tmp_path / "llama.apl"]
+    for file, text in zip(files, (PLAIN, LLAMA), strict=True):
+        file.write_text(text)
+    for told in run_ranks(scheduled, 4, [str(file) for file in files], timeout=500):
+        for name, (alike, halves) in told.items():
+            assert alike, name
+            assert {status for status, _ in halves} == {"as planned"}, name
+            assert min(beside for _, beside in halves) >= 1, (name, halves)

@@ -17,6 +17,7 @@ from policylang.graph.facts import Facts, GraphKind, Phase
 from policylang.graph.files.any_form import read_any
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.statement_edits import plan_edits
+from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import PathGlob
 from tests.planning.edits.test_buckets import picking
 from tests.support.shared_graphs import BACKWARD, FOLDER, shared_facts
@@ -71,6 +72,20 @@ def test_a_gather_for_each_repeated_stretch() -> None:
     assert len(now.names) == 32
     moved = sum(before.get(name, block) != block for name, block in zip(after.names, now.block_of, strict=True))
     assert moved < len(after) // 20
+
+
+def test_what_lies_outside_the_stretches_is_put_together_by_a_size_alone() -> None:
+    line = "bucket (all_gather outside block) per block"
+    (found,) = (
+        each
+        for each in plan(policylang.parse(line), recorded_forward(), HALF).diagnostics
+        if each.code.startswith("APL3")
+    )
+    assert found.code == "APL336"
+    assert found.message.endswith("puts nothing together: none of its 3 collectives belongs to a block")
+    made = plan(policylang.parse("bucket (all_gather outside block) up to 2 GiB"), recorded_forward(), HALF)
+    assert made.order is not None
+    assert [len(edit.collectives) for edit in made.order.edits.done] == [3]
 
 
 def test_a_graph_that_names_modules_or_regions_keeps_them() -> None:

@@ -107,6 +107,44 @@ def test_over_several_graphs_the_cause_is_that_of_any() -> None:
     assert "docs/setups.md#fsdp2-with-compiled-blocks" in str(sharded.help)
 
 
+def gathered(blocks: int) -> str:
+    gather = "_c10d_functional.all_gather_into_tensor.default"
+    lines = ["%x0 = input", *(f"%w{n} = parameter" for n in range(blocks))]
+    for n in range(blocks):
+        lines += [
+            f"%gather{n} = {gather}(%w{n}) layers.{n} collective group=dp:4 bytes=8",
+            f"%wait{n} = _c10d_functional.wait_tensor.default(%gather{n}) layers.{n} bytes=8",
+            f"%x{n + 1} = aten.mm.default(%x{n}, %wait{n}) layers.{n} bytes=8",
+        ]
+    last = f"%x{blocks}"
+    lines += [
+        "%tangent = tangent",
+        f"%back = aten.mul.Tensor({last}, %tangent) backward",
+        f"%out = output({last}, %back)",
+    ]
+    return "\n".join(lines)
+
+
+def test_a_scheduling_line_has_to_find_something_in_one_of_the_graphs() -> None:
+    """Whatever each of them lacks: one has no collective, another two blocks in which nothing can start earlier."""
+    policy = policy_of("blocks layers.*\nprefetch all_gather 1 block ahead")
+
+    def codes(*graphs: str) -> list[tuple[str, str]]:
+        found = []
+        for graph in graphs:
+            made = plan(policy, facts_of(graph), JOINT)
+            errors = [each for each in made.diagnostics if is_error(each)]
+            assert {each.code for each in errors} <= {*model_wide_errors.DEFERRED_CODES, "APL302"}
+            found.append((graph[:8], model_wide_errors.complaints(policy, errors)))
+        shared = model_wide_errors.shared_by_all(policy, found, root="layers.0")
+        return [(each.code, each.span.text if each.span else "") for each in shared]
+
+    line = "prefetch all_gather 1 block ahead"
+    assert codes(gathered(2)) == codes(gathered(2), gathered(0)) == []
+    assert codes(gathered(0)) == codes(gathered(0), gathered(0)) == [("APL302", "blocks layers.*"), ("APL379", line)]
+    assert [code for code, _ in codes(gathered(1), gathered(0))] == ["APL373"]
+
+
 def test_lines_of_an_included_file_that_lack_one_thing_are_one_error_at_the_include(tmp_path: Path) -> None:
     (tmp_path / "inner.apl").write_text("recompute mm in decoder.*\nsave sin in decoder.*\nsave bmm\nsave conv2d\n")
     (tmp_path / "outer.apl").write_text('save add\ninclude "inner.apl"\n')

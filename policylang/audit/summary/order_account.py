@@ -88,11 +88,12 @@ class OrderAccount:
 
 
 def order_account(plan: Plan, half: str = "") -> OrderAccount | None:
-    """The account of a plan's order; None where the policy has no scheduling lines, or the path carries none out."""
+    """The account of a plan's order; None where the policy has no scheduling lines, the path carries none out, or
+    there is nothing to order."""
     from policylang.planning.inspection.communication import communication  # few policies ask for what it imports
 
     found = communication(plan)
-    if found is None:
+    if found is None or not found.traced.collectives:
         return None
     return OrderAccount(
         traced=_totals(found.traced),

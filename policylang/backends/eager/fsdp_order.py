@@ -26,6 +26,7 @@ from policylang.language.syntax import Bucket, Policy, Scheduling
 from policylang.planning.decisions.weights_aside import WeightAside
 from policylang.planning.order.by_fsdp import (
     BlockWeight,
+    LineByFsdp,
     OrderByFsdp,
     Unit,
     plan_by_fsdp,
@@ -43,6 +44,7 @@ from policylang.torch_compat.fsdp import (
     sharded_weights,
 )
 
+_NOT_YET = "`fully_shard` is not told: no forward of the model has run in eager"
 Lists = Mapping[nn.Module, tuple[Sequence[nn.Module], Sequence[nn.Module]]]
 """By sharded module, what it gathers ahead in the forward and in the backward."""
 
@@ -261,16 +263,16 @@ def order_reports(subject: object) -> list[FsdpOrderReport]:
     if not isinstance(subject, nn.Module):
         return []
     found = [_orders[module] for module in subject.modules() if module in _orders]
-    return [_report(each) for each in found if each.order is not None and each.policy.orders]
+    return [_report(each) for each in found if each.policy.orders]
 
 
 def _report(found: FsdpOrder) -> FsdpOrderReport:
-    assert found.order is not None
-    lines = tuple(
-        LineByFsdpReport(each.statement.span.location, each.statement.span.one_line, each.said)
-        for each in found.order.lines
+    statements = (*found.policy.buckets, *found.policy.scheduling)
+    lines = found.order.lines if found.order is not None else [LineByFsdp(each, _NOT_YET) for each in statements]
+    accounts = tuple(
+        LineByFsdpReport(each.statement.span.location, each.statement.span.one_line, each.said) for each in lines
     )
-    return FsdpOrderReport(found.policy.name, lines, tuple(found.differences()))
+    return FsdpOrderReport(found.policy.name, accounts, tuple(found.differences()))
 
 
 def _refuse_without_root(found: FsdpOrder, sharding: _Sharding) -> None:

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
-from policylang.graph.rowsets import mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
@@ -162,8 +161,13 @@ class _OrderPlanner:
             return schedule
         regions = self._regions()
         steps: list[ScheduleStep] = [(_FIRST, row, regions[row]) for row in order]
-        names = (traced.names[row] for row in schedule.rows_of(StepKind.COPY_TO_HOST))
-        copied = mask_of((self.facts.index[name] for name in names if name in self.facts.index), len(self.facts))
+        instead = {old: new for edit in self.edits.done for old, new in edit.replaced}
+        copied = bytearray(len(self.facts))
+        for row in schedule.rows_of(StepKind.COPY_TO_HOST):
+            name = traced.names[row]
+            while name in instead:
+                name = instead[name]
+            copied[self.facts.index[name]] = 1
         return Schedule.of(with_host_copies(self.facts, steps, copied))
 
     def _regions(self) -> dict[int, int]:

@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import event as hypothesis_event
 from hypothesis import strategies as st
 from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
 
 import policylang
+from policylang.backends.surgery.edits import carry_out
 from policylang.graph.blocks import blocks_of
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, GraphKind, Group
+from policylang.graph.reading.collect import collect
 from policylang.language.syntax import Selector
 from policylang.operators.moves import MoveError
 from policylang.planning.capabilities import HALF
@@ -34,9 +38,10 @@ from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edit, Edits, Node
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from tests.support.edited import AllAlike
+from tests.support.edited import AllAlike, assert_facts_hold
 from tests.support.every_rank import ATEN, Builder, EveryRank
-from tests.support.shared_graphs import BACKWARD, shared_facts
+from tests.support.ranks import run_ranks
+from tests.support.shared_graphs import BACKWARD, process_groups, shared_facts, shared_graph
 
 CAST = torch.ops.prims.convert_element_type.default
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -374,7 +379,7 @@ LINES = (
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(((3,), (2, 2), (2, 3))),
     st.lists(STEPS, min_size=4, max_size=18),
@@ -386,6 +391,46 @@ def test_every_value_of_a_random_program_is_what_it_was(
 ) -> None:
     blocks: dict[str, int] = {}
     carried_out(EveryRank(shape, random_program(steps, returned, blocks)), text, blocks)
+
+
+@pytest.mark.slow
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(((3,), (2, 2), (2, 3))),
+    st.lists(STEPS, min_size=8, max_size=26),
+    st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True),
+    st.sampled_from(LINES),
+)
+def test_every_value_of_many_longer_programs_is_what_it_was(
+    shape: tuple[int, ...], steps: list[Step], returned: list[int], text: str
+) -> None:
+    blocks: dict[str, int] = {}
+    carried_out(EveryRank(shape, random_program(steps, returned, blocks)), text, blocks)
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "code", "said"),
+    [
+        (three_weights, "bucket all_gather up to 20 B", "APL334", "no two of its 3 collectives that can be one fit"),
+        (
+            losses,
+            "bucket (all_reduce where group_size == 2) up to 1 MiB",
+            "APL335",
+            "are of one kind, dtype and process",
+        ),
+        (one_after_the_other, "bucket (all_gather where ndim == 2) up to 1 MiB", "APL312", "changes nothing"),
+        (three_weights, "bucket reduce_scatter up to 1 MiB", "APL301", "matches nothing"),
+        (three_weights, "optional bucket all_gather up to 20 B", "", ""),
+    ],
+)
+def test_a_line_that_puts_nothing_together_says_why(program: Any, text: str, code: str, said: str) -> None:
+    made = plan(policylang.parse(text), EveryRank((3, 2), program).facts(0), HALF)
+    found = [each for each in made.diagnostics if each.code.startswith("APL3")]
+    assert [each.code for each in found] == ([code] if code else [])
+    assert all(said in each.message for each in found)
 
 
 # --- proofs ---------------------------------------------------------------------------------------------------------
@@ -503,3 +548,74 @@ def test_the_collectives_of_a_recorded_backward_become_fewer(
     if most is not None:
         groups = Counter(edit.groups[0].name for edit in edits.done)
         assert max(groups.values()) <= 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["bucket all_gather per block", "bucket reduce_scatter up to 256 MiB"])
+def test_a_recorded_graph_comes_out_as_planned(line: str) -> None:
+    groups = {name: Group(name, ranks, len(ranks)) for name, ranks in process_groups(BACKWARD).items()}
+    gm = shared_graph(BACKWARD)
+    facts = collect(gm, groups=groups)
+    policy = policylang.parse(line)
+    edits, after = plan_edits(policy, facts, HALF, None, picking())
+    made = evolve(plan(policylang.parse("undecided -> save"), facts, HALF), policy=policy, edits=edits, facts=after)
+    assert len(edits.done) > 10
+    assert carry_out(gm, made) == ()
+    assert_facts_hold(gm, made, groups=groups)
+
+
+# --- ranks that are processes ---------------------------------------------------------------------------------------
+
+WEIGHTS = ((4, 6), (24,), (1, 8), (6, 2, 2))
+
+
+def _on_a_rank(rank: int) -> tuple[int, list[bool], list[bool]]:
+    """Weights gathered, gradients scattered and norms summed over all ranks; whether each is bitwise what it was, and
+    whether it is close."""
+    name = dist.group.WORLD.group_name
+    graph, mode = fx.Graph(), FakeTensorMode()
+    shards = [graph.placeholder(f"shard_{number}") for number in range(len(WEIGHTS))]
+    for node, shape in zip(shards, WEIGHTS, strict=True):
+        with mode:
+            node.meta["val"] = torch.empty(shape)
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        node = graph.call_function(target, args)
+        with mode:
+            node.meta["val"] = target(*fx.map_arg(args, lambda read: read.meta["val"]))
+        node.meta["partitioner_tag"] = "is_backward"
+        return node
+
+    ops = torch.ops._c10d_functional
+    results = []
+    for shard in shards:
+        cast = call(CAST, shard, torch.bfloat16)
+        whole = call(ops.wait_tensor.default, call(ops.all_gather_into_tensor.default, cast, 4, name))
+        results.append(call(ATEN.mul.Tensor, whole, 2))
+        grad = call(ATEN.exp.default, call(CAST, whole, torch.float32))
+        summed = call(ops.wait_tensor.default, call(ops.reduce_scatter_tensor.default, grad, "sum", 4, name))
+        results.append(call(ATEN.neg.default, summed))
+        norm = call(ATEN.sum.default, call(ATEN.sin.default, shard))
+        results.append(call(ops.wait_tensor.default, call(ops.all_reduce.default, norm, "sum", name)))
+    graph.output(tuple(results))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    torch.manual_seed(rank)
+    given = [torch.randn(shape) for shape in WEIGHTS]
+    before = gm(*given)
+    policy = policylang.parse("".join(f"bucket {kind} up to 1 MiB\n" for kind in KINDS))
+    facts = collect(gm, kind=GraphKind.BACKWARD)
+    edits, after = plan_edits(policy, facts, HALF, AllAlike(), picking())
+    made = evolve(plan(policylang.parse("undecided -> save"), facts, HALF), policy=policy, edits=edits, facts=after)
+    carry_out(gm, made)
+    assert_facts_hold(gm, made)
+    pairs = list(zip(before, gm(*given), strict=True))
+    equal = [torch.equal(one, other) for one, other in pairs]
+    return len(edits.done), equal, [torch.allclose(one, other, rtol=1e-5) for one, other in pairs]
+
+
+@pytest.mark.slow
+def test_buckets_of_four_processes_bring_the_same() -> None:
+    for done, equal, close in run_ranks(_on_a_rank, 4):
+        assert done == 3
+        assert all(equal[::3])  # what was gathered, to the bit
+        assert all(close)

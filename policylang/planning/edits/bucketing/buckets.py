@@ -28,6 +28,7 @@ from policylang.planning.edits.proof.calls import old_calls
 from policylang.planning.graph_edit import Edit, FusedGroup, Refusal
 
 ALONE = "no other like it"
+BOUND = "others like it depend on it, or it on them"
 OUTSIDE = "outside the blocks"
 TOO_LARGE = "larger than the limit"
 NO_ROOM = "no neighbour fits beside it"
@@ -37,7 +38,7 @@ MOST_OPEN = 8
 
 
 @mutable
-class _Pile:
+class _OpenBucket:
     """Members that can be one."""
 
     members: list[Member]
@@ -72,8 +73,8 @@ class Buckets(EditPlanner[Bucket]):
 
     def outcomes(self) -> list[Edit | Refusal]:
         done: list[_Done] = []
-        for members in self._candidates():
-            for pile in self._piled(members):
+        for members, alone in self._candidates():
+            for pile in self._piled(members, alone):
                 if len(pile) > 1 and (found := self._bucket(pile)) is not None:
                     done.append(found)
         done.sort(key=lambda each: (each.place, each.count))
@@ -91,8 +92,9 @@ class Buckets(EditPlanner[Bucket]):
 
     # --- what may be joined ---
 
-    def _candidates(self) -> list[list[Member]]:
-        """Collectives that are alike, belong to the same blocks and do not depend on each other, in graph order."""
+    def _candidates(self) -> list[tuple[list[Member], str]]:
+        """Collectives that are alike, belong to the same blocks and do not depend on each other, in graph order; and
+        why one of them would be alone."""
         assert self.setting.pick is not None, "buckets are planned where values are decided"
         rows, block_of = self.setting.pick(self.facts, self.statement.selector)
         members: list[Member] = []
@@ -101,13 +103,13 @@ class Buckets(EditPlanner[Bucket]):
                 members.append(member_of(self.facts, row, self.places))
             except RefusedError as why:
                 self._refuse([row], why)
-        found: list[list[Member]] = []
+        found: list[tuple[list[Member], str]] = []
         for alike in self._within_blocks(members, block_of):
             by_depth: dict[int, list[Member]] = {}
             for member, depth in zip(alike, depths(self.facts, alike), strict=True):
                 by_depth.setdefault(depth, []).append(member)
-            found.extend(by_depth.values())
-        return sorted(found, key=lambda each: each[0].row)
+            found.extend((each, BOUND if len(alike) > 1 else ALONE) for each in by_depth.values())
+        return sorted(found, key=lambda each: each[0][0].row)
 
     def _within_blocks(self, members: Sequence[Member], block_of: Sequence[int]) -> Iterator[list[Member]]:
         """Members that are alike, of so many blocks in the order in which each direction runs them."""
@@ -127,14 +129,14 @@ class Buckets(EditPlanner[Bucket]):
             stretches.setdefault((place, member.alike), []).append(member)
         yield from stretches.values()
 
-    def _piled(self, members: Sequence[Member]) -> Iterator[list[Member]]:
+    def _piled(self, members: Sequence[Member], alone: str) -> Iterator[list[Member]]:
         """Members in the buckets that there is room and a place for. Those that stay alone are refused."""
-        piles: list[_Pile] = []
+        piles: list[_OpenBucket] = []
         reasons: dict[int, RefusedError] = {}
         for member in members:
             if self.limit is not None and member.bytes > self.limit:
                 reasons[member.row] = RefusedError(TOO_LARGE)
-                piles.append(_Pile([member], member.bytes, full=True))
+                piles.append(_OpenBucket([member], member.bytes, full=True))
                 continue
             for pile in [each for each in piles if not each.full][-MOST_OPEN:]:
                 if self.limit is not None and pile.size + member.bytes > self.limit:
@@ -152,11 +154,11 @@ class Buckets(EditPlanner[Bucket]):
                     pile.size += member.bytes
                     break
             else:
-                piles.append(_Pile([member], member.bytes))
+                piles.append(_OpenBucket([member], member.bytes))
         for pile in piles:
             if len(pile.members) == 1:
                 (member,) = pile.members
-                self._refuse([member.row], reasons.get(member.row) or RefusedError(ALONE, _said(member.alike)))
+                self._refuse([member.row], reasons.get(member.row) or RefusedError(alone, _said(member.alike)))
             yield pile.members
 
     def _place(self, members: Sequence[Member]) -> Placement:
