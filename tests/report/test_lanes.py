@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import policylang
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.files.snapshot import load
-from policylang.planning.capabilities import FLAT, JOINT, Capabilities
+from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.collective_places import placed
 from policylang.planning.inspection.communication import Communication, as_decided, communication, step_in_order
@@ -191,6 +191,8 @@ def test_the_page_of_a_policy_that_schedules_nothing() -> None:
     assert '<input type="radio"' not in text
     silent = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT)
     assert "Compute and communication" not in plan_page(breakdown(silent), (), "a.graph")
+    in_eager = plan(parsed("undecided -> save"), facts_of(layers(2)), EAGER, device=SLOW)
+    assert "Compute and communication" not in plan_page(breakdown(in_eager), (), "a.graph")
     untimed = plan_page(breakdown(ordered_plan(2, device=None)), (), "a.graph")
     assert "each bucket proven on 4 ranks" in untimed
     assert data_of(untimed)["order"] is None
