@@ -19,7 +19,7 @@ from policylang.planning.capabilities import HALF
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import PathGlob
-from tests.planning.edits.test_buckets import picking
+from tests.support.bucketed import picking
 from tests.support.shared_graphs import BACKWARD, FOLDER, shared_facts
 from tests.support.textgraph import facts_of
 

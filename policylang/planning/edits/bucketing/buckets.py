@@ -83,12 +83,15 @@ class Buckets(EditPlanner[Bucket]):
     def grid(self, groups: tuple[str, ...]) -> Grid:
         """The ranks of the one group. That of another rank is not asked for: whoever takes part in a collective is in
         its group already."""
+        if groups in self._grids:
+            return super().grid(groups)
         (name,) = groups
         group = self.facts.groups[name]
         if self.setting.ledger.asked and not group.ranks:
             raise RefusedError(f"ranks of group `{name}` not known")
         dims = dims_of(group, self.facts.meshes)
-        return Grid((group.size,), group.ranks or tuple(range(group.size)), (0,), (), (dims,))
+        self._grids[groups] = Grid((group.size,), group.ranks or tuple(range(group.size)), (0,), (), (dims,))
+        return super().grid(groups)
 
     # --- what may be joined ---
 

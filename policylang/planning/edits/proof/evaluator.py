@@ -49,12 +49,14 @@ def _together(call: ChainCall, values: Mapping[str, Mapping[int, Any]], groups: 
     met: dict[tuple[int, ...], Sequence[Tensor]] = {}
     found: dict[int, Value] = {}
     for rank in shards:
-        members = groups(group, rank)
+        if rank in found:
+            continue
+        members = groups(group, rank)  # the same list for each of them
         read = [shards[member] for member in members]
         key = tuple(map(id, read))
         if key not in met:
             met[key] = _values(call, call.move, read)
-        found[rank] = met[key][members.index(rank)]
+        found.update(zip(members, met[key], strict=True))
     return found
 
 
