@@ -25,6 +25,7 @@ from policylang.audit.communication import CommunicationStep, steps_of
 from policylang.backends.torch_compile import order_kept
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.communication import is_communication, is_wait
+from policylang.torch_compat import inductor
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.reordered import at_random, in_hand_order
@@ -223,6 +224,21 @@ def test_an_option_that_orders_otherwise_is_refused(mesh: DeviceMesh, name: str)
     assert f"the option `{name}` of torch.compile and this line" in refused.message
     assert refused.span is not None
     assert refused.span.one_line == "keep order of all_gather"
+
+
+def test_compiled_autograd_would_lose_the_order_and_is_refused(mesh: DeviceMesh) -> None:
+    with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(policylang.PolicyMeaningError) as raised:
+        trained(mesh, ordered())
+    assert [each.code for each in raised.value.diagnostics] == ["APL348"]
+
+
+def test_a_torch_that_takes_one_last_pass_refuses_a_second(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "takes_lists_of_passes", lambda: False)
+    trained(mesh, ordered())
+    torch._dynamo.reset()
+    own = inductor_config.patch(post_grad_custom_post_pass=Noting(awaited_at_once))
+    with own, pytest.raises(policylang.PolicyMeaningError, match=r"APL342.*takes one `post_grad_custom_post_pass`"):
+        trained(mesh, ordered())
 
 
 def test_what_moves_within_the_order_may_be_asked_for(mesh: DeviceMesh) -> None:
