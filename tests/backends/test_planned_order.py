@@ -120,9 +120,7 @@ def traced(model: str) -> Traced:
         "optional save mm, addmm; undecided -> auto",
     ],
 )
-@pytest.mark.parametrize(
-    "model", ["dropout", slow("mlp"), slow("llama"), slow("resnet")]
-)
+@pytest.mark.parametrize("model", ["dropout", slow("mlp"), slow("llama"), slow("resnet")])
 def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
     """Copies to the host and back follow the order that the halves get."""
     graph = traced(model)
