@@ -285,3 +285,37 @@ def test_a_peak_that_leaves_no_room_is_told_how_much_it_takes() -> None:
     assert roomy.order.outcomes[0].moved == ("gather",)
     share = planned("overlap all_gather within 5% of peak", facts, DEVICE, HALF)
     assert share.order.outcomes[0].moved == ("gather",)
+
+
+def test_a_line_that_a_kept_collective_leaves_nothing_to_do_names_both_unless_it_is_optional() -> None:
+    facts = sharded_step(blocks=3, activations=True)
+    kept = "keep order of (all_gather fed by add or all_gather in first block)"
+    lines = f"prefetch (all_gather in layers.2 where from parameter) 2 blocks ahead\n{kept}"
+    found = planned(lines, facts).diagnostics
+    assert [each.code for each in found] == ["APL376"]
+    assert "would have to cross `tp_" in found[0].message
+    assert found[0].related[0].span.one_line == kept
+    assert not planned(f"optional {lines}", facts).diagnostics
+
+
+def test_a_delay_past_what_a_prefetched_collective_needs_names_both() -> None:
+    facts = facts_of(
+        """
+        %x = input
+        %a = aten.mm.default(%x, %x) layers.0 flops=9
+        %scatter = _c10d_functional.reduce_scatter_tensor.default(%a) layers.0 group=dp:4 collective
+        %wait = _c10d_functional.wait_tensor.default(%scatter) layers.0
+        %b = aten.mm.default(%a, %x) layers.1 flops=9
+        %c = aten.mm.default(%b, %x) layers.2 flops=9
+        %gather = _c10d_functional.all_gather_into_tensor.default(%wait) layers.3 group=dp:4 collective
+        %await = _c10d_functional.wait_tensor.default(%gather) layers.3
+        %d = aten.mm.default(%c, %await) layers.3 flops=9
+        output(%d)
+        """,
+        GraphKind.FORWARD,
+    )
+    lines = "prefetch all_gather 1 block ahead\ndelay reduce_scatter 2 blocks"
+    (found,) = planned(lines, facts, path=HALF).diagnostics
+    assert found.code == "APL376"
+    assert "`gather` needs what `scatter` brings" in found.message
+    assert (found.span.one_line, found.related[0].span.one_line) == tuple(lines.split("\n"))

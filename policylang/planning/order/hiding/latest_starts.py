@@ -12,17 +12,16 @@ _MARGIN = 1.2
 """A collective is started ahead as if it, and all before its deadline on its stream, took this much longer."""
 _LOOSE = 0.25
 """A unit is loose whose longest path takes no more than this share of what is computed before it as given."""
-_CLOSE = 0.02
-"""So far ahead of its reader, a share of all computation, what is loose is run."""
 _LIGHT = 0.5
 """Of a collective's time: what computes less with its result, and leads nowhere else, does not make it urgent."""
 
 
 class LatestStarts:
-    """O(units and their edges)."""
+    """O(units and their edges). ``close``: so far ahead of its reader, a share of all computation, what is loose is
+    due."""
 
-    def __init__(self, units: Units) -> None:
-        count = len(units)
+    def __init__(self, units: Units, close: float) -> None:
+        count, self._close = len(units), close
         self.place: list[float] = []
         """Where a unit computes as given."""
         now = 0.0
@@ -96,7 +95,7 @@ class LatestStarts:
         collective to the next is long overdue; what is loose is no more so than its readers are close."""
         due = self.due[reader]
         if self.loose[unit] and not self.loose[reader]:
-            return max(due, self.place[reader] - _CLOSE * self.total)
+            return max(due, self.place[reader] - self._close * self.total)
         return due
 
     def _is_light(self, units: Units, unit: int) -> bool:

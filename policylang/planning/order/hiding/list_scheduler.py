@@ -39,6 +39,8 @@ class Leeway:
     """How far ahead computation may be taken to pass the time of a wait: a share of all computation."""
     reach: float
     """How far ahead of its reader a collective may start that could start at any time: a share of all computation."""
+    close: float
+    """How far ahead of its reader what could run at any time is due: a share of all computation."""
 
 
 class ListScheduler(StepSoFar):
