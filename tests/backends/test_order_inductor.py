@@ -176,7 +176,7 @@ class Noting(CustomGraphPass):
         return None
 
 
-@pytest.mark.parametrize("way", ["setting", "option"])
+@pytest.mark.parametrize("way", ["setting", pytest.param("option", marks=pytest.mark.slow)])
 def test_a_users_own_last_pass_runs_too(mesh: DeviceMesh, way: str) -> None:
     seen: list[int] = []
     own, backend = Noting(lambda graph: seen.append(len(steps_of(graph)))), ordered()
@@ -234,13 +234,12 @@ def test_compiled_autograd_would_lose_the_order_and_is_refused(mesh: DeviceMesh)
 
 def test_a_torch_that_takes_one_last_pass_refuses_a_second(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "takes_lists_of_passes", lambda: False)
-    trained(mesh, ordered())
-    torch._dynamo.reset()
     own = inductor_config.patch(post_grad_custom_post_pass=Noting(awaited_at_once))
     with own, pytest.raises(policylang.PolicyMeaningError, match=r"APL342.*takes one `post_grad_custom_post_pass`"):
         trained(mesh, ordered())
 
 
+@pytest.mark.slow
 def test_what_moves_within_the_order_may_be_asked_for(mesh: DeviceMesh) -> None:
     backend = ordered()
     with warnings.catch_warnings():
