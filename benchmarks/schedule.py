@@ -44,7 +44,7 @@ from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.planning.schedule.order_plan import OrderPlan
-from policylang.simulation.collective_runs import exposed_bound
+from policylang.simulation.exposed_bound import exposed_bound
 from policylang.simulation.node_times import node_times
 from policylang.simulation.peak import estimate_peak
 from policylang.simulation.step_time import step_time

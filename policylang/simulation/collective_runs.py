@@ -13,21 +13,11 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, StepKind
-from policylang.simulation.exposed_bound import exposed_bound
 from policylang.simulation.in_flight import in_flight as bytes_in_flight
 from policylang.simulation.in_flight import size_in_flight
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import RunLog, SentRun, streams_of, walk
-
-__all__ = [
-    "CollectiveRun",
-    "ComputeRun",
-    "ExposedBy",
-    "Lanes",
-    "exposed_bound",
-    "lanes",
-]
 
 
 class ExposedBy(Enum):

@@ -153,6 +153,14 @@ def backend_behind(wrapper: Any) -> Any:
         wrapper = inner
 
 
+def compiles_backwards_anew() -> bool:
+    """Whether compiled autograd is on: it takes compiled backwards apart, and compiles what it makes of them."""
+    import torch._dynamo.compiled_autograd as compiled_autograd
+    import torch._dynamo.config as config
+
+    return bool(config.compiled_autograd or getattr(compiled_autograd, "compiled_autograd_enabled", False))
+
+
 def recompile_limit() -> int:
     """How often Dynamo compiles one piece of code before it gives up and runs it eagerly."""
     import torch._dynamo.config as config

@@ -99,7 +99,7 @@ class Broken(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_line_has_to_find_something_in_one_graph_of_a_model(at: int) -> None:
     parts: list[nn.Module] = [nn.Linear(8, 8)]
     parts.insert(at, sharded_stack(4, 2, width=8))
@@ -122,6 +122,7 @@ def test_a_line_that_finds_nothing_in_either_half_is_an_error() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_no_gradients_runs_as_it_is() -> None:
     with fresh_dynamo(), torch.no_grad():
         made = policylang.backend(policylang.parse(f"undecided -> save; {AHEAD}"), inner="aot_eager")

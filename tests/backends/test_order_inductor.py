@@ -17,6 +17,7 @@ import torch._inductor.config as inductor_config
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
@@ -24,6 +25,7 @@ from policylang.audit.communication import CommunicationStep, steps_of
 from policylang.backends.torch_compile import order_kept
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.communication import is_communication, is_wait
+from policylang.torch_compat import inductor
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.reordered import at_random, in_hand_order
@@ -174,7 +176,7 @@ class Noting(CustomGraphPass):
         return None
 
 
-@pytest.mark.parametrize("way", ["setting", "option"])
+@pytest.mark.parametrize("way", ["setting", pytest.param("option", marks=pytest.mark.slow)])
 def test_a_users_own_last_pass_runs_too(mesh: DeviceMesh, way: str) -> None:
     seen: list[int] = []
     own, backend = Noting(lambda graph: seen.append(len(steps_of(graph)))), ordered()
@@ -224,6 +226,20 @@ def test_an_option_that_orders_otherwise_is_refused(mesh: DeviceMesh, name: str)
     assert refused.span.one_line == "keep order of all_gather"
 
 
+def test_compiled_autograd_would_lose_the_order_and_is_refused(mesh: DeviceMesh) -> None:
+    with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(policylang.PolicyMeaningError) as raised:
+        trained(mesh, ordered())
+    assert [each.code for each in raised.value.diagnostics] == ["APL348"]
+
+
+def test_a_torch_that_takes_one_last_pass_refuses_a_second(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "takes_lists_of_passes", lambda: False)
+    own = inductor_config.patch(post_grad_custom_post_pass=Noting(awaited_at_once))
+    with own, pytest.raises(policylang.PolicyMeaningError, match=r"APL342.*takes one `post_grad_custom_post_pass`"):
+        trained(mesh, ordered())
+
+
+@pytest.mark.slow
 def test_what_moves_within_the_order_may_be_asked_for(mesh: DeviceMesh) -> None:
     backend = ordered()
     with warnings.catch_warnings():
@@ -343,3 +359,21 @@ def test_what_a_policy_schedules_runs_beside_computation_in_both_halves(mesh: De
     assert list(forward.kernels) == ["all_gather_into_tensor_1", "all_gather_into_tensor_2"]
     assert list(backward.kernels) == ["reduce_scatter_tensor", "reduce_scatter_tensor_1"]
     assert min(*forward.kernels.values(), *backward.kernels.values()) >= 1
+
+
+@pytest.mark.slow
+def test_a_tensor_parallel_llama_of_hugging_face_keeps_its_order(mesh: DeviceMesh) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, **heads))
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    plan = {**dict.fromkeys(columns, ColwiseParallel()), "self_attn.o_proj": RowwiseParallel()}
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh, {**plan, "mlp.down_proj": RowwiseParallel()})
+    backend = in_hand_order(policylang.backend(policylang.parse("undecided -> save\nkeep order of all_reduce\n")))
+    torch.compile(model, backend=backend)(torch.ones(2, 16, dtype=torch.int64), use_cache=False).logits.sum().backward()
+    forward, backward = policylang.report(backend).code
+    assert (forward.status, forward.starts) == ("as planned", 4)
+    assert (backward.status, backward.starts) == ("as planned", 10)
+    assert backward.kernels

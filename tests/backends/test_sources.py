@@ -183,10 +183,14 @@ def test_modules_that_act_are_in_the_key(name: str) -> None:
     assert name in KEY
 
 
+REPORTED = {"planning/inspection/__init__.py", "planning/inspection/communication.py"}
+"""What a sidecar says of an order is worked out there."""
+
+
 def test_what_does_not_act_is_not() -> None:
     for room in ("commands", "testing", "report/plan", "planning/inspection", "tuning", "profiling"):
         assert [name for name in ALL if name.startswith(f"{room}/")]
-        assert not [name for name in KEY if name.startswith(f"{room}/")]
+        assert not [name for name in KEY - REPORTED if name.startswith(f"{room}/")]
     others = {"__main__.py", "report/plan_comparison.py", "report/explanation.py"}
     assert others <= ALL
     assert not KEY & others

@@ -53,6 +53,14 @@ def test_a_plan_says_what_the_order_comes_to(policylang, folder):
     assert re.search(r"\n +16 ms +16 ms +\S+ +\S+ of 2 .* layers.0 +data +mine.apl:3", outcome.out)
 
 
+def test_what_is_expected_is_said_of_the_order_that_is_planned(policylang, folder):
+    (folder / "expecting.apl").write_text(POLICY + "expect exposed <= 20%\nexpect step time <= 100 ms\n")
+    outcome = policylang("plan", "expecting.apl", *ON, "--summary")
+    assert outcome.code == 0
+    assert re.search(r"expecting.apl:5 +exposed <= 20% +holds +16.7%", outcome.out)
+    assert re.search(r"expecting.apl:6 +step time <= 100 ms +holds +96 ms", outcome.out)
+
+
 def test_the_full_order_in_json_with_and_without_a_device(policylang, folder):
     timed = json.loads(policylang("plan", "mine.apl", *ON, "--output-format", "json").out)["order"]
     assert timed["as_planned"]["collectives"] == {"all-gather": 4}

@@ -169,7 +169,7 @@ def check_report(mesh: DeviceMesh) -> None:
     report = policylang.report(model)
     (order,) = report.by_fsdp
     assert [each.said for each in order.lines] == [
-        "`fully_shard` gathers each of 4 blocks at once",
+        "`fully_shard` gathers and scatters each of 4 blocks at once",
         "`fully_shard` gathers the weights of 4 blocks 1 block ahead",
         "left: an eager checkpoint has no order of collectives",
     ]

@@ -140,7 +140,6 @@ def halves_of_others(rank: int, orders: Sequence[str]) -> None:
 
 def some(rank: int) -> None:
     flat_steps(rank, [AGAIN], [AHEAD])
-    compiled_steps(rank, [AGAIN], [AHEAD])
 
 
 def every(rank: int) -> None:

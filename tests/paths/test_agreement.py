@@ -28,8 +28,10 @@ QUICK = [("llama", "llama3_sac"), ("gpt2", "llama3_sac"), ("mixtral", "torchtita
 NOT_POLICIES = ("prelude",)
 FOR_OTHER_MODELS = {
     "fsdp": "sharded ones",
+    "fsdp_overlap": "sharded ones",
     "fsdp_reshard_always": "sharded ones",
     "fsdp_reshard_never": "sharded ones",
+    "fsdp_tp_overlap": "sharded ones",
     "replay": "graphs that were partitioned before",
     "torchtitan_default": "TorchTitan's own, whose blocks are at the top",
     "torchtitan_eager": "TorchTitan's own, whose blocks are at the top",

@@ -75,8 +75,9 @@ def table() -> str:
         can = path.capabilities
         left_to = ((can.undecided_auto, "min-cut"), (can.keeps_undecided, "as traced"), (True, "as checkpointed"))
         word = next(word for holds, word in left_to if holds)
-        yes = ["yes" if each else "no" for each in (can.replays_random, can.offloads, can.rewrites, can.orders)]
-        rows.append((f"`{path.name}`", can.name, word, *yes))
+        yes = ["yes" if each else "no" for each in (can.replays_random, can.offloads, can.rewrites)]
+        order = "yes" if can.orders else "[by FSDP2](order.md#eager-fsdp2)" if can.orders_weights else "no"
+        rows.append((f"`{path.name}`", can.name, word, *yes, order))
     first, *others = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join((first, "|---" * len(rows[0]) + "|", *others))
 

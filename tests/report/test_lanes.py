@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import policylang
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.files.snapshot import load
-from policylang.planning.capabilities import FLAT, JOINT, Capabilities
+from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.inspection.collective_places import placed
 from policylang.planning.inspection.communication import Communication, as_decided, communication, step_in_order
@@ -34,6 +34,7 @@ from tests.simulation.test_step_time import DEVICE, flat
 from tests.support.browser import KEYS, browser
 from tests.support.drawn import examples
 from tests.support.ordered import SLOW, layers, ordered_plan
+from tests.support.shared_graphs import BACKWARD, shared_facts
 from tests.support.textgraph import facts_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -191,6 +192,8 @@ def test_the_page_of_a_policy_that_schedules_nothing() -> None:
     assert '<input type="radio"' not in text
     silent = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT)
     assert "Compute and communication" not in plan_page(breakdown(silent), (), "a.graph")
+    in_eager = plan(parsed("undecided -> save"), facts_of(layers(2)), EAGER, device=SLOW)
+    assert "Compute and communication" not in plan_page(breakdown(in_eager), (), "a.graph")
     untimed = plan_page(breakdown(ordered_plan(2, device=None)), (), "a.graph")
     assert "each bucket proven on 4 ranks" in untimed
     assert data_of(untimed)["order"] is None
@@ -234,4 +237,31 @@ def test_the_lanes_in_a_browser(tmp_path) -> None:
         assert memory.endswith(" alive")
         assert "nothing computes" in compute
         assert group.startswith("group dp:4: gather_w0: all_gather_into_tensor, 1000 B")
+        assert it.errors() == []
+
+
+@pytest.mark.slow
+@in_browser
+def test_the_page_of_a_graph_of_seventeen_thousand_nodes(tmp_path) -> None:
+    """A recorded backward of 128 ranks: two orders, their lanes in a page that opens and can be walked along."""
+    lines = "optional bucket all_gather up to 256 MiB\noverlap collective up to 2 GiB in flight\nundecided -> save"
+    device = policylang.load_device("h100-sxm")
+    made = plan(parsed(lines), shared_facts(BACKWARD), JOINT, device=device)
+    found = breakdown(made)
+    assert found.communication is not None
+    assert made.order is not None
+    planned, traced = drawn_steps(found.communication, made.order.block_names)
+    for step in (planned, traced):
+        assert sum(end - start for start, end in step.waits) == pytest.approx(step.exposed)
+        assert sum(len(lane.stretches) for lane in step.lanes) < 3000
+    assert planned.exposed < traced.exposed
+    path = tmp_path / "plan.html"
+    path.write_text(plan_page(found, (), "a.graph"), encoding="utf-8")
+    assert path.stat().st_size < 4_000_000
+    with browser(1400) as it:
+        it.open(path)
+        size = "return JSON.stringify(JSON.parse(document.getElementById('data').textContent).order).length"
+        assert it.run(size) < 700_000
+        it.type("#order .view-0 svg", KEYS["end"])
+        assert it.texts("#order + .legend .told")[0].startswith("group ")
         assert it.errors() == []

@@ -36,6 +36,7 @@ class CollectiveAccount:
     """One collective of the graph as it is planned."""
 
     name: str
+    """Its node."""
     operator: str
     """``all_gather_into_tensor``."""
     group: str
@@ -59,13 +60,15 @@ class StepTotals:
     """A graph as it runs in one order."""
 
     collectives: int
+    """How many run."""
     peak: int
     """Bytes alive at most."""
     in_flight: int
     """Bytes of the collectives that are started and not awaited, where they are most."""
     step: float | None = None
-    """Seconds; None without a device, as :attr:`exposed` is."""
+    """Seconds; None without a device."""
     exposed: float | None = None
+    """Of these, in which computation waits for a collective or a copy."""
 
 
 @frozen

@@ -29,17 +29,19 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.operators.categories import describe
 from policylang.operators.communication import is_communication, is_product
-from policylang.torch_compat import inductor
+from policylang.torch_compat import dynamo, inductor
 from policylang.torch_compat.graphs import OpOverload
 
 OPTION_AGAINST_ORDER = "APL342"
 SETTING_TURNED_OFF = "APL343"
+TAKEN_APART = "APL348"
 
 _LAST_PASS = "post_grad_custom_post_pass"
 _HARMLESS = frozenset({"reorder_for_peak_memory"})
 """On by default, and what it moves it moves within what is binding."""
 
 _ONE_PASS = "leave it out, or this line; from torch 2.13 on both can be"
+_NO_COMPILED_AUTOGRAD = "leave `torch._dynamo.config.compiled_autograd` off, or the line out"
 _COPIES = tuple(f"policylang.{name}." for name in ("offload", "reload", "wait"))
 
 _Base: Any = inductor.graph_pass_base()
@@ -78,8 +80,12 @@ def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor's settings for a policy that orders; ``given``: what ``torch.compile`` was given, which stays.
 
-    Raises ``PolicyMeaningError`` where that asks for another order; warns where the program's settings do.
+    Raises ``PolicyMeaningError`` where that asks for another order, and under compiled autograd; warns where the
+    program's settings do.
     """
+    if dynamo.compiles_backwards_anew():
+        message = "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept"
+        raise PolicyMeaningError([diagnose(TAKEN_APART, message, _first_line(policy), help=_NO_COMPILED_AUTOGRAD)])
     keep = inductor.settings_in_order()
     against = {name: value for name, value in keep.items() if name not in _HARMLESS}
     asked = [name for name, value in against.items() if name in given and given[name] != value]

@@ -195,7 +195,7 @@ def _together(statement: Bucket, graph: _WeightGraph) -> str | Diagnostic:
         help = "call `fully_shard` with each block, and with nothing inside it that has the same ranks"
         details = first_lines(tuple(apart), _MOST) if len(apart) > 1 else ()
         return diagnose(NOT_TOGETHER, message, statement.span, help=help, details=details)
-    return f"`fully_shard` gathers each of {counted(len(of_block), 'block')} at once"
+    return f"`fully_shard` gathers and scatters each of {counted(len(of_block), 'block')} at once"
 
 
 def _asks_for_times(statement: Bucket | Prefetch, graph: _WeightGraph) -> Diagnostic | None:

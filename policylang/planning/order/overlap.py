@@ -24,12 +24,17 @@ from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import walk
 
-_LEEWAYS = (
-    Leeway(lag=2.0, fill=0.15, reach=0.1),
-    Leeway(lag=10.0, fill=0.15, reach=0.1),
-    Leeway(lag=1.0, fill=0.02, reach=0.1),
+_COMPUTES = (
+    Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02),
+    Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02),
 )
-"""The last for steps that have more to send than to compute: what is computed ahead there only takes memory."""
+"""For steps that mostly compute."""
+_SENDS = (Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),)
+"""For steps that have more to send than to compute: what is computed ahead there only takes memory."""
+_MOSTLY = 0.2
+"""A step mostly sends that exposes so much at least, a share of all computation."""
+_LARGE = 40_000
+"""Of more nodes than this one order is made, and no others beside it."""
 _ENOUGH = 1.01
 """An order that exposes at most so many times the lower bound, or"""
 _HARDLY = 0.001
@@ -64,11 +69,14 @@ def overlapped(
     read = units(facts, order, dependencies, times, movable)
     if not any(read.movable):
         return given.order
-    touches, starts = Touches(facts, read), LatestStarts(read)
+    touches, computed = Touches(facts, read), sum(read.seconds)
     sizes = [size_in_flight(facts, each) if each >= 0 else 0 for each in read.sent]
-    enough = max(_ENOUGH * exposed_bound(facts, times), _HARDLY * starts.total)
+    bound = exposed_bound(facts, times)
+    enough = max(_ENOUGH * bound, _HARDLY * computed)
+    leeways = (*_SENDS, *_COMPUTES) if bound > _MOSTLY * computed else (*_COMPUTES, *_SENDS)
     best = given
-    for leeway in _LEEWAYS:
+    for leeway in leeways[:1] if len(order) > _LARGE else leeways:
+        starts = LatestStarts(read, leeway.close)
         scheduler = ListScheduler(read, touches, starts, sizes, leeway, limits.peak, limits.in_flight)
         found = _Candidate(facts, read.in_rows(scheduler.run()), times)
         if found.exposed < best.exposed and found.keeps(limits, given):

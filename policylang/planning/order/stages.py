@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 from attrs import field, frozen
 
@@ -16,7 +17,7 @@ NOWHERE = -1
 _BACKWARD = int(Phase.BACKWARD)
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class Stages:
     """A *stage* is the computation of one block in one direction, or what runs outside the blocks between two."""
 
@@ -39,14 +40,16 @@ class Stages:
     turn_of: Sequence[int] = field(repr=False)
     """Row to the turn it runs in (:mod:`policylang.planning.order.reading.turns`), as :attr:`direction` counts them."""
 
+    @cached_property
+    def _ends(self) -> dict[int, tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        for stage, direction in enumerate(self.direction):
+            found[direction] = (found.get(direction, (stage, stage))[0], stage)
+        return found
+
     def ends(self, stage: int) -> tuple[int, int]:
         """The first and the last stage of the half that a stage belongs to."""
-        low = high = stage
-        while low and self.direction[low - 1] == self.direction[stage]:
-            low -= 1
-        while high + 1 < len(self.direction) and self.direction[high + 1] == self.direction[stage]:
-            high += 1
-        return low, high
+        return self._ends[self.direction[stage]]
 
 
 @frozen

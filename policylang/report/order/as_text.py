@@ -84,7 +84,7 @@ def _notes(found: Communication) -> list[str]:
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:
-        said.append("without a device there are no times: what is exposed, and what hides it, cannot be said")
+        said.append("without the times of a device it cannot be said what is exposed")
     return ["\n".join(said)] if said else []
 
 

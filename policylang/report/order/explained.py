@@ -110,7 +110,8 @@ class LineExplanation:
             ]
         elif line.moved:
             lines += ["", "what it moves", f"  {listed(line.moved, _MOST_NAMES)}"]
-        if kept := [name for name in line.matched if name not in {*line.moved}]:
+        told = {*line.moved, *(name for names in line.left.values() for name in names)}
+        if kept := [name for name in line.matched if name not in told]:
             lines += ["", "what it leaves where it is", f"  {listed(kept, _MOST_NAMES)}"]
         return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from policylang.report.diagnostics import render_text
 from tests.planning.strategies import QUICK, graphs
 from tests.support.random_flat import random_flat
 
-drawing = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMED = ("collective", "all_gather", "(all_gather where from parameter)", "(all_gather in block)", "reduce_scatter")
 FORMS = (
     "prefetch {} 1 block ahead", "prefetch {} 2 blocks ahead", "delay {} 1 block", "keep order of {}",

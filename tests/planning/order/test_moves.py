@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.blocks import blocks_of
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.planning.order.dependencies import dependencies, unknown_operators
 from policylang.planning.order.lines.moves import Moves, Wish, moved
 from policylang.planning.order.reading.roles import Role, roles_of
@@ -104,7 +104,6 @@ def test_in_the_backward_it_goes_by_the_order_of_the_backward() -> None:
     assert "gather_2_again wait_2_again gather_1_again dx_2 dw_2" in order
     assert "wait_1_again gather_0_again dx_1" in order
     assert found.left == {0: {facts.index["gather_2_again"]: "it would start before the backward does"}}
-    assert found.across == {0: [facts.index["gather_2_again"]]}
 
 
 def test_the_first_gather_of_a_stage_stands_with_its_head() -> None:
@@ -242,3 +241,18 @@ def test_a_wait_that_a_prefetched_gather_needs_is_not_delayed_past_it() -> None:
     assert words(facts, both.order) == "a scatter wait b cast gather c await d"
     assert both.crossed == [(prefetch, delay)]
     assert both.left == {1: {facts.index["scatter"]: "`gather` needs it earlier"}}
+
+
+def test_a_step_of_two_batches_has_the_stages_of_each() -> None:
+    """In turn forward, backward, forward, backward, the first backward before any forward."""
+    text = "%x = input\n"
+    last = "x"
+    for number, way in enumerate(("backward", "", "backward", "", "backward")):
+        for block in (0, 1) if not way else (1, 0):
+            name = f"n_{number}_{block}"
+            text += f"%{name} = aten.mm.default(%{last}, %x) layers.{block} flops=9 {way}\n"
+            last = name
+    found = staged(facts_of(f"{text}output(%{last})", GraphKind.FLAT))
+    assert list(zip(found.direction, found.block, strict=True)) == [
+        *((1, 1), (1, 0), (2, 0), (2, 1), (3, 1), (3, 0), (4, 0), (4, 1), (5, 1), (5, 0)),
+    ]

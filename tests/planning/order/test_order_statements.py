@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 import policylang
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
-from policylang.planning.capabilities import EAGER, HALF, JOINT
+from policylang.planning.capabilities import EAGER, FLAT, HALF, JOINT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.report.diagnostics import render_text
@@ -55,6 +56,14 @@ def test_gathers_that_are_recomputed_are_prefetched_in_the_backward() -> None:
     assert "wait_1_recomputed gather_0_recomputed dx_1 dw_1" in order(made)
     assert "cast_0_recomputed" in made.order.order()
     assert made.order.order().index("cast_0_recomputed") < made.order.order().index("dx_1")
+
+
+@pytest.mark.parametrize("rule", ["undecided -> save", "recompute (cast, all_gather) in block\nundecided -> save"])
+def test_a_flat_graph_is_put_in_the_order_of_its_joint_graph(rule: str) -> None:
+    joint = sharded_step(blocks=3)
+    flat = evolve(joint, kind=GraphKind.FLAT)
+    lines = f"{rule}\nprefetch all_gather 1 block ahead\ndelay reduce_scatter 1 block"
+    assert order(planned(lines, flat, path=FLAT)) == order(planned(lines, joint))
 
 
 def test_a_selector_goes_by_the_blocks_of_the_backward_too() -> None:
@@ -249,3 +258,64 @@ def test_prefetched_and_kept_collectives_are_not_for_overlap_to_move() -> None:
     assert [each.code for each in made.diagnostics] == ["APL377"]
     assert made.diagnostics[0].span.one_line == "overlap collective"
     assert made.order.outcomes[2].moved == ()
+
+
+AT_ITS_PEAK = """
+    %x = input
+    %w = parameter bytes=2560 shape=1280 dtype=bf16
+    %a = aten.mm.default(%x, %x) layers.0 flops=1_000_000 bytes=102400 dtype=bf16
+    %b = aten.mm.default(%a, %x) layers.0 flops=1_000_000 bytes=102400 dtype=bf16
+    %gather = _c10d_functional.all_gather_into_tensor.default(%w) layers.1 group=dp:4 collective bytes=10240
+    %wait = _c10d_functional.wait_tensor.default(%gather) layers.1 bytes=10240
+    %c = aten.mm.default(%b, %wait) layers.1 flops=1_000_000 bytes=1024 dtype=bf16
+    output(%c)
+"""
+
+
+def test_a_peak_that_leaves_no_room_is_told_how_much_it_takes() -> None:
+    facts = facts_of(AT_ITS_PEAK, GraphKind.FORWARD)
+    tight = planned("overlap all_gather within 1 KiB of peak", facts, DEVICE, HALF)
+    (found,) = tight.diagnostics
+    assert found.code == "APL374"
+    assert "moves nothing within 1 KiB of the peak" in found.message
+    assert found.help == "the smallest limit with which something moves is 10 KiB"
+    assert not tight.order.moves
+    roomy = planned("overlap all_gather within 10 KiB of peak", facts, DEVICE, HALF)
+    assert not roomy.diagnostics
+    assert roomy.order.outcomes[0].moved == ("gather",)
+    share = planned("overlap all_gather within 5% of peak", facts, DEVICE, HALF)
+    assert share.order.outcomes[0].moved == ("gather",)
+
+
+def test_a_line_that_a_kept_collective_leaves_nothing_to_do_names_both_unless_it_is_optional() -> None:
+    facts = sharded_step(blocks=3, activations=True)
+    kept = "keep order of (all_gather fed by add or all_gather in first block)"
+    lines = f"prefetch (all_gather in layers.2 where from parameter) 2 blocks ahead\n{kept}"
+    found = planned(lines, facts).diagnostics
+    assert [each.code for each in found] == ["APL376"]
+    assert "would have to cross `tp_" in found[0].message
+    assert found[0].related[0].span.one_line == kept
+    assert not planned(f"optional {lines}", facts).diagnostics
+
+
+def test_a_delay_past_what_a_prefetched_collective_needs_names_both() -> None:
+    facts = facts_of(
+        """
+        %x = input
+        %a = aten.mm.default(%x, %x) layers.0 flops=9
+        %scatter = _c10d_functional.reduce_scatter_tensor.default(%a) layers.0 group=dp:4 collective
+        %wait = _c10d_functional.wait_tensor.default(%scatter) layers.0
+        %b = aten.mm.default(%a, %x) layers.1 flops=9
+        %c = aten.mm.default(%b, %x) layers.2 flops=9
+        %gather = _c10d_functional.all_gather_into_tensor.default(%wait) layers.3 group=dp:4 collective
+        %await = _c10d_functional.wait_tensor.default(%gather) layers.3
+        %d = aten.mm.default(%c, %await) layers.3 flops=9
+        output(%d)
+        """,
+        GraphKind.FORWARD,
+    )
+    lines = "prefetch all_gather 1 block ahead\ndelay reduce_scatter 2 blocks"
+    (found,) = planned(lines, facts, path=HALF).diagnostics
+    assert found.code == "APL376"
+    assert "`gather` needs what `scatter` brings" in found.message
+    assert (found.span.one_line, found.related[0].span.one_line) == tuple(lines.split("\n"))

@@ -10,15 +10,18 @@ from policylang.planning.order.hiding.units import Units
 
 _MARGIN = 1.2
 """A collective is started ahead as if it, and all before its deadline on its stream, took this much longer."""
+_LOOSE = 0.25
+"""A unit is loose whose longest path takes no more than this share of what is computed before it as given."""
 _LIGHT = 0.5
 """Of a collective's time: what computes less with its result, and leads nowhere else, does not make it urgent."""
 
 
 class LatestStarts:
-    """O(units and their edges)."""
+    """O(units and their edges). ``close``: so far ahead of its reader, a share of all computation, what is loose is
+    due."""
 
-    def __init__(self, units: Units) -> None:
-        count = len(units)
+    def __init__(self, units: Units, close: float) -> None:
+        count, self._close = len(units), close
         self.place: list[float] = []
         """Where a unit computes as given."""
         now = 0.0
@@ -26,8 +29,9 @@ class LatestStarts:
             self.place.append(now)
             now += seconds
         self.total = now
-        self.from_inputs = bytearray(count)
-        """1 for what depends on no collective: it may run at any time before it is read."""
+        self.loose = bytearray(count)
+        """1 for what the rest of the step hardly leads to, as what is computed again from what is given: it could run
+        long before its place."""
         self.at_end = bytearray(count)
         """1 for what nothing but the end of the step needs: gradients of weights, and what scatters and awaits them."""
         self.due = [0.0] * count
@@ -40,7 +44,7 @@ class LatestStarts:
         """Of a collective: where its first reader computes as given."""
         self._find(units)
         chained = (
-            length for unit, length in enumerate(units.lengths) if not self.at_end[unit] and not self.from_inputs[unit]
+            length for unit, length in enumerate(units.lengths) if not self.at_end[unit] and not self.loose[unit]
         )
         self.hole = max(chained, default=0.0)
         """Of the collectives that computation waits for between two of its own results, the longest: as those of tensor
@@ -55,10 +59,12 @@ class LatestStarts:
         ]
 
     def _find(self, units: Units) -> None:
+        path = [0.0] * len(units)  # the longest that ends with a unit
         for unit, before in enumerate(units.before):
-            self.from_inputs[unit] = not units.awaits[unit] and all(
-                self.from_inputs[each] and units.sent[each] < 0 for each in before
-            )
+            head = max((path[each] for each in before), default=0.0)
+            head = max((head, *(path[each] + units.lengths[each] for each in units.awaits[unit])))
+            self.loose[unit] = head <= _LOOSE * self.place[unit]
+            path[unit] = head + units.seconds[unit]
         awaited_by: list[list[int]] = [[] for _ in units.rows]
         for unit, awaited in enumerate(units.awaits):
             for each in awaited:
@@ -66,14 +72,14 @@ class LatestStarts:
         free: dict[str, tuple[float, float]] = {}  # by stream, before when it has to be free for what is behind
         for unit in range(len(units) - 1, -1, -1):
             after = units.after[unit]
-            late = min((self.due[each] for each in after), default=self.total)
+            late = min((self._wanted(each, unit) for each in after), default=self.total)
             self.at_end[unit] = all(self.at_end[each] for each in after) and self._is_light(units, unit)
             if not units.movable[unit]:
                 due = late - units.seconds[unit]
                 self.due[unit] = due if self.at_end[unit] else min(due, self.place[unit])
                 continue
             length, readers = units.lengths[unit], awaited_by[unit]
-            start = min(late, min((self.due[each] for each in readers), default=self.total) - length)
+            start = min(late, min((self._wanted(each, unit) for each in readers), default=self.total) - length)
             self.read[unit] = min((self.place[each] for each in readers), default=self.total)
             self.at_end[unit] = self.at_end[unit] and all(self.at_end[each] for each in readers)
             self.due[unit] = start - units.seconds[unit]
@@ -83,6 +89,14 @@ class LatestStarts:
                 self.latest[unit] = min(start, last - length)
                 self.early[unit] = min(start - length, early - _MARGIN * length)
                 free[units.streams[unit]] = (self.latest[unit], self.early[unit])
+
+    def _wanted(self, reader: int, unit: int) -> float:
+        """When a unit has to be done for one that reads it. Where more is sent than computed, all that leads from one
+        collective to the next is long overdue; what is loose is no more so than its readers are close."""
+        due = self.due[reader]
+        if self.loose[unit] and not self.loose[reader]:
+            return max(due, self.place[reader] - self._close * self.total)
+        return due
 
     def _is_light(self, units: Units, unit: int) -> bool:
         awaited = units.awaits[unit]

@@ -39,6 +39,8 @@ class Leeway:
     """How far ahead computation may be taken to pass the time of a wait: a share of all computation."""
     reach: float
     """How far ahead of its reader a collective may start that could start at any time: a share of all computation."""
+    close: float
+    """How far ahead of its reader what could run at any time is due: a share of all computation."""
 
 
 class ListScheduler(StepSoFar):
@@ -58,7 +60,7 @@ class ListScheduler(StepSoFar):
         self.fill = leeway.fill * starts.total
         self.reaches = dict.fromkeys(units.streams, leeway.reach * starts.total)
         for unit, stream in enumerate(units.streams):
-            if starts.from_inputs[unit] and not starts.at_end[unit]:
+            if starts.loose[unit] and not starts.at_end[unit]:
                 self.reaches[stream] = max(self.reaches[stream], _LONG * units.lengths[unit])
 
     def run(self) -> list[int]:
@@ -149,8 +151,8 @@ class ListScheduler(StepSoFar):
     def _start(self, unit: int, until: float) -> bool:
         """Issues a collective ahead if that fits, and is worth it."""
         units, starts = self.units, self.starts
-        early = starts.from_inputs[unit] and not starts.at_end[unit]
-        if early and starts.read[unit] > self.progress + self.reaches[units.streams[unit]]:
+        loose = starts.loose[unit] and not starts.at_end[unit]
+        if loose and starts.read[unit] > self.progress + self.reaches[units.streams[unit]]:
             return False
         if self._is_better_left_free(unit, until) or not self._leaves_room(unit):
             return False

@@ -69,7 +69,7 @@ class Touches:
                     self.sizes[row] = facts.bytes[row]
                 else:
                     stays.add(row)
-        return stays
+        return stays.union(*(self._pieces.get(each, ()) for each in stays))
 
     def _find_storage(self, facts: Facts) -> list[int]:
         """By row, the row that allocates the memory it lies in."""

@@ -36,8 +36,6 @@ class Moves:
     """The calls in the order in which they run then."""
     left: dict[int, dict[int, str]] = field(factory=dict)
     """By statement, the collectives that stay where they are, and why, as a phrase."""
-    across: dict[int, list[int]] = field(factory=dict)
-    """By statement, those of them that would start before the half does that uses them."""
     in_place: dict[int, list[int]] = field(factory=dict)
     """By statement, the collectives that are where they should be without it."""
     behind_kept: dict[int, dict[int, int]] = field(factory=dict)
@@ -137,7 +135,6 @@ class _Mover:
             backward = self.facts.phases[stages.first[used]] == Phase.BACKWARD
             half = "backward" if backward or self.facts.kind is GraphKind.BACKWARD else "forward"
             self._leave(wish, f"it would start before the {half} does")
-            self.found.across.setdefault(wish.statement, []).append(row)
             return
         target = stages.first[max(first, used - wish.blocks)]
         if row < target:

@@ -144,7 +144,8 @@ class OrderErrors:
             self.found.append(_too_many_blocks(statement, most))
             return
         left = found.left.get(number, {})
-        if len(left) == len(picked.taken) and not found.behind_kept.get(number):
+        opposed = found.behind_kept.get(number) or any(wish.statement == number for _, wish in found.crossed)
+        if len(left) == len(picked.taken) and not opposed:
             self.found.append(_nothing_moves(statement, left, facts))
 
     def crossings(self, found: Moves, facts: Facts) -> None:
@@ -152,7 +153,7 @@ class OrderErrors:
         said: set[tuple[int, int]] = set()
         scheduling = self._policy.scheduling
         for one, other in found.crossed:
-            if (one.statement, other.statement) not in said:
+            if (one.statement, other.statement) not in said and not scheduling[other.statement].optional:
                 said.add((one.statement, other.statement))
                 why = f"`{facts.names[one.row]}` needs what `{facts.names[other.row]}` brings"
                 self.found.append(_crossed(scheduling[one.statement], scheduling[other.statement], why))
@@ -163,7 +164,7 @@ class OrderErrors:
         for number, behind in found.behind_kept.items():
             each = picked[number]
             itself = next((row for row, keeper in behind.items() if row == keeper), None)
-            if itself is None and len(found.left[number]) < len(each.taken):
+            if itself is None and (each.statement.optional or len(found.left[number]) < len(each.taken)):
                 continue
             row = itself if itself is not None else next(iter(behind))
             keeper = behind[row]

@@ -76,7 +76,7 @@ class BackwardLabels:
         return block if not self._blocks or block < 0 else self._latest.get(block, UNSAID)
 
     def _order(self, label: int) -> int:
-        return label if self._rank is None else self._rank[label]
+        return label if self._blocks or self._rank is None else self._rank[label]
 
     def _of_value(self, row: int) -> int:
         """The one label, or the later of two that follow one another, of what makes and what reads a value."""

@@ -59,8 +59,10 @@ class RunColumns:
             return array("q", column(values, lambda row: state[row.old] + (values[row.old] if row.part < 0 else 0)))
 
         later: dict[str, Any] = {
-            name: [known[row.old] for row in self.rows] if (known := getattr(old, name)) else ()
-            for name in LATER_COLUMNS
+            name: [blank if row.part >= 0 and name == "uncounted" else known[row.old] for row in self.rows]
+            if (known := getattr(old, name))
+            else ()
+            for name, blank in LATER_COLUMNS.items()
         }
         return evolve(
             old,
