@@ -212,7 +212,9 @@ class Buckets(EditPlanner[Bucket]):
     def _group(self, name: str) -> FusedGroup:
         if name not in self._names:
             group = self.facts.groups[name]
-            to_make = FusedGroup(group.ranks, None, dims_of(group, self.facts.meshes))
+            # Ranks that nobody knows are counted from 0: a proof asks how many there are, and the name says which.
+            ranks = group.ranks or tuple(range(self.sizes[name]))
+            to_make = FusedGroup(ranks, None, dims_of(group, self.facts.meshes))
             # A group that a line before it has planned has another name once it is made: it is found by its ranks.
             self._names[name] = to_make if to_make.label == name else evolve(to_make, name=group.name)
         return self._names[name]
