@@ -132,7 +132,7 @@ class _OrderPlanner:
         for number, (each, outcome) in enumerate(zip(picked, outcomes, strict=True)):
             errors.statement(number, each, outcome, found, self.stages, facts)
         errors.kept(picked, found, facts)
-        errors.crossings(found, facts)
+        errors.crossings(picked, found, facts)
         errors.limits(too_tight)
         return OrderPlan(
             traced=self.traced,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import fx
 
 import policylang
@@ -118,6 +119,30 @@ def test_nothing_is_read_before_it_is_written() -> None:
     assert {each.reason for each in edits.refused} == {"memory is written: mul__tensor"} or {
         each.reason.partition(":")[0] for each in edits.refused
     } == {"memory is written"}
+
+
+def test_the_size_of_a_group_without_known_ranks_is_what_its_calls_say() -> None:
+    """As in a graph that is read where no process group of its names exists."""
+
+    def everything(builder: Builder) -> Sequence[fx.Node]:
+        return *three_weights(builder), *gradients(builder), *losses(builder)
+
+    facts = EveryRank((3, 2), everything).facts(0)
+    nobody = evolve(facts, groups={name: evolve(each, ranks=(), size=0) for name, each in facts.groups.items()})
+    policy = policylang.parse("bucket collective up to 1 MiB")
+    known, found = (plan_edits(policy, each, HALF, None, picking())[0] for each in (facts, nobody))
+    words = [(edit.collectives, edit.proof.ranks, edit.proof.exact) for edit in known.done]
+    assert [(edit.collectives, edit.proof.ranks, edit.proof.exact) for edit in found.done] == words
+    assert len(words) == 3
+    # a sum over all ranks does not say how many there are, and no gather of its group does
+    assert "size of group `b0` not known" in {each.reason for each in found.refused}
+    unlike = [list(arguments) for arguments in facts.arguments]
+    for row, target in enumerate(facts.targets):
+        if "reduce_scatter" in target:
+            unlike[row][-2] = 2
+    said = plan_edits(policy, evolve(nobody, arguments=[tuple(each) for each in unlike]), HALF, None, picking())[0]
+    assert not said.done
+    assert {each.reason for each in said.refused} == {f"size of group `{name}` not known" for name in facts.groups}
 
 
 # --- per block, per blocks, and up to a size ------------------------------------------------------------------------

@@ -298,24 +298,38 @@ def test_a_line_that_a_kept_collective_leaves_nothing_to_do_names_both_unless_it
     assert not planned(f"optional {lines}", facts).diagnostics
 
 
-def test_a_delay_past_what_a_prefetched_collective_needs_names_both() -> None:
-    facts = facts_of(
-        """
-        %x = input
-        %a = aten.mm.default(%x, %x) layers.0 flops=9
-        %scatter = _c10d_functional.reduce_scatter_tensor.default(%a) layers.0 group=dp:4 collective
-        %wait = _c10d_functional.wait_tensor.default(%scatter) layers.0
-        %b = aten.mm.default(%a, %x) layers.1 flops=9
-        %c = aten.mm.default(%b, %x) layers.2 flops=9
-        %gather = _c10d_functional.all_gather_into_tensor.default(%wait) layers.3 group=dp:4 collective
-        %await = _c10d_functional.wait_tensor.default(%gather) layers.3
-        %d = aten.mm.default(%c, %await) layers.3 flops=9
-        output(%d)
-        """,
-        GraphKind.FORWARD,
-    )
+NEEDED_EARLIER = """
+    %x = input
+    %a = aten.mm.default(%x, %x) layers.0 flops=9
+    %scatter = _c10d_functional.reduce_scatter_tensor.default(%a) layers.0 group=dp:4 collective
+    %wait = _c10d_functional.wait_tensor.default(%scatter) layers.0
+    %b = aten.mm.default(%a, %x) layers.1 flops=9
+    %c = aten.mm.default(%b, %x) layers.2 flops=9
+    %gather = _c10d_functional.all_gather_into_tensor.default(%wait) layers.3 group=dp:4 collective
+    %await = _c10d_functional.wait_tensor.default(%gather) layers.3
+    %d = aten.mm.default(%c, %await) layers.3 flops=9
+    output(%d)
+"""
+
+
+def test_a_delay_of_nothing_but_what_prefetched_collectives_need_names_both() -> None:
+    facts = facts_of(NEEDED_EARLIER, GraphKind.FORWARD)
     lines = "prefetch all_gather 1 block ahead\ndelay reduce_scatter 2 blocks"
     (found,) = planned(lines, facts, path=HALF).diagnostics
     assert found.code == "APL376"
     assert "`gather` needs what `scatter` brings" in found.message
     assert (found.span.one_line, found.related[0].span.one_line) == tuple(lines.split("\n"))
+    assert not planned(lines.replace("delay", "optional delay"), facts, path=HALF).diagnostics
+
+
+def test_a_delay_of_others_as_well_leaves_what_a_prefetched_collective_needs() -> None:
+    """As on tensor-parallel graphs, where gathers of activations need what is scattered a block before."""
+    free = "%s = _c10d_functional.reduce_scatter_tensor.default(%a) layers.0 group=dp:4 collective"
+    await_it = "%w = _c10d_functional.wait_tensor.default(%s) layers.0"
+    graph = NEEDED_EARLIER.replace("%b =", f"{free}\n    {await_it}\n    %b =").replace("output(%d)", "output(%d, %w)")
+    facts = facts_of(graph, GraphKind.FORWARD)
+    made = planned("prefetch all_gather 1 block ahead\ndelay reduce_scatter 2 blocks", facts, path=HALF)
+    assert not made.diagnostics
+    ahead, later = made.order.outcomes
+    assert (ahead.moved, ahead.left) == (("gather",), {})
+    assert (later.moved, later.left) == (("s",), {"scatter": "`gather` needs it earlier"})

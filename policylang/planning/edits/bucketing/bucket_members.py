@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -55,8 +55,22 @@ class Member:
     """Of what it is given or gives, whichever is more."""
 
 
-def member_of(facts: Facts, row: int, places: Places) -> Member:
-    """The collective in a row. Raises :class:`RefusedError` where it cannot be one of several."""
+def group_sizes(facts: Facts) -> dict[str, int]:
+    """The ranks of each group: as the graph knows them, else as all its gathers and scatters say; 0 where nothing does,
+    or where they contradict each other."""
+    sizes = {name: group.size or len(group.ranks) for name, group in facts.groups.items()}
+    said: dict[str, set[int]] = {}
+    for row, name in enumerate(facts.group_names):
+        if not sizes.get(name, 1) and facts.targets[row] in (GATHER, SCATTER) and facts.arguments[row]:
+            said.setdefault(name, set()).add(facts.arguments[row][-2])
+    return {**sizes, **{name: found.pop() if len(found) == 1 else 0 for name, found in said.items()}}
+
+
+def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) -> Member:
+    """The collective in a row. Raises :class:`RefusedError` where it cannot be one of several.
+
+    ``sizes``: of the groups (:func:`group_sizes`).
+    """
     target, arguments = facts.targets[row], facts.arguments[row]
     if target not in KINDS:
         raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
@@ -65,7 +79,9 @@ def member_of(facts: Facts, row: int, places: Places) -> Member:
         raise RefusedError("arguments not known", "a snapshot of an earlier version does not have them")
     if group not in facts.groups:
         raise RefusedError("group not known")
-    size = facts.groups[group].size
+    size = sizes[group]
+    if size < 1:
+        raise RefusedError(f"size of group `{group}` not known")
     if target != ALL_REDUCE and arguments[-2] != size:
         raise RefusedError(f"group size is not {size}")
     reduction = "" if target == GATHER else str(arguments[1])

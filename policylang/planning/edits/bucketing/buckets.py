@@ -18,7 +18,7 @@ from attrs import evolve, field, frozen, mutable
 from policylang.graph.facts import Facts
 from policylang.language.syntax import Bucket
 from policylang.operators.names import GATHER
-from policylang.planning.edits.bucketing.bucket_members import Alike, Member, depths, grouped, member_of
+from policylang.planning.edits.bucketing.bucket_members import Alike, Member, depths, group_sizes, grouped, member_of
 from policylang.planning.edits.bucketing.merging import merge
 from policylang.planning.edits.bucketing.placing import Placement, Places
 from policylang.planning.edits.bucketing.serving import Serving
@@ -67,6 +67,7 @@ class Buckets(EditPlanner[Bucket]):
     def __init__(self, statement: Bucket, setting: Setting) -> None:
         super().__init__(statement, setting)
         self.places = Places(self.facts)
+        self.sizes = group_sizes(self.facts)
         self.limit = None if statement.size is None else int(statement.size.value)
         self._names: dict[str, FusedGroup] = {}
         self._refused: list[tuple[int, Refusal]] = []
@@ -90,7 +91,8 @@ class Buckets(EditPlanner[Bucket]):
         if self.setting.ledger.asked and not group.ranks:
             raise RefusedError(f"ranks of group `{name}` not known")
         dims = dims_of(group, self.facts.meshes)
-        self._grids[groups] = Grid((group.size,), group.ranks or tuple(range(group.size)), (0,), (), (dims,))
+        size = self.sizes[name]
+        self._grids[groups] = Grid((size,), group.ranks or tuple(range(size)), (0,), (), (dims,))
         return super().grid(groups)
 
     # --- what may be joined ---
@@ -103,7 +105,7 @@ class Buckets(EditPlanner[Bucket]):
         members: list[Member] = []
         for row in rows:
             try:
-                members.append(member_of(self.facts, row, self.places))
+                members.append(member_of(self.facts, row, self.places, self.sizes))
             except RefusedError as why:
                 self._refuse([row], why)
         found: list[tuple[list[Member], str]] = []
@@ -210,7 +212,9 @@ class Buckets(EditPlanner[Bucket]):
     def _group(self, name: str) -> FusedGroup:
         if name not in self._names:
             group = self.facts.groups[name]
-            to_make = FusedGroup(group.ranks, None, dims_of(group, self.facts.meshes))
+            # Ranks that nobody knows are counted from 0: a proof asks how many there are, and the name says which.
+            ranks = group.ranks or tuple(range(self.sizes[name]))
+            to_make = FusedGroup(ranks, None, dims_of(group, self.facts.meshes))
             # A group that a line before it has planned has another name once it is made: it is found by its ranks.
             self._names[name] = to_make if to_make.label == name else evolve(to_make, name=group.name)
         return self._names[name]

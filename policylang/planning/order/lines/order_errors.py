@@ -148,15 +148,17 @@ class OrderErrors:
         if len(left) == len(picked.taken) and not opposed:
             self.found.append(_nothing_moves(statement, left, facts))
 
-    def crossings(self, found: Moves, facts: Facts) -> None:
-        """Pairs of statements that ask for opposite orders."""
+    def crossings(self, picked: Sequence[Picked], found: Moves, facts: Facts) -> None:
+        """Delays that can move nothing because prefetched collectives need what they name. One that moves others says
+        of these why they stay."""
         said: set[tuple[int, int]] = set()
-        scheduling = self._policy.scheduling
         for one, other in found.crossed:
-            if (one.statement, other.statement) not in said and not scheduling[other.statement].optional:
-                said.add((one.statement, other.statement))
-                why = f"`{facts.names[one.row]}` needs what `{facts.names[other.row]}` brings"
-                self.found.append(_crossed(scheduling[one.statement], scheduling[other.statement], why))
+            pair, line = (one.statement, other.statement), picked[other.statement]
+            if pair in said or line.statement.optional or len(found.left[other.statement]) < len(line.taken):
+                continue
+            said.add(pair)
+            why = f"`{facts.names[one.row]}` needs what `{facts.names[other.row]}` brings"
+            self.found.append(_crossed(picked[one.statement].statement, line.statement, why))
 
     def kept(self, picked: Sequence[Picked], found: Moves, facts: Facts) -> None:
         """Lines that move what another holds, or that can move nothing because of it."""
