@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import evolve, frozen
@@ -83,6 +83,8 @@ class Setting:
     """What is settled with the other ranks."""
     pick: Pick | None = None
     """What selectors denote, where values are decided already."""
+    held: Collection[str] = ()
+    """Nodes that nothing which communicates crosses: what a policy keeps in order, and operators that nobody knows."""
 
 
 class NewNodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -31,11 +31,12 @@ def plan_edits(
     capabilities: Capabilities,
     ranks: Ranks | None = None,
     pick: Pick | None = None,
+    held: Collection[str] = (),
 ) -> tuple[Edits, Facts]:
     """What is to be done to the structure of a graph, and the facts as they are then.
 
     ``pick`` is given where values are decided already: then buckets are planned, and nothing else; it says what a
-    statement's selector denotes. Otherwise everything but buckets is.
+    statement's selector denotes. Otherwise everything but buckets is. ``held``: nodes that no collective crosses.
 
     Each statement is planned on what the ones before it leave. Linear in nodes and edges for each statement. ``ranks``
     that can be asked settle what all of them do; without them nothing is done that rests on what other ranks do.
@@ -49,7 +50,7 @@ def plan_edits(
     left: dict[str, str] = {}
     while True:
         ledger = Ledger(ranks is not None, left)
-        found = _attempt(policy, facts, capabilities, prover, ledger, pick)
+        found = _attempt(policy, facts, capabilities, prover, ledger, pick, held)
         unshared = ranks.unshared(ledger.offers) if ranks is not None else {}
         if not unshared:
             return found
@@ -75,7 +76,13 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
 
 
 def _attempt(
-    policy: Policy, facts: Facts, capabilities: Capabilities, prover: Prover, ledger: Ledger, pick: Pick | None
+    policy: Policy,
+    facts: Facts,
+    capabilities: Capabilities,
+    prover: Prover,
+    ledger: Ledger,
+    pick: Pick | None,
+    held: Collection[str],
 ) -> tuple[Edits, Facts]:
     """The edits as this rank would make them but for what has been left."""
     done: list[Edit] = []
@@ -86,7 +93,7 @@ def _attempt(
             continue
         unread = unread_pieces(facts)
         own = without_pieces(facts, unread)
-        setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger, pick)
+        setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger, pick, held)
         found = []
         for outcome in KINDS[statement.kind](statement, setting).outcomes():
             if isinstance(outcome, Refusal):

@@ -43,6 +43,11 @@ def dependencies(facts: Facts, kept: Collection[int] = ()) -> Dependencies:
     return Dependencies([tuple(sorted(rows)) for rows in before], dict(sorted(counts.items())))
 
 
+def held_rows(facts: Facts, kept: Collection[int]) -> set[int]:
+    """What nothing that communicates crosses: operators that nobody knows, and of ``kept`` starts and waits."""
+    return {*unknown_operators(facts), *_with_waits(facts, kept)}
+
+
 def unknown_operators(facts: Facts) -> list[int]:
     """The calls of operators of which nobody knows whether they communicate."""
     return [

@@ -17,7 +17,7 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.order.as_run import run
-from policylang.planning.order.dependencies import dependencies, unknown_operators
+from policylang.planning.order.dependencies import dependencies, held_rows, unknown_operators
 from policylang.planning.order.lines.denoted import Picks
 from policylang.planning.order.lines.limited import Limited, TooTight
 from policylang.planning.order.lines.moves import Moves, Wish, moved
@@ -92,7 +92,8 @@ class _OrderPlanner:
         self.picks = Picks(policy, said, blocks.names, again, self.traced_times)
         self.errors = OrderErrors(policy, traced, self.picks)
         self.named = [self._named(number) for number in range(len(policy.scheduling))]
-        self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.picks.of)
+        held = frozenset(traced.names[row] for row in held_rows(traced, self._kept()))
+        self.edits, self.facts = plan_edits(policy, traced, capabilities, ranks, self.picks.of, held)
         self.times = None if device is None else node_times(self.facts, device)
 
     def _named(self, number: int) -> list[str]:
@@ -100,11 +101,21 @@ class _OrderPlanner:
         self.errors.selection(self.policy.scheduling[number], rows, others)
         return [self.traced.names[row] for row in rows]
 
+    def _kept(self) -> dict[int, KeepOrder]:
+        """The collectives that a statement keeps in order, in the graph as traced."""
+        statements = zip(self.policy.scheduling, self.named, strict=True)
+        return {
+            self.traced.index[name]: statement
+            for statement, names in statements
+            if isinstance(statement, KeepOrder)
+            for name in names
+        }
+
     def plan(self) -> OrderPlan:
         policy, facts, errors = self.policy, self.facts, self.errors
         for number, statement in enumerate(policy.rewrites):
             if isinstance(statement, Bucket):
-                errors.bucket(number, statement, self.edits)
+                errors.bucket(number, statement, self.edits, self._kept())
         picked = shared_out(policy, [after_edits(names, self.edits, facts) for names in self.named])
         kept = {row for each in picked if isinstance(each.statement, KeepOrder) for row in each.rows}
         needs = dependencies(facts, kept)

@@ -17,6 +17,7 @@ from policylang.planning.edits.offers import Offer
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
 from tests.support.bucketed import carried_out, picking, shard_of, targets
+from tests.support.edited import AllAlike
 from tests.support.every_rank import ATEN, Builder, EveryRank
 
 # --- programs that a person would write -----------------------------------------------------------------------------
@@ -251,3 +252,36 @@ def test_a_line_that_puts_nothing_together_says_why(program: Any, text: str, cod
     found = [each for each in made.diagnostics if each.code.startswith("APL3")]
     assert [each.code for each in found] == ([code] if code else [])
     assert all(said in each.message for each in found)
+
+
+def one_between(builder: Builder) -> Sequence[fx.Node]:
+    """Two gathers, and a sum between them."""
+    one = builder.gather(shard_of(builder, 0, 2, 3), 0)
+    held = builder.reduce(builder.call(ATEN.neg.default, builder.shard), 0)
+    two = builder.gather(shard_of(builder, 6, 2, 3), 0)
+    return builder.call(ATEN.add.Tensor, one, two), held
+
+
+@pytest.mark.parametrize(
+    ("kept", "unknown", "stands"),
+    [
+        ("", False, None),
+        ("; keep order of all_reduce", False, "all_reduce"),
+        ("; keep order of reduce_scatter", False, None),
+        ("", True, "neg"),
+    ],
+)
+def test_nothing_is_joined_across_what_is_held_in_order(kept: str, unknown: bool, stands: str | None) -> None:
+    """What a line keeps in order, and an operator that nobody knows: here one that sends to another rank."""
+    ranks = EveryRank((2,), one_between)
+    facts = ranks.facts(0)
+    if unknown:
+        targets = ["c10d.isend.default" if target == "aten.neg.default" else target for target in facts.targets]
+        facts = evolve(facts, targets=targets)
+    lines = f"bucket all_gather up to 1 MiB{kept}".replace("; ", "; optional ")
+    order = plan(policylang.parse(lines), facts, HALF, ranks=AllAlike()).order
+    assert order is not None
+    assert bool(order.edits.done) is (stands is None)
+    said = set() if stands is None else {f"{stands} stands between"}
+    assert {each.reason for each in order.edits.refused} == said
+    assert [each.code for each in order.diagnostics] == (["APL312"] if said else [])

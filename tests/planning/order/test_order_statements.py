@@ -180,6 +180,12 @@ READ_AT_ONCE = """
             "APL376",
             "ask for opposite orders: `sum` is in both",
         ),
+        (
+            "bucket all_reduce up to 1 MiB\nkeep order of all_reduce",
+            READ_AT_ONCE,
+            "APL376",
+            "ask for opposite orders: `sum` is in both",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(lines: str, graph: str, code: str, said: str) -> None:

@@ -33,6 +33,7 @@ OUTSIDE = "outside the blocks"
 TOO_LARGE = "larger than the limit"
 NO_ROOM = "no neighbour fits beside it"
 LIMITED = (TOO_LARGE, NO_ROOM)
+KEPT = "its order is kept"
 MOST_OPEN = 8
 """Of buckets that a member is tried in: others of its depth stand too far apart to be joined."""
 
@@ -66,7 +67,8 @@ class Buckets(EditPlanner[Bucket]):
 
     def __init__(self, statement: Bucket, setting: Setting) -> None:
         super().__init__(statement, setting)
-        self.places = Places(self.facts)
+        held = (self.facts.index.get(name) for name in setting.held)
+        self.places = Places(self.facts, sorted(row for row in held if row is not None))
         self.sizes = group_sizes(self.facts)
         self.limit = None if statement.size is None else int(statement.size.value)
         self._names: dict[str, FusedGroup] = {}
@@ -105,6 +107,8 @@ class Buckets(EditPlanner[Bucket]):
         members: list[Member] = []
         for row in rows:
             try:
+                if self.facts.names[row] in self.setting.held:
+                    raise RefusedError(KEPT)
                 members.append(member_of(self.facts, row, self.places, self.sizes))
             except RefusedError as why:
                 self._refuse([row], why)

@@ -12,6 +12,7 @@ it was moved to. So the order that comes out is again one in which the graph can
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
@@ -53,8 +54,10 @@ class Placement:
 class Places:
     """The order of one graph while collectives are being joined."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, held: Sequence[int] = ()) -> None:
+        """``held``: rows, in order, that no collective and no wait crosses."""
         self.facts = facts
+        self.held = held
         self.memory = ReplacedMemory(facts)
         self._slots: dict[int, Slot] = {}
         self._count = 0
@@ -71,6 +74,7 @@ class Places:
             RefusedError: where an input cannot be there by then.
         """
         before = min(map(self._first_reader, results))
+        self._check_held((*starts, *results), before)
         self._check_memory(sources, starts, before)
         ahead = self._pulled(sources, before)
         read = {source for row in ahead for source in self.facts.inputs[row]}.union(sources)
@@ -81,6 +85,7 @@ class Places:
     def late(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int]) -> Placement:
         """Where the last of several collectives starts. Arguments and errors as of :meth:`early`."""
         before = max(*starts, *(self._slot(row)[0] for row in sources))
+        self._check_held((*starts, *results), before)
         self._check_memory(sources, starts, before)
         behind = self._pushed(results, before)
         if not set(behind).isdisjoint(sources):
@@ -141,6 +146,12 @@ class Places:
         if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
             raise RefusedError(f"{name} stands between")
         self._check_unwritten((row, *facts.inputs[row]), first, last)
+
+    def _check_held(self, rows: Iterable[int], before: int) -> None:
+        for row in rows:
+            first = bisect_left(self.held, min(row, before))
+            if first < len(self.held) and self.held[first] < max(row, before):
+                raise RefusedError(f"{self.facts.names[self.held[first]]} stands between")
 
     def _check_memory(self, sources: Sequence[int], starts: Sequence[int], before: int) -> None:
         for source, start in zip(sources, starts, strict=True):

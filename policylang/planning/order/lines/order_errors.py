@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import evolve
 
@@ -11,7 +11,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.figures import counted, figure, first_lines, listed
-from policylang.language.syntax import Bucket, Delay, Overlap, Policy, Prefetch, Scheduling
+from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.operators.unknown_effects import is_unknown
 from policylang.planning.edits.bucket_errors import nothing_joined
 from policylang.planning.graph_edit import Edits
@@ -109,10 +109,13 @@ class OrderErrors:
         include = self._policy.included_by(statement.span)
         return evolve(found, cause=missing_parts(statement.selector, selections), include=include)
 
-    def bucket(self, number: int, statement: Bucket, edits: Edits) -> None:
-        """A bucket that picks what it must not, or that joins nothing."""
+    def bucket(self, number: int, statement: Bucket, edits: Edits, kept: Mapping[int, KeepOrder]) -> None:
+        """A bucket that picks what it must not, what a line keeps in order, or that joins nothing."""
         rows, others = self._picks.collectives(self._traced, statement.selector)
         if not self.selection(statement, rows, others):
+            return
+        if (held := next((row for row in rows if row in kept), None)) is not None:
+            self.found.append(_crossed(statement, kept[held], f"`{self._traced.names[held]}` is in both"))
             return
         if statement.blocks is not None and not self._has_blocks(self._picks.stages(self._traced)):
             if not statement.optional:
@@ -244,7 +247,7 @@ def _most_blocks(stages: Stages) -> int:
     return max(Counter(stages.direction).values(), default=0)
 
 
-def _crossed(one: Scheduling, other: Scheduling, why: str) -> Diagnostic:
+def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnostic:
     return diagnose(
         CROSSED,
         f"`{_text(one)}` and `{_text(other)}` ask for opposite orders: {why}",
