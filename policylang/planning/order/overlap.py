@@ -100,15 +100,13 @@ def overlapped(
 class _Search:
     """The best order so far, and its units."""
 
-    def __init__(
-        self, facts: Facts, times: NodeTimes, units: Units, given: _Candidate, limits: OverlapLimits
-    ) -> None:
+    def __init__(self, facts: Facts, times: NodeTimes, units: Units, given: _Candidate, limits: OverlapLimits) -> None:
         self._facts, self._times, self._read = facts, times, units
         self._given, self._limits = given, limits
         self.best, self.units = given, [*range(len(units))]
 
     def hold(self, units: list[int]) -> int:
-        """An order against the best. Where it would be better within the limit on the peak: the bytes over it, else 0."""
+        """Keeps the best order so far. Of a better one that the limit on the peak rules out: the bytes over it."""
         found = _Candidate(self._facts, self._read.in_rows(units), self._times)
         if found.exposed >= self.best.exposed:
             return 0

@@ -14,7 +14,7 @@ _LOOSE = 0.25
 """A unit is loose whose longest path takes no more than this share of what is computed before it as given."""
 _LIGHT = 0.5
 """Of a collective's time: its result does not make it urgent if the longest path of computation from there to the end
-takes less. The path counts, not the first that reads: pieces are cut out of a bucket before anything computes with them."""
+takes less. The path counts, not the first that reads: pieces are cut out of a bucket before anything computes."""
 
 
 class LatestStarts:
