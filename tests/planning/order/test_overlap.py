@@ -205,31 +205,24 @@ def test_within_nothing_of_the_peak_it_still_hides() -> None:
     assert exposed(facts, times, order) < 0.5 * exposed(facts, times, calls(facts))
 
 
-@pytest.mark.parametrize("more", [0, GIB])
+@pytest.mark.parametrize("more", [0, GIB // 4])
 def test_gathers_whose_pieces_are_copied_out_are_urgent_all_the_same(more: int) -> None:
     """Nothing but copies reads what is gathered, and all that counts is behind them."""
-    facts = backward_half(Model(layers=6, shards=8, unpacked=True))
-    device = read_device("h100-sxm")
-    assert isinstance(device, DeviceProfile)
-    times = node_times(facts, device)
+    facts = backward_half(Model(layers=6, vocabulary=32768, unpacked=True))
+    times = node_times(facts, REFERENCE)
     limit = peak(facts, calls(facts)) + more
     order = plan(facts, times, OverlapLimits(peak=limit))
     assert peak(facts, order) <= limit
-    assert exposed(facts, times, order) < 0.2 * exposed(facts, times, calls(facts))
+    assert exposed(facts, times, order) <= 1.15 * exposed_bound(facts, times)
 
 
 def test_a_long_gather_goes_where_most_is_computed_beside_it() -> None:
     """On the stream of tensor parallelism, whose own collectives wait for each other to the end."""
-    facts = forward_half(Model(layers=4, shards=8, parallel=8, vocabulary=16384, twice=True))
+    facts = forward_half(Model(layers=2, shards=8, parallel=8, vocabulary=65536, twice=True))
     device = read_device("h100-sxm")
     assert isinstance(device, DeviceProfile)
     times = node_times(facts, device)
-    sent, order = collectives(facts), plan(facts, times)
-    of_head = sent[-1]
-    (beside,) = {facts.group_names[of_head]}
-    place = {row: at for at, row in enumerate(order)}
-    last = max(place[row] for row in sent if facts.group_names[row] == beside and row != of_head)
-    assert place[of_head] < last
+    assert exposed(facts, times, plan(facts, times)) <= 1.1 * exposed_bound(facts, times)
 
 
 @given(sending())
