@@ -36,6 +36,10 @@ class Model:
     """Ranks of ``dp``, which reduce gradients once more; 1 for none."""
     experts: bool = False
     """Whether tokens go to experts on the ranks of ``ep`` and back."""
+    unpacked: bool = False
+    """Whether gathered weights are copied before they are used, as pieces are cut out of a bucket."""
+    twice: bool = False
+    """Whether the weight of the head is gathered over ``fsdp``, then over ``tp``."""
 
 
 class _Half:
@@ -74,7 +78,8 @@ class _Half:
     def gathered(self, shard: int, numel: int) -> int:
         numel //= self.model.parallel
         cast = self.add(CAST, (shard,), 2 * numel // self.model.shards)
-        return self.view(self.sent(GATHER, cast, 2 * numel, f"fsdp:{self.model.shards}"), 2 * numel)
+        sent = self.sent(GATHER, cast, 2 * numel, f"fsdp:{self.model.shards}")
+        return self.add("aten.clone.default", (sent,), 2 * numel) if self.model.unpacked else self.view(sent, 2 * numel)
 
     def reduced(self, gradient: int, numel: int) -> int:
         numel //= self.model.parallel
@@ -115,7 +120,10 @@ def forward_half(model: Model) -> Facts:
             if model.parallel > 1 and at in (1, 3):
                 x = half.sent(SCATTER, x, 2 * tokens * columns // model.parallel, f"tp:{model.parallel}")
             kept.append(x)
-    out = half.product((x, half.gathered(head, model.vocabulary * width)), tokens, width, model.vocabulary)
+    weight = half.gathered(head, model.vocabulary * width)
+    if model.twice:
+        weight = half.sent(GATHER, weight, 2 * model.vocabulary * width, f"tp:{model.parallel}")
+    out = half.product((x, weight), tokens, width, model.vocabulary)
     half.builder.add("output", "output", (half.add("aten.sum.default", (out,), 4), *kept[:: len(shapes)]))
     return half.builder.facts(GraphKind.FORWARD)
 

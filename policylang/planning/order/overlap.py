@@ -31,7 +31,10 @@ _COMPUTES = (
     Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02),
 )
 """For steps that mostly compute."""
-_SENDS = (Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),)
+_SENDS = (
+    Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),
+    Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01, nearest=True),
+)
 """For steps that have more to send than to compute: what is computed ahead there only takes memory."""
 _CAUTIOUS = Leeway(lag=0.0, fill=0.01, reach=0.06, close=0.01, holds=False)
 """Where none of the others keeps to the limits: nothing runs later than as given, so that no memory is held back."""
@@ -79,12 +82,12 @@ def overlapped(
     sizes = [size_in_flight(facts, each) if each >= 0 else 0 for each in read.sent]
     bound = exposed_bound(facts, times)
     enough = max(_ENOUGH * bound, _HARDLY * computed)
-    leeways = (*_SENDS, *_COMPUTES) if bound > _MOSTLY * computed else (*_COMPUTES, *_SENDS)
+    leeways = (*_SENDS, *_COMPUTES) if bound > _MOSTLY * computed else (*_COMPUTES, *_SENDS[:1])
     search = _Search(facts, times, read, given, limits)
     for leeway in leeways[:1] if len(order) > _LARGE else (*leeways, _CAUTIOUS):
         if leeway is _CAUTIOUS and search.best is not given:
             break
-        starts, peak = LatestStarts(read, leeway.close), limits.peak
+        starts, peak = LatestStarts(read, leeway.close, nearest=leeway.nearest), limits.peak
         for _ in range(_TRIES):
             excess = search.hold(ListScheduler(read, touches, starts, sizes, leeway, peak, limits.in_flight).run())
             if peak is None or excess <= 0:
@@ -100,15 +103,13 @@ def overlapped(
 class _Search:
     """The best order so far, and its units."""
 
-    def __init__(
-        self, facts: Facts, times: NodeTimes, units: Units, given: _Candidate, limits: OverlapLimits
-    ) -> None:
+    def __init__(self, facts: Facts, times: NodeTimes, units: Units, given: _Candidate, limits: OverlapLimits) -> None:
         self._facts, self._times, self._read = facts, times, units
         self._given, self._limits = given, limits
         self.best, self.units = given, [*range(len(units))]
 
     def hold(self, units: list[int]) -> int:
-        """An order against the best. Where it would be better within the limit on the peak: the bytes over it, else 0."""
+        """Keeps the best order so far. Of a better one that the limit on the peak rules out: the bytes over it."""
         found = _Candidate(self._facts, self._read.in_rows(units), self._times)
         if found.exposed >= self.best.exposed:
             return 0

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from policylang.graph.files.any_form import read_any
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.order.dependencies import Dependencies, dependencies
+from policylang.planning.order.hiding.local_moves import LocalMoves
 from policylang.planning.order.hiding.memory_ahead import LiveMemory, MemoryAhead, Touches
 from policylang.planning.order.hiding.range_maximum import RangeMaximum
 from policylang.planning.order.hiding.units import units
@@ -201,6 +203,41 @@ def test_within_nothing_of_the_peak_it_still_hides() -> None:
     order = plan(facts, times, OverlapLimits(peak=peak(facts, calls(facts))))
     assert peak(facts, order) <= peak(facts, calls(facts))
     assert exposed(facts, times, order) < 0.5 * exposed(facts, times, calls(facts))
+
+
+@pytest.mark.parametrize("more", [0, GIB // 4])
+def test_gathers_whose_pieces_are_copied_out_are_urgent_all_the_same(more: int) -> None:
+    """Nothing but copies reads what is gathered, and all that counts is behind them."""
+    facts = backward_half(Model(layers=6, vocabulary=32768, unpacked=True))
+    times = node_times(facts, REFERENCE)
+    limit = peak(facts, calls(facts)) + more
+    order = plan(facts, times, OverlapLimits(peak=limit))
+    assert peak(facts, order) <= limit
+    assert exposed(facts, times, order) <= 1.15 * exposed_bound(facts, times)
+
+
+def test_a_long_gather_goes_where_most_is_computed_beside_it() -> None:
+    """On the stream of tensor parallelism, whose own collectives wait for each other to the end."""
+    facts = forward_half(Model(layers=2, shards=8, parallel=8, vocabulary=65536, twice=True))
+    device = read_device("h100-sxm")
+    assert isinstance(device, DeviceProfile)
+    times = node_times(facts, device)
+    assert exposed(facts, times, plan(facts, times)) <= 1.1 * exposed_bound(facts, times)
+
+
+@given(sending())
+@settings(max_examples=examples(40, 2000), deadline=None)
+def test_moving_single_collectives_breaks_no_order_and_only_shortens_the_step(drawn: tuple[Facts, NodeTimes]) -> None:
+    facts, times = drawn
+    read = units(facts, calls(facts), by_edges(facts), times, collectives(facts))
+    asked: list[list[int]] = []
+    found = LocalMoves(read, lambda order: asked.append(order) or True).improve(range(len(read)))
+    lengths = [step_time(facts, in_order(facts, read.in_rows(each)), times).step for each in (range(len(read)), *asked)]
+    assert all(later < earlier + 1e-9 for earlier, later in pairwise(lengths))
+    assert found == (asked[-1] if asked else [*range(len(read))])
+    for order in asked:
+        place = {row: at for at, row in enumerate(read.in_rows(order))}
+        assert all(place[each] < place[row] for row in calls(facts) for each in by_edges(facts).before[row])
 
 
 def test_without_collectives_that_may_move_the_order_stays() -> None:

@@ -14,15 +14,15 @@ _LOOSE = 0.25
 """A unit is loose whose longest path takes no more than this share of what is computed before it as given."""
 _LIGHT = 0.5
 """Of a collective's time: its result does not make it urgent if the longest path of computation from there to the end
-takes less. The path counts, not the first that reads: pieces are cut out of a bucket before anything computes with them."""
+takes less. The path counts, not the first that reads: pieces are cut out of a bucket before anything computes."""
 
 
 class LatestStarts:
     """O(units and their edges). ``close``: so far ahead of its reader, a share of all computation, what is loose is
-    due."""
+    due; ``nearest``: a collective's result is urgent by what computes with it first, not by all that follows."""
 
-    def __init__(self, units: Units, close: float) -> None:
-        count, self._close = len(units), close
+    def __init__(self, units: Units, close: float, *, nearest: bool = False) -> None:
+        count, self._close, self._nearest = len(units), close, nearest
         self.place: list[float] = []
         """Where a unit computes as given."""
         now = 0.0
@@ -76,7 +76,9 @@ class LatestStarts:
             after = units.after[unit]
             tail[unit] = units.seconds[unit] + max((tail[each] for each in after), default=0.0)
             late = min((self._wanted(each, unit) for each in after), default=self.total)
-            self.at_end[unit] = all(self.at_end[each] for each in after) and self._is_light(units, unit, tail[unit])
+            self.at_end[unit] = all(self.at_end[each] for each in after) and self._is_light(
+                units, unit, units.seconds[unit] if self._nearest else tail[unit]
+            )
             if not units.movable[unit]:
                 due = late - units.seconds[unit]
                 self.due[unit] = due if self.at_end[unit] else min(due, self.place[unit])

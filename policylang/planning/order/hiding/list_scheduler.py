@@ -41,6 +41,8 @@ class Leeway:
     """How far ahead of its reader a collective may start that could start at any time: a share of all computation."""
     close: float
     """How far ahead of its reader what could run at any time is due: a share of all computation."""
+    nearest: bool = False
+    """As in :class:`LatestStarts`."""
     holds: bool = True
     """Whether what only the end of the step needs may run later than as given."""
 

@@ -19,7 +19,7 @@ _PLACES = 4
 """How many earlier places each is tried at."""
 _STEPS = 400_000
 """How many units all tries together walk along; that bounds them on large graphs."""
-_REFUSED = 4
+_REFUSED = 3
 """The search ends when so many shorter steps were refused."""
 _LEAST = 1e-3
 """A try is worth it that shortens the step by this share of what is exposed."""
@@ -99,7 +99,8 @@ class LocalMoves:
     def _walk(self, order: Sequence[int]) -> tuple[float, list[float]]:
         """The length of the step, and how long computation waits for each collective."""
         self._left -= 1
-        units, now = self._units, 0.0
+        units = self._units
+        now = 0.0
         seconds, awaits, sent, lengths, streams = units.seconds, units.awaits, units.sent, units.lengths, units.streams
         over, exposed = [0.0] * len(units), [0.0] * len(units)
         free: dict[str, float] = {}
@@ -113,6 +114,6 @@ class LocalMoves:
             now += seconds[unit]
             if sent[unit] >= 0:
                 over[unit] = free[streams[unit]] = max(now, free.get(streams[unit], 0.0)) + lengths[unit]
-        for unit, each in enumerate(over):
-            exposed[unit] += max(each - now, 0.0)
+        for unit, ended in enumerate(over):
+            exposed[unit] += max(ended - now, 0.0)
         return max((now, *free.values())), exposed
