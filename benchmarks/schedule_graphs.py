@@ -158,22 +158,27 @@ def _moved(value: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def process_groups(groups: Mapping[str, Group]) -> Iterator[None]:
-    """This process as rank 0 of as many as the groups have, each group under its recorded name and of its size.
+    """This process as rank 0, each group under its recorded name and of its recorded ranks.
 
-    Which ranks a recording lists is not relied on: each group becomes one of as many ranks that rank 0 is in.
+    A policy that is carried out here reads from these ranks which groups lie within a server, and has to plan with the
+    times that it is judged by. A group without known ranks, or that rank 0 is not in, becomes one of the first ranks.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    sizes = {name: group.size or len(group.ranks) or 2 for name, group in groups.items()}
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=max([2, *sizes.values()]))
+    members = {
+        name: group.ranks if 0 in group.ranks else tuple(range(group.size or len(group.ranks) or 2))
+        for name, group in groups.items()
+    }
+    world = 1 + max((1, *(max(ranks) for ranks in members.values())))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
-        for name, size in sizes.items():
-            create_group(f"of {name}", range(size), "fake")
+        for name, ranks in members.items():
+            create_group(f"of {name}", ranks, "fake")
             forget_group(name)
             rename_group(f"of {name}", name)
         yield
     finally:
-        for name in sizes:
+        for name in members:
             forget_group(name)
         dist.destroy_process_group()
 

@@ -29,10 +29,18 @@ __all__ = ["register"]
 NO_GRAPH_TRAINER = "APL383"
 NOT_FLAT = "APL384"
 UNTOLD_NAME = "APL385"
+ORDERED_LATER = "APL349"
 NAME = "apl"
 
 _DIGITS = 12
 _TAGS = ("recompute", "ac_graph_id")
+_JOINS = "joint_transformer_block_bucketing_reordering_pass"
+_SWITCHED = {
+    "enable_fsdp_ag_rs_overlap": "reassign_collective_pgs_pass",
+    "enable_fsdp_dense_region_overlap": "schedule_fsdp_comms_to_dense_regions_pass",
+    "enable_async_tensor_parallel": "async_tensor_parallel_pass",
+}
+"""Passes that move or replace collectives behind the memory policy, by the setting that switches each on."""
 
 
 def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
@@ -69,10 +77,14 @@ class MemoryPolicy:
     def __call__(self, gm: fx.GraphModule, *, config: Any = None) -> fx.GraphModule:
         """Carry the policy out on ``gm``, in place. ``config`` decides nothing: the policy does.
 
-        Raises as ``policylang.apply`` does, and ``PolicyGraphError`` for a graph that is not a whole step, or for one
-        that is precompiled under a name that any policy may have.
+        Raises as ``policylang.apply`` does, and ``PolicyGraphError`` for a graph that is not a whole step, for one
+        that is precompiled under a name that any policy may have, and for a policy that orders collectives where
+        TorchTitan's passes would order them anew.
         """
-        self._refuse_to_precompile(getattr(config, "compile", None))
+        options = getattr(config, "compile", None)
+        self._refuse_to_precompile(options)
+        if self.policy.orders and options is not None:
+            _refuse_another_order(options)
         facts = collect(gm, static_inputs=parameters_of(gm), mesh=self.mesh)
         if facts.kind is not GraphKind.FLAT:
             message = f"a memory policy acts on the graph of a whole step, and this is a {facts.kind.value} graph"
@@ -88,6 +100,24 @@ class MemoryPolicy:
             message = f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy"
             help = "choose the memory policy by the name that `register` returns"
             raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
+
+
+def _refuse_another_order(options: Any) -> None:
+    """What TorchTitan runs behind the memory policy would leave nothing of an order."""
+    passes = [_JOINS, *(name for setting, name in _SWITCHED.items() if getattr(options, setting, False))]
+    if getattr(getattr(options, "ep_overlap", None), "enabled", False):
+        passes.append("ep_overlap_schedule_pass")
+    off = getattr(options, "disable_passes", ())
+    left = [name for name in passes if name not in off]
+    mends = [f"`config.compile.disable_passes += [{', '.join(map(repr, left))}]`"] if left else []
+    if getattr(options, "inductor_compilation", "") == "full":
+        left.append("full_inductor_compilation_pass")
+        mends.append("`config.compile.inductor_compilation = 'regional'`")
+    if left:
+        names = " and ".join(f"`{name}`" for name in left)
+        message = f"the policy orders collectives, and behind it TorchTitan orders them anew: {names}"
+        help = f"write {' and '.join(mends)}, or take the scheduling lines out of the policy"
+        raise PolicyGraphError([diagnose(ORDERED_LATER, message, help=help)])
 
 
 def _take_off_tags(gm: fx.GraphModule) -> None:

@@ -72,8 +72,7 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
     if groups is None:  # torch 2.11 and before: one group
         groups = [each] if (each := getattr(state, "_fsdp_param_group", None)) is not None else []
     for group in groups:
-        over = getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
-        ranks = () if over is None else tuple(torch.distributed.get_process_group_ranks(over))
+        ranks = _ranks(getattr(getattr(group, "mesh_info", None), "shard_process_group", None))
         for parameter in group.fsdp_params:
             info = parameter._module_info
             reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
@@ -83,6 +82,14 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
                     *(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)), id(group), ranks
                 )
                 yield (module, name), weight
+
+
+def _ranks(group: torch.distributed.ProcessGroup | None) -> tuple[int, ...]:
+    """Of a group that is there no more, as that of a model that was trained before, none."""
+    try:
+        return () if group is None else tuple(torch.distributed.get_process_group_ranks(group))
+    except (KeyError, ValueError):
+        return ()
 
 
 def is_sharded(module: nn.Module) -> bool:

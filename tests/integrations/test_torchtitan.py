@@ -26,6 +26,7 @@ from tests.support.titan import Traced, config, experts_of, graph_trainer, llama
 
 POLICIES = {"torchtitan_default": "default", "torchtitan_eager": "eager", "torchtitan_graph_full": "full"}
 LAYERS = [2, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (8, 32))]
+ORDERS_ANEW = "joint_transformer_block_bucketing_reordering_pass"
 CPU_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
@@ -268,6 +269,34 @@ def test_the_name_without_a_digest_is_refused_where_a_step_is_precompiled(regist
 def _choosing(memory_policy: str, precompile_artifact_dir: str) -> SimpleNamespace:
     options = SimpleNamespace(memory_policy=memory_policy, precompile_artifact_dir=precompile_artifact_dir)
     return SimpleNamespace(compile=options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, [ORDERS_ANEW]),
+        ({"disable_passes": [ORDERS_ANEW], "enable_async_tensor_parallel": True}, ["async_tensor_parallel_pass"]),
+        ({"ep_overlap": SimpleNamespace(enabled=True)}, [ORDERS_ANEW, "ep_overlap_schedule_pass"]),
+        ({"disable_passes": [ORDERS_ANEW], "inductor_compilation": "full"}, ["full_inductor_compilation_pass"]),
+        ({"disable_passes": [ORDERS_ANEW], "inductor_compilation": "regional"}, []),
+    ],
+)
+def test_an_order_that_torchtitan_would_not_keep_is_refused(options: dict[str, object], told: list[str]):
+    """Before anything is changed: its passes run behind the memory policy, one of them always."""
+    traced = llama(2)
+    nodes = [node.name for node in traced.gm.graph.nodes]
+    memory_policy = torchtitan.MemoryPolicy(policylang.parse("undecided -> save; optional keep order of all_to_all"))
+    chosen = SimpleNamespace(compile=SimpleNamespace(**options))
+    if not told:
+        memory_policy(traced.gm, config=chosen)
+        return
+    with pytest.raises(PolicyGraphError) as caught:
+        memory_policy(traced.gm, config=chosen)
+    (found,) = caught.value.diagnostics
+    assert found.code == "APL349"
+    assert found.message.endswith(": " + " and ".join(f"`{name}`" for name in told))
+    assert [node.name for node in traced.gm.graph.nodes] == nodes
+    torchtitan.MemoryPolicy(policylang.parse("undecided -> save"))(traced.gm, config=chosen)
 
 
 def test_a_policy_that_matches_nothing_stops_the_trainer(registry: dict[str, object]):

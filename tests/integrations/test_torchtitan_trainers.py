@@ -145,3 +145,18 @@ def test_the_script_of_the_graph_trainer() -> None:
     assert_same_training(ours, own)
     assert [outcome.audit for outcome in ours] == [True, True]
     assert (ours[0].gathers, own[0].gathers) == (7, 6), "the policy gathers the head's weight again"
+
+
+@pytest.mark.parametrize("order", ["fsdp_overlap", "fsdp_tp_overlap"])
+def test_the_graph_trainer_in_the_order_of_a_policy(order: str, tmp_path: Path) -> None:
+    """Its own pass that joins and moves collectives is off, so that what was planned is what runs."""
+    own = trained(Setting(theirs="default"), 2)
+    path = tmp_path / "ordered.apl"
+    path.write_text(f"device h100-sxm\ninclude <torchtitan_default>\ninclude <{order}>\n")
+    disabled = ("joint_transformer_block_bucketing_reordering_pass",)
+    ours = trained(Setting(policy=str(path), disabled=disabled), 2)
+    assert_same_training(ours, own)
+    for outcome in ours:
+        assert outcome.audit is True
+        traced, planned, sent = outcome.planned
+        assert sent == planned < traced

@@ -50,6 +50,8 @@ class Setting:
     reshard: str = "default"
     precision: str = "float32"
     """What parameters are gathered in."""
+    disabled: tuple[str, ...] = ()
+    """Passes of the graph trainer that do not run."""
     example: str = ""
     """A script of ``examples/`` that makes the configuration, by its name."""
 
@@ -66,6 +68,8 @@ class Outcome:
     """How often some operators ran in the last step."""
     gathers: int = 0
     """All-gathers in the graph of a step."""
+    planned: list[int] = field(factory=list)
+    """Collectives as traced and as ordered, where the policy orders them; and those in the graph of a step."""
     recomputed: list[str] = field(factory=list)
     """The names of the copies in the graph of a step."""
     audit: bool | None = None
@@ -147,7 +151,7 @@ def configured(setting: Setting) -> Any:
     if not setting.chunked_loss:
         config.loss = losses.CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
     if setting.trainer == "graph":
-        config.compile.disable_passes = ["cudagraph_pass"]
+        config.compile.disable_passes = ["cudagraph_pass", *setting.disabled]
     if not setting.example:
         _choose_policy(config, setting)
     return config
@@ -197,7 +201,12 @@ def _report(of: Any) -> dict[str, Any]:
     import policylang
 
     report = policylang.report(of)
-    return {"audit": report.audit.agrees, "reported": len(report.recomputed)}
+    found = {"audit": report.audit.agrees, "reported": len(report.recomputed)}
+    if report.orders and isinstance(of, torch.fx.GraphModule):
+        (account,) = report.orders
+        sent = sum("_c10d_functional" in str(node.target) and "wait" not in str(node.target) for node in of.graph.nodes)
+        found["planned"] = [account.traced.collectives, account.planned.collectives, sent]
+    return found
 
 
 def _digest(model: torch.nn.Module) -> str:

@@ -2,12 +2,13 @@
 
 :mod:`policylang.planning.order.hiding` makes an order. How far it may depart from the order given for the
 best result depends on whether a step has more to compute or to send, so a few are made, each held against the others,
-and against the order given, by the simulation itself.
+and against the order given, by the simulation itself. The best is then looked over once more, collective by collective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 from attrs import frozen
 
@@ -16,8 +17,9 @@ from policylang.graph.schedule import Schedule, StepKind
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.hiding.latest_starts import LatestStarts
 from policylang.planning.order.hiding.list_scheduler import Leeway, ListScheduler
+from policylang.planning.order.hiding.local_moves import LocalMoves
 from policylang.planning.order.hiding.memory_ahead import Touches
-from policylang.planning.order.hiding.units import units
+from policylang.planning.order.hiding.units import Units, units
 from policylang.simulation.exposed_bound import exposed_bound
 from policylang.simulation.in_flight import in_flight, size_in_flight
 from policylang.simulation.memory import simulate
@@ -31,6 +33,10 @@ _COMPUTES = (
 """For steps that mostly compute."""
 _SENDS = (Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),)
 """For steps that have more to send than to compute: what is computed ahead there only takes memory."""
+_CAUTIOUS = Leeway(lag=0.0, fill=0.01, reach=0.06, close=0.01, holds=False)
+"""Where none of the others keeps to the limits: nothing runs later than as given, so that no memory is held back."""
+_TRIES = 3
+"""An order that exceeds the limit on the peak is made again with one that is tighter by as much."""
 _MOSTLY = 0.2
 """A step mostly sends that exposes so much at least, a share of all computation."""
 _LARGE = 40_000
@@ -74,16 +80,46 @@ def overlapped(
     bound = exposed_bound(facts, times)
     enough = max(_ENOUGH * bound, _HARDLY * computed)
     leeways = (*_SENDS, *_COMPUTES) if bound > _MOSTLY * computed else (*_COMPUTES, *_SENDS)
-    best = given
-    for leeway in leeways[:1] if len(order) > _LARGE else leeways:
-        starts = LatestStarts(read, leeway.close)
-        scheduler = ListScheduler(read, touches, starts, sizes, leeway, limits.peak, limits.in_flight)
-        found = _Candidate(facts, read.in_rows(scheduler.run()), times)
-        if found.exposed < best.exposed and found.keeps(limits, given):
-            best = found
-        if best.exposed <= enough:
+    search = _Search(facts, times, read, given, limits)
+    for leeway in leeways[:1] if len(order) > _LARGE else (*leeways, _CAUTIOUS):
+        if leeway is _CAUTIOUS and search.best is not given:
             break
-    return best.order
+        starts, peak = LatestStarts(read, leeway.close), limits.peak
+        for _ in range(_TRIES):
+            excess = search.hold(ListScheduler(read, touches, starts, sizes, leeway, peak, limits.in_flight).run())
+            if peak is None or excess <= 0:
+                break
+            peak -= excess
+        if search.best.exposed <= enough:
+            return search.best.order
+    if len(order) <= _LARGE:
+        LocalMoves(read, search.takes).improve(search.units)
+    return search.best.order
+
+
+class _Search:
+    """The best order so far, and its units."""
+
+    def __init__(
+        self, facts: Facts, times: NodeTimes, units: Units, given: _Candidate, limits: OverlapLimits
+    ) -> None:
+        self._facts, self._times, self._read = facts, times, units
+        self._given, self._limits = given, limits
+        self.best, self.units = given, [*range(len(units))]
+
+    def hold(self, units: list[int]) -> int:
+        """An order against the best. Where it would be better within the limit on the peak: the bytes over it, else 0."""
+        found = _Candidate(self._facts, self._read.in_rows(units), self._times)
+        if found.exposed >= self.best.exposed:
+            return 0
+        if found.keeps(self._limits, self._given):
+            self.best, self.units = found, units
+            return 0
+        return found.peak - self._limits.peak if self._limits.peak is not None else 0
+
+    def takes(self, units: list[int]) -> bool:
+        self.hold(units)
+        return self.units is units
 
 
 class _Candidate:
@@ -98,13 +134,15 @@ class _Candidate:
 
     def keeps(self, limits: OverlapLimits, given: _Candidate) -> bool:
         """Whether it honours each limit that the order given honours, and exceeds none by more than that does."""
-        if limits.peak is not None and self._peak() > limits.peak and self._peak() > given._peak():
+        if limits.peak is not None and self.peak > limits.peak and self.peak > given.peak:
             return False
         most = limits.in_flight
-        return most is None or self._most_in_flight() <= most or self._most_in_flight() <= given._most_in_flight()
+        return most is None or self.most_in_flight <= most or self.most_in_flight <= given.most_in_flight
 
-    def _peak(self) -> int:
+    @cached_property
+    def peak(self) -> int:
         return max(simulate(self.facts, self.schedule).live, default=0)
 
-    def _most_in_flight(self) -> int:
+    @cached_property
+    def most_in_flight(self) -> int:
         return max(in_flight(self.facts, self.schedule), default=0)

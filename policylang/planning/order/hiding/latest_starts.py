@@ -13,7 +13,8 @@ _MARGIN = 1.2
 _LOOSE = 0.25
 """A unit is loose whose longest path takes no more than this share of what is computed before it as given."""
 _LIGHT = 0.5
-"""Of a collective's time: what computes less with its result, and leads nowhere else, does not make it urgent."""
+"""Of a collective's time: its result does not make it urgent if the longest path of computation from there to the end
+takes less. The path counts, not the first that reads: pieces are cut out of a bucket before anything computes with them."""
 
 
 class LatestStarts:
@@ -69,11 +70,13 @@ class LatestStarts:
         for unit, awaited in enumerate(units.awaits):
             for each in awaited:
                 awaited_by[each].append(unit)
+        tail = [0.0] * len(units)  # the longest path of computation from a unit to the end
         free: dict[str, tuple[float, float]] = {}  # by stream, before when it has to be free for what is behind
         for unit in range(len(units) - 1, -1, -1):
             after = units.after[unit]
+            tail[unit] = units.seconds[unit] + max((tail[each] for each in after), default=0.0)
             late = min((self._wanted(each, unit) for each in after), default=self.total)
-            self.at_end[unit] = all(self.at_end[each] for each in after) and self._is_light(units, unit)
+            self.at_end[unit] = all(self.at_end[each] for each in after) and self._is_light(units, unit, tail[unit])
             if not units.movable[unit]:
                 due = late - units.seconds[unit]
                 self.due[unit] = due if self.at_end[unit] else min(due, self.place[unit])
@@ -98,9 +101,9 @@ class LatestStarts:
             return max(due, self.place[reader] - self._close * self.total)
         return due
 
-    def _is_light(self, units: Units, unit: int) -> bool:
+    def _is_light(self, units: Units, unit: int, tail: float) -> bool:
         awaited = units.awaits[unit]
-        return not awaited or units.seconds[unit] <= _LIGHT * sum(units.lengths[each] for each in awaited)
+        return not awaited or tail <= _LIGHT * sum(units.lengths[each] for each in awaited)
 
 
 def announced(units: Units) -> tuple[list[list[int]], list[float]]:

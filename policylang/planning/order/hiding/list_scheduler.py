@@ -41,6 +41,8 @@ class Leeway:
     """How far ahead of its reader a collective may start that could start at any time: a share of all computation."""
     close: float
     """How far ahead of its reader what could run at any time is due: a share of all computation."""
+    holds: bool = True
+    """Whether what only the end of the step needs may run later than as given."""
 
 
 class ListScheduler(StepSoFar):
@@ -57,6 +59,7 @@ class ListScheduler(StepSoFar):
         in_flight: int | None,
     ) -> None:
         super().__init__(units, touches, starts, sizes, starts.keys(leeway.lag * starts.hole), peak, in_flight)
+        self.holds = leeway.holds
         self.fill = leeway.fill * starts.total
         self.reaches = dict.fromkeys(units.streams, leeway.reach * starts.total)
         for unit, stream in enumerate(units.streams):
@@ -73,7 +76,7 @@ class ListScheduler(StepSoFar):
                 break
             head = self._head
             self._unblock()
-            if self.starts.at_end[head] and (units.movable[head] or (units.sent[head] < 0 and not self._is_free(head))):
+            if self.holds and self._may_wait(head):
                 if not self._hold(head):
                     self._run(head)
                 continue
@@ -94,6 +97,13 @@ class ListScheduler(StepSoFar):
         return self.order
 
     # --- what runs when ----------------------------------------------------------------------------------------------
+
+    def _may_wait(self, head: int) -> bool:
+        """Whether what is next is better left for when there is something to hide, or it need not wait itself."""
+        computes = self.units.sent[head] < 0
+        return bool(self.starts.at_end[head]) and (
+            bool(self.units.movable[head]) or (computes and not self._is_free(head))
+        )
 
     def _choose(self) -> int:
         """What computes next: of what is ready the first that is due; the next one given where nothing else may."""
