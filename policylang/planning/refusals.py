@@ -27,7 +27,12 @@ from policylang.language.syntax import (
 )
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.plan import RuleOutcome
-from policylang.planning.selection.empty_matches import missing_parts, nearest_paths_hint, part_counts
+from policylang.planning.selection.empty_matches import (
+    missing_parts,
+    nearest_paths_hint,
+    other_origin_hint,
+    part_counts,
+)
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.setups import WHAT_FSDP_MEANS
 from policylang.planning.value_decision import Decision
@@ -64,7 +69,7 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
         span=rule.selector.span,
-        help=help,
+        help=other_origin_hint(rule.selector, selections) + help,
         details=part_counts(rule.selector, selections),
     )
     cause = GATHERS_NOTHING if of_weights else missing_parts(rule.selector, selections)

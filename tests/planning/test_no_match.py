@@ -7,6 +7,7 @@ from policylang.language.diagnostics import Severity, one_cause
 from policylang.language.formatting.unparse import nth
 from policylang.language.resolution.loader import parse_policy
 from policylang.language.syntax import BlockSet, Scope
+from policylang.planning.capabilities import HALF
 from policylang.planning.planner import plan
 from policylang.planning.selection.empty_matches import nearest_paths
 from tests.planning.sentences import JOINT, compare, everything, in_module, only, op, planned, recompute, save, where
@@ -172,6 +173,22 @@ def test_an_annotation_that_nobody_made_is_told_which_there_are():
 
 
 NOTES = ("note=ap_must_save", "note=ap_must_save note=stage", "")
+
+
+def test_a_graph_that_knows_no_parameters_is_told_which_gathers_it_has():
+    """As in a recorded graph, whose inputs are all taken for the user's."""
+    gather = "_c10d_functional.all_gather_into_tensor.default(%w) group=dp:2 collective"
+    facts = facts_of(f"%w = input\n%a = {gather}\n%b = _c10d_functional.wait_tensor.default(%a)\noutput(%b)")
+    for line in ("save all_gather where from parameter", "prefetch (all_gather where gathered buffer) 1 block ahead"):
+        found = only(plan(parse_policy(line).policy, facts, HALF).diagnostics, "APL301")
+        instead = "from input" if "from" in line else "gathered input"
+        said = f"where a graph does not say what its inputs are, `{instead}` picks 1; if that is as it should be"
+        assert found.help.startswith(said)
+        instead = line.replace("from parameter", instead).replace("gathered buffer", instead)
+        assert "APL301" not in [each.code for each in plan(parse_policy(instead).policy, facts, HALF).diagnostics]
+    nobody = facts_of("%x = input\n%y = aten.mm.default(%x, %x)\noutput(%y)")
+    only_of = plan(parse_policy("save wait where from parameter").policy, nobody, HALF).diagnostics
+    assert "from input" not in only(only_of, "APL301").help
 
 
 def test_a_graph_that_names_no_parameters_is_told_from_one_without_gathers_of_them():

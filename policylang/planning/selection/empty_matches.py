@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
+from attrs import evolve
+
 from policylang.graph.facts import Facts, InputKind
 from policylang.language.figures import counted, figure, first_lines, joined, listed
 from policylang.language.formatting.unparse import nth, own_words
@@ -31,7 +33,7 @@ from policylang.language.syntax import (
 )
 from policylang.language.walk import predicates
 from policylang.planning.selection.cuts import Cuts
-from policylang.planning.selection.predicates import ORIGINS
+from policylang.planning.selection.predicates import GATHERED, ORIGINS, compile_predicate
 from policylang.planning.selection.selectors import Selections, parts_first
 
 _MOST_PARTS = 12
@@ -61,6 +63,32 @@ def missing_parts(selector: Selector, selections: Selections) -> str:
     named = (part for part in found if isinstance(part, Operator | Reference | InModule))
     missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))
     return f"0 nodes are {joined(list(missing))}" if missing else ""
+
+
+def other_origin_hint(selector: Selector, selections: Selections) -> str:
+    """What to write instead where a graph knows no input of the kind that is asked for: it may take all of them for the
+    user's, as a recorded graph does. Empty where none of the user's is picked either."""
+    wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, Where))
+    for part, test in ((where, test) for where in wheres for test in predicates(where.predicate)):
+        if isinstance(test, Is) and _lacks_origin(test, selections) and (count := _of_the_user(test, part, selections)):
+            instead = _of_users(test).name
+            return f"where a graph does not say what its inputs are, `{instead}` picks {count:,}; "
+    return ""
+
+
+def _lacks_origin(test: Is, selections: Selections) -> bool:
+    return test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds
+
+
+def _of_users(test: Is) -> Is:
+    return evolve(test, name="gathered input" if test.name in GATHERED else "from input")
+
+
+def _of_the_user(test: Is, part: Where, selections: Selections) -> int:
+    """Of the nodes that were asked for another kind, how many are made of an input of the user's."""
+    facts, chains = selections.facts, selections.chains
+    holds = compile_predicate(_of_users(test), facts, selections.blocks, chains, selections.cuts)
+    return sum(map(holds, selections.rows(part.selector)))
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:
@@ -135,7 +163,7 @@ def _times_hint(test: Compare, part: Where, selections: Selections) -> str:
 def _test_hint(test: Predicate, part: Where, selections: Selections) -> str:
     if isinstance(test, Match) and test.property == "module" and test.op == "==":
         return "; " + nearest_paths_hint(test.pattern, selections.facts)
-    if isinstance(test, Is) and test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds:
+    if isinstance(test, Is) and _lacks_origin(test, selections):
         return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
     if isinstance(test, Annotated):
         return _annotations_hint(selections.facts)

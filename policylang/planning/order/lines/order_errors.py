@@ -22,7 +22,12 @@ from policylang.planning.order.lines.named import Picked
 from policylang.planning.order.stages import Stages
 from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.planning.schedule.order_plan import SchedulingOutcome
-from policylang.planning.selection.empty_matches import missing_parts, nearest_paths_hint, part_counts
+from policylang.planning.selection.empty_matches import (
+    missing_parts,
+    nearest_paths_hint,
+    other_origin_hint,
+    part_counts,
+)
 
 NO_COLLECTIVE = "APL371"
 NOTHING_MOVES = "APL373"
@@ -103,7 +108,7 @@ class OrderErrors:
             MATCHES_NOTHING,
             f"`{text}` matches nothing in this graph",
             statement.selector.span,
-            help=optional,
+            help=other_origin_hint(statement.selector, selections) + optional,
             details=part_counts(statement.selector, selections),
         )
         include = self._policy.included_by(statement.span)
