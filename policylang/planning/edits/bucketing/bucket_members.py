@@ -61,7 +61,7 @@ def group_sizes(facts: Facts) -> dict[str, int]:
     sizes = {name: group.size or len(group.ranks) for name, group in facts.groups.items()}
     said: dict[str, set[int]] = {}
     for row, name in enumerate(facts.group_names):
-        if not sizes.get(name, 1) and facts.targets[row] in (GATHER, SCATTER) and facts.arguments[row]:
+        if not sizes.get(name, 1) and facts.targets[row] in (GATHER, SCATTER) and len(facts.arguments[row]) > 2:
             said.setdefault(name, set()).add(facts.arguments[row][-2])
     return {**sizes, **{name: found.pop() if len(found) == 1 else 0 for name, found in said.items()}}
 
@@ -75,7 +75,7 @@ def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) 
     if target not in KINDS:
         raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
     source, group = source_of(facts, row), facts.group_names[row]
-    if source == NOWHERE:
+    if source == NOWHERE or len(arguments) < 3:  # the tensor, the group, and the ranks or the reduction
         raise RefusedError("arguments not known", "a snapshot of an earlier version does not have them")
     if group not in facts.groups:
         raise RefusedError("group not known")
