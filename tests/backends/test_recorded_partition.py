@@ -54,6 +54,7 @@ def test_each_weight_is_gathered_again() -> None:
     assert len(again) >= 290
 
 
+@pytest.mark.slow
 def test_min_cut_moves_no_gather_of_the_backward_into_the_forward() -> None:
     """Left alone it moves 93 gathers of weights there and saves what they gather, whatever FSDP's line says."""
     made = partition("auto", tagged=False)

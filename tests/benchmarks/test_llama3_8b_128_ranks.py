@@ -11,7 +11,7 @@ from examples.sharded_llama import LlamaConfig
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_traced_meshes
 
-pytestmark = needs_traced_meshes
+pytestmark = [needs_traced_meshes, pytest.mark.slow]
 
 LAYERS = 2
 PRODUCTS = 7 * LAYERS

@@ -96,6 +96,12 @@ VARIANTS = {
     "two compiled models are interleaved",
     "nothing is compared on one rank",
     "other estimates",
+    "another limit",
+    "a bucket on one rank",
+    "a member of another type",
+    "two models are interleaved",
+    "a half by itself",
+    "a line that cannot be carried out",
 }
 """Rows beside one of their kind, or that take long."""
 

@@ -94,7 +94,11 @@ def flat_model(name: str) -> Flat:
 
 
 @pytest.mark.parametrize(
-    "policy", ["undecided -> save", "undecided -> recompute", "include <llama3_sac>\nundecided -> save"]
+    "policy",
+    [
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("undecided -> save", "undecided -> recompute")),
+        "include <llama3_sac>\nundecided -> save",
+    ],
 )
 def test_two_layers_of_true_8b_shapes(policy: str) -> None:
     assert_close(llama_8b(2), policy, exactly="llama3_sac" in policy)
