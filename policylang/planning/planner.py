@@ -85,7 +85,7 @@ def plan(
     order = None
     if policy.orders and capabilities.orders:
         schedule = schedule_of(facts, decisions)
-        order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used)
+        order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
     expectations, failures = check_expectations(
         policy.expectations, selections, decisions, outcome, block_by_block=apart, order=order
     )

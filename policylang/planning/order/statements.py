@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from policylang.graph.blocks import blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.language.devices.profile import DeviceProfile
@@ -58,16 +58,18 @@ def plan_order(
     *,
     ranks: Ranks | None = None,
     device: DeviceProfile | None = None,
+    blocks: BlockTable | None = None,
 ) -> OrderPlan | None:
     """What the scheduling lines come to on a graph whose values are decided; None for a policy without any.
 
-    ``facts`` and ``schedule`` are of the graph as its decisions leave it, recomputations as second runs. Never raises
-    for what is wrong between policy and graph: that is in ``OrderPlan.diagnostics``. Linear but for the order itself,
-    which is O((nodes + edges) log nodes).
+    ``facts`` and ``schedule`` are of the graph as its decisions leave it, recomputations as second runs; ``blocks`` are
+    its blocks as the policy names them, where they are worked out already. Never raises for what is wrong between
+    policy and graph: that is in ``OrderPlan.diagnostics``. Linear but for the order itself, which is
+    O((nodes + edges) log nodes).
     """
     if not policy.orders:
         return None
-    return _OrderPlanner(policy, facts, schedule, capabilities, ranks, device).plan()
+    return _OrderPlanner(policy, facts, schedule, capabilities, ranks, device, blocks).plan()
 
 
 class _OrderPlanner:
@@ -79,12 +81,14 @@ class _OrderPlanner:
         capabilities: Capabilities,
         ranks: Ranks | None,
         device: DeviceProfile | None,
+        blocks: BlockTable | None,
     ) -> None:
         self.policy = policy
         self.device = device
         self.as_run = run(facts, schedule)
         self.traced = traced = self.as_run.facts
-        blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
+        if blocks is None:
+            blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
         self.block_names = blocks.names
         said = {name: blocks.block_of[old] for name, old in zip(traced.names, self.as_run.origin, strict=True)}
         again = frozenset(traced.names[row] for row in self.as_run.again)

@@ -77,6 +77,6 @@ class Picks:
             Phase.FORWARD if op == "call_function" else phase for op, phase in zip(facts.ops, facts.phases, strict=True)
         )
         whole = evolve(facts, phases=phases)
-        times = None if self._times is None else node_times(whole, self._times.device)
+        times = None if self._times is None else node_times(facts, self._times.device)
         blocks = BlockTable(block_of, self._block_names)
         return Selections(whole, self._policy.lets, blocks, Chains(whole), times), found
