@@ -16,11 +16,11 @@ from io import TextIOWrapper
 from policylang.commands import (
     agree,
     check,
-    demo,
     diff,
     explain,
     fmt,
     list_,
+    lsp,
     plan,
     profile,
     show,
@@ -33,11 +33,12 @@ from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import refuse
 from policylang.commands.shared.output import HelpText, tell, text_width
 from policylang.commands.shared.users_modules import refused_imports
+from policylang.commands.small_llama import demo
 from policylang.errors import PolicyError
 
 COMMANDS = (
     *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
-    *(recorded, torchtitan, demo, agree),
+    *(recorded, torchtitan, demo, agree, lsp),
 )
 """In the order in which ``--help`` lists them."""
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from policylang.commands import demo as command
+from policylang.commands.small_llama import demo as command
 from policylang.commands.small_llama.training import Settings
 
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 128, "batch": 2, "sequence": 32}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from attrs import define, evolve, field, frozen
@@ -21,6 +22,8 @@ MAX_CHAIN = 32
 PRELUDE = "prelude"
 
 
+Reader = Callable[[Path, str], Source | Diagnostic]
+"""The text of a file under the name that reports will give it, or why it cannot be read."""
 IncludeChain = tuple[tuple[str, Include | None], ...]
 """The files on the way here, outermost first: which file, and the include that led to it."""
 
@@ -57,6 +60,7 @@ class Expansion:
 
     statements: list[PlacedStatement] = field(factory=list)
     diagnostics: list[Diagnostic] = field(factory=list)
+    _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _steps: int = 0
 
@@ -114,7 +118,7 @@ class Expansion:
         return path, f"<{include.target.removesuffix('.apl')}>"
 
     def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
-        source = read_source(path, name)
+        source = self._reader(path, name)
         if isinstance(source, Source):
             return self.parse(source, path.parent, _is_bundled(path))
         if source.span is None:
@@ -135,9 +139,10 @@ class Expansion:
         self.diagnostics.append(diagnose("APL106", message, span))
 
 
-def expand(source: Source, path: Path | None) -> Expansion:
-    """Parse a source and all it includes. ``path`` is the file it came from, None for text from no file."""
-    expansion = Expansion()
+def expand(source: Source, path: Path | None, read: Reader = read_source) -> Expansion:
+    """Parse a source and all it includes, as ``read`` gives it. ``path`` is the file it came from, None for text from
+    no file."""
+    expansion = Expansion(reader=read)
     folder = path.parent if path is not None else Path()
     bundled = path is not None and _is_bundled(path)
     key = str(path.resolve()) if path is not None else source.name

@@ -11,7 +11,7 @@ from policylang.language.codes import diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import find_policy, read_source
 from policylang.language.formatting.unparse import format_policy
-from policylang.language.resolution.includes import expand
+from policylang.language.resolution.includes import Expansion, Reader, expand
 from policylang.language.resolution.operator_names import OperatorTable
 from policylang.language.resolution.resolver import resolve
 from policylang.language.source import Source
@@ -61,13 +61,24 @@ def load_source(source: Source, file: Path | None, *, operators: OperatorTable |
     return _load(source, file, operators)
 
 
+def load_expanded(
+    source: Source, file: Path | None, *, operators: OperatorTable | None = None, read: Reader = read_source
+) -> tuple[Loaded, Expansion]:
+    """The same with the statements that it was made from; ``read`` gives the texts of included files."""
+    expansion = expand(source, file, read)
+    return _resolved(expansion, source, operators), expansion
+
+
 def _wrong_type(wanted: str, given: object) -> Diagnostic:
     help = "it is loaded already" if isinstance(given, Policy) else 'for example `policylang.load("llama3_sac.apl")`'
     return diagnose("APL104", f"{wanted}, and this is a `{type(given).__name__}`", help=help)
 
 
 def _load(source: Source, file: Path | None, operators: OperatorTable | None) -> Loaded:
-    expansion = expand(source, file)
+    return load_expanded(source, file, operators=operators)[0]
+
+
+def _resolved(expansion: Expansion, source: Source, operators: OperatorTable | None) -> Loaded:
     policy, found = resolve(expansion.statements, source, operators or OperatorTable.bundled())
     if any(map(is_error, expansion.diagnostics)):
         found = tuple(diagnostic for diagnostic in found if diagnostic.code not in _ABOUT_WHAT_IS_MISSING)

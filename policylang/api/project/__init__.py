@@ -1,0 +1,1 @@
+"""The project that policies stand in, and what it says of them."""

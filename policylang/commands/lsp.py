@@ -1,0 +1,31 @@
+"""Serve an editor: a language server over standard input and output.
+
+An editor starts it by itself, once it is told to (docs/editor.md has the settings of VS Code, Neovim, Helix and Emacs).
+It needs the extra lsp: pip install 'policylang[lsp]'.
+
+exit codes: 0 the editor ended it as it should, 1 the connection ended before, 2 the extra is not installed
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from policylang.commands.shared.exit import Exit, UsageError
+
+NAME = "lsp"
+SUMMARY = "serve an editor: diagnostics, figures, completion while a policy is written"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stdio", action="store_true", help="what it does anyway; some clients say so")
+
+
+def run(options: argparse.Namespace) -> Exit:
+    try:
+        import pygls  # noqa: F401
+    except ImportError:
+        message = "the language server needs pygls, which is not installed"
+        raise UsageError(message, "pip install 'policylang[lsp]'") from None
+    from policylang.editor.server import serve
+
+    return Exit(serve())

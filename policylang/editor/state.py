@@ -1,0 +1,129 @@
+"""What is known of one version of one open document: its text, and what it comes to on the snapshot.
+
+States are immutable and belong together: no answer mixes a text with a plan of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from attrs import field, frozen
+from lsprotocol import types
+
+from policylang.api.load import operators_at_hand, operators_in
+from policylang.api.planned_graphs import PathName, on_graph
+from policylang.editor.positions import Positions
+from policylang.graph.facts import Facts
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.parsing.parser import parse_file
+from policylang.language.resolution.doubtful import SELDOM_IN_GRAPHS
+from policylang.language.resolution.includes import Expansion, Reader
+from policylang.language.resolution.loader import Loaded, load_expanded
+from policylang.language.source import Source
+from policylang.language.syntax import File
+from policylang.planning.capabilities import capabilities_for
+from policylang.planning.inspection.breakdown import Breakdown, breakdown
+from policylang.planning.inspection.marginal_cost import Worth, worth_of_rules
+from policylang.planning.plan import Plan
+
+
+@frozen(slots=False)
+class Document:
+    """One version of an open document. ``path`` is None for a text that is in no file (``untitled:``)."""
+
+    uri: str
+    version: int
+    source: Source
+    """Its name is what messages call the file: relative to the workspace where it lies in one."""
+    path: Path | None = None
+    encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
+
+    @cached_property
+    def positions(self) -> Positions:
+        return Positions(self.source.text, self.encoding)
+
+
+@frozen(slots=False)
+class TextState:
+    """What a text says by itself; made in milliseconds."""
+
+    loaded: Loaded
+    """The policy, or why there is none; its diagnostics are those of ``policylang check``."""
+    expansion: Expansion
+    """Its statements with those of the files that it includes, as written: no name is looked up there."""
+    source: Source
+
+    @cached_property
+    def file(self) -> File:
+        """The statements of the document itself that can be read, its includes among them."""
+        return parse_file(self.source)[0]
+
+
+@frozen(slots=False)
+class GraphState:
+    """What a policy comes to on a snapshot, as ``policylang check --graph`` and ``plan`` say it."""
+
+    name: str
+    """Of the snapshot, as the settings give it."""
+    facts: Facts
+    plan: Plan
+    diagnostics: tuple[Diagnostic, ...]
+    """Those of the plan, without those of the text."""
+    path: PathName | None = None
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        return breakdown(self.plan)
+
+    @cached_property
+    def worth(self) -> tuple[Worth, ...]:
+        """Of each rule that decides something; takes a plan a rule."""
+        return worth_of_rules(self.plan, capabilities_for(self.facts.kind, self.path))
+
+
+@frozen(slots=False)
+class State:
+    """What an answer is made from. ``graph`` is None where no snapshot is set, none can be read, or the text has
+    errors."""
+
+    document: Document
+    text: TextState
+    graph: GraphState | None = None
+    facts: Facts | None = None
+    """Of the snapshot, also where the text has errors: what completion offers."""
+    problems: tuple[Diagnostic, ...] = field(default=())
+    """Of the settings and the snapshot: why it cannot be read."""
+
+    @property
+    def diagnostics(self) -> Sequence[Diagnostic]:
+        """As ``policylang check`` says them: of the snapshot, of the text, of both together."""
+        said = self.text.loaded.diagnostics
+        if self.facts is not None:
+            said = tuple(each for each in said if each.code != SELDOM_IN_GRAPHS)
+        planned = () if self.graph is None else self.graph.diagnostics
+        return tuple(dict.fromkeys((*self.problems, *said, *planned)))
+
+
+def read_text(document: Document, facts: Facts | None, read: Reader) -> TextState:
+    """``read`` gives the text of an included file: that of an open document where there is one."""
+    operators = operators_at_hand(met=() if facts is None else operators_in(facts))
+    loaded, expansion = load_expanded(document.source, document.path, operators=operators, read=read)
+    return TextState(loaded, expansion, document.source)
+
+
+def read_graph(
+    text: TextState,
+    facts: Facts,
+    name: str,
+    path: PathName | None,
+    device: DeviceProfile | None,
+    wanted: Callable[[], bool] = lambda: True,
+) -> GraphState | None:
+    """The plan of a text without errors. ``wanted`` says whether anybody still waits for it: None where nobody does."""
+    if text.loaded.policy is None or not wanted():
+        return None
+    (plan,), found = on_graph(text.loaded.policy, {name: facts}, path, one_model=False, device=device)
+    return GraphState(name, facts, plan, found, path) if wanted() else None
