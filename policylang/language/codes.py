@@ -89,17 +89,18 @@ def diagnose(
     """A diagnostic of a code, with the severity that its page gives.
 
     ``write``: texts that can stand in place of the span, each a mend; ``mends``: those that change something else. A
-    mend of a policy that comes along is left out: nobody writes there.
+    mend of a policy that comes along is left out, as is one of a rule that no text says: nobody writes there.
     """
     if write and span is not None:
         mends = (*written(span, write, near=(help or "").startswith("did you mean")), *mends)
-    mends = tuple(mend for mend in mends if not any(map(_comes_along, mend.sources)))
+    mends = tuple(mend for mend in mends if all(map(_is_written, mend.sources)))
     return Diagnostic(code, message, span, help, related, CODES[code].severity, details, mends=mends)
 
 
-def _comes_along(source: Source) -> bool:
+def _is_written(source: Source) -> bool:
     name = source.name
-    return name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
+    comes_along = name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
+    return bool(source.text) and not comes_along
 
 
 def is_error(diagnostic: Diagnostic) -> bool:

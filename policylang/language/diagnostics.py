@@ -139,6 +139,17 @@ def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Men
     return Mend(title, changes[::-1] if behind else changes, True)
 
 
+def put_before(statement: Span, text: str) -> Mend:
+    """The mend that writes a statement on a line of its own before another one."""
+    source, start = statement.source, statement.start
+    return Mend(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
+
+
+def put_behind(statement: Span, text: str) -> Mend:
+    """The mend that writes a statement behind another one."""
+    return Mend(f"write `{text}` below it", (TextChange(*line_behind(statement, text)),), True)
+
+
 def line_behind(statement: Span, text: str) -> tuple[Span, str]:
     """Where a text is inserted, and the text with what surrounds it, to stand on a line of its own behind a statement:
     behind the comment in its line, before another statement there."""
