@@ -30,6 +30,9 @@ def told(text: str) -> list[tuple[str, str]]:
     return [(mend.title, mend.applied(found.span.source)) for mend in found.mends]
 
 
+H100 = "did you mean `h100-sxm`?"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -45,18 +48,24 @@ def told(text: str) -> list[tuple[str, str]]:
         ("undecided save", [("write `undecided ->`", "undecided -> save")]),
         ("save the mm", [("leave `the` out", "save mm")]),
         ("save mm where is not viw", [("did you mean `is not view`?", "save mm where is not view")]),
-        ("save mm up to 8 GiB per rank", [("leave `up to 8 GiB per rank` out", "save mm"), ("write `offload`", "offload mm up to 8 GiB per rank")]),
+        (
+            "save mm up to 1 B per rank",
+            [("leave `up to 1 B per rank` out", "save mm"), ("write `offload`", "offload mm up to 1 B per rank")],
+        ),
         ("let a = mm\nsave bmm", [("remove the line", "save bmm")]),
         ("let a = mm; save bmm", [("remove the line", "save bmm")]),
         ("save bmm; let a = mm # why", [("remove the line", "save bmm # why")]),
         ("save bmm\r\nlet a = mm  # why\r\n", [("remove the line", "save bmm\r\n")]),
         ("save bmm\r\nlet a = mm", [("remove the line", "save bmm")]),
         ("save bmm\n  let a = (\n    mm)\nsave add", [("remove the line", "save bmm\nsave add")]),
-        ("# on top\nsave mm\npolicy late", [("move it to the top", "# on top\npolicy late\nsave mm"), ("remove the line", "# on top\nsave mm")]),
+        (
+            "# on top\nsave mm\npolicy p",
+            [("move it to the top", "# on top\npolicy p\nsave mm"), ("remove the line", "# on top\nsave mm")],
+        ),
         ("save aten.where", []),
         ("save where", [("write `aten.where`", "save aten.where")]),
         ("include <fsdq>", [("did you mean `<fsdp>`?", "include <fsdp>")]),
-        ("device h10\nsave mm where time > 3 us", [("did you mean `h100-sxm`?", "device h100-sxm\nsave mm where time > 3 us")]),
+        ("device h10; expect step time < 1 s", [(H100, "device h100-sxm; expect step time < 1 s")]),
     ],
 )  # fmt: skip
 def test_what_is_written(text: str, expected: list[tuple[str, str]]) -> None:
@@ -170,7 +179,8 @@ def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, mend: Mend)
     after = parse_policy(better).diagnostics
     of = is_syntax if is_syntax(each) else is_error
     wrong = [sum(map(of, which)) for which in (found, after)]
-    assert wrong[1] <= wrong[0], (text, mend, [left.message for left in after])
+    hidden = each.code == "APL006"  # a quote that is closed hides no statement behind it any more
+    assert wrong[1] <= wrong[0] or hidden, (text, mend, [left.message for left in after])
     if each.severity is not Severity.ERROR:
         assert sum(map(is_error, after)) <= sum(map(is_error, found)), (text, mend)
 
