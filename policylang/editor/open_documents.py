@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attrs import define, evolve, field
 from lsprotocol import types
@@ -23,6 +23,7 @@ from lsprotocol import types
 from policylang.editor.snapshots import ReadGraph, Snapshots
 from policylang.editor.state import (
     Document,
+    GraphState,
     State,
     TextState,
     before_the_order,
@@ -43,6 +44,8 @@ from policylang.language.syntax import Device
 LONG = 1 << 15
 """Characters of a text that is read in the worker: a tenth of a second."""
 FAILED = "APL641"
+_IDLE = 0.1
+"""Seconds after which what gave way is tried again."""
 _BYTE_ORDER_MARK = "\ufeff"
 
 Publish = Callable[[State], None]
@@ -70,6 +73,9 @@ class OpenDocument:
     state: State | None = None
     """None while a long text is read."""
     task: asyncio.Task[None] | None = None
+    """What publishes: it reads the graph, and plans."""
+    weighing: asyncio.Task[None] | None = None
+    """What works out the rest when nothing else is asked for."""
 
     @cached_property
     def real(self) -> str | None:
@@ -97,6 +103,8 @@ class OpenDocuments:
     _snapshots: Snapshots = field(factory=Snapshots)
     _goes_on: Event = field(factory=_set)
     """Cleared while a text is read: what is worked out beside it waits, rather than take turns with it."""
+    _asked: set[Future[Any]] = field(factory=set)
+    """What the worker has to do that somebody waits for."""
     _workers: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "planning"))
 
     # --- texts ---
@@ -148,7 +156,7 @@ class OpenDocuments:
         return self.state(uri)
 
     async def settled(self, uri: str) -> State | None:
-        """With the plan of the text as it is now, and its breakdown; a later text where there was a change while it
+        """With the plan of the text as it is now, its selections and breakdown; a later text where there was a change while it
         was made."""
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
@@ -158,7 +166,7 @@ class OpenDocuments:
         """The same with the worth of each rule."""
         while (state := await self.settled(uri)) is not None:
             with suppress(Cancelled):
-                await self.in_worker(partial(_weigh, state), state)
+                await self.in_worker(partial(_worth, state), state)
                 break
         return state
 
@@ -236,8 +244,23 @@ class OpenDocuments:
         opened.state = state = evolve(state, graph=made, early=())
         self.publish(state)
         if made is not None:
-            await self._work(opened, lambda: made.breakdown)
+            await self._work(opened, partial(_figures, made))
+            opened.weighing = asyncio.ensure_future(self._weigh(opened, state, made))
         self.settled_now(state)
+
+    async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
+        """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else."""
+        while self._is_current(opened):
+            try:
+                await self._in_worker(graph.weigh, lambda: self._is_current(opened) and not self._asked, idle=True)
+            except Cancelled:
+                await asyncio.sleep(_IDLE)
+            except Exception as error:
+                self.failed(error)
+                return
+            else:
+                self.settled_now(state)
+                return
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
@@ -249,7 +272,7 @@ class OpenDocuments:
     async def _work(self, opened: OpenDocument, work: Callable[[], T]) -> T:
         return await self._in_worker(work, lambda: self._is_current(opened))
 
-    async def _in_worker(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
+    async def _in_worker(self, work: Callable[[], T], wanted: Callable[[], bool], *, idle: bool = False) -> T:
         def goes_on() -> bool:
             if not self._goes_on.is_set():
                 self._goes_on.wait()
@@ -262,15 +285,20 @@ class OpenDocuments:
                 stop_unless_wanted()
                 return found
 
-        return await asyncio.get_running_loop().run_in_executor(self._workers, run)
+        job = self._workers.submit(run)
+        if not idle:
+            self._asked.add(job)
+            job.add_done_callback(self._asked.discard)
+        return await asyncio.wrap_future(job)
 
     def _is_current(self, opened: OpenDocument) -> bool:
         return self._open.get(opened.document.uri) is opened
 
     def _stop(self, uri: str) -> None:
         opened = self._open.pop(uri, None)
-        if opened is not None and opened.task is not None:
-            opened.task.cancel()
+        for task in () if opened is None else (opened.task, opened.weighing):
+            if task is not None:
+                task.cancel()
 
     def _say_failure(self, opened: OpenDocument, error: Exception) -> None:
         """In place of a plan: it is a bug here, and whoever writes the policy should know that nothing was planned."""
@@ -328,7 +356,11 @@ class OpenDocuments:
                 opened.reads[path] = stamp_of(path)
 
 
-def _weigh(state: State) -> None:
-    """So that the worth of the rules is there when a feature asks for it."""
+def _figures(graph: GraphState) -> None:
+    """So that they are there when a feature asks for them."""
+    _ = graph.selections, graph.breakdown
+
+
+def _worth(state: State) -> None:
     if state.graph is not None:
         _ = state.graph.worth

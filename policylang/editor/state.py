@@ -5,7 +5,7 @@ States are immutable and belong together: no answer mixes a text with a plan of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
