@@ -155,12 +155,12 @@ def server() -> PolicyServer:
     @made.feature(types.TEXT_DOCUMENT_FORMATTING)
     def formatted(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
         state = now(params.text_document.uri)
-        return layout.formatted(state, 0, len(state.document.source.text))
+        return layout.formatted(state)
 
     @made.feature(types.TEXT_DOCUMENT_RANGE_FORMATTING)
-    def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit] | None:
+    def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
         state = now(params.text_document.uri)
-        return layout.formatted(state, *_offsets(state, params.range))
+        return layout.formatted_between(state, *_offsets(state, params.range))
 
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION)
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
