@@ -102,8 +102,8 @@ class GraphState:
         """The nodes that the selectors of the policy denote, on the graph that its rewrites leave."""
         policy = self.plan.policy
         found = selections_for(policy, self.plan.facts, times=self.plan.times)
-        for statement in (*policy.lets.values(), *policy.rules):
-            found.rows(statement.selector)
+        for selector in (*(let.selector for let in policy.lets.values()), *(rule.selector for rule in policy.rules)):
+            found.rows(selector)
         return found
 
     def knows(self, *names: Literal["breakdown", "worth", "order", "selections"]) -> bool:
