@@ -2,26 +2,39 @@
 
 import { open } from "node:fs/promises";
 import * as vscode from "vscode";
-import { type InUse, LANGUAGE, type Servers } from "./server";
+import { LANGUAGE, type Server } from "./server";
 import { asSetting, LEFT_OUT, mayBeGraph, PATTERN, shortName } from "./snapshots";
 
 const HEAD = 4096;
 const MOST = 500;
+const PAUSE = 200;
+
+/** What holds for a document: the server's own answer, since it reads the project's file too. */
+interface InUse {
+    readonly graph: string | null;
+    readonly path: string | null;
+    readonly device: string | null;
+}
 
 /** Names the snapshot while a policy is in the active editor. */
 export class SnapshotItem implements vscode.Disposable {
     private readonly item = vscode.window.createStatusBarItem("policylang.snapshot", vscode.StatusBarAlignment.Right, 100);
     private readonly listening: vscode.Disposable[];
+    private timer: NodeJS.Timeout | undefined;
 
-    constructor(private readonly servers: Servers) {
+    constructor(private readonly server: Server) {
         this.item.name = "policylang: snapshot";
         this.item.command = "policylang.chooseSnapshot";
         this.listening = [
             vscode.window.onDidChangeActiveTextEditor(() => void this.refresh()),
-            vscode.workspace.onDidSaveTextDocument(() => void this.refresh()), // a pyproject.toml may be it
-            servers.onDidChange(() => void this.refresh()),
+            server.onDidPublish(() => this.later()),
         ];
         void this.refresh();
+    }
+
+    private later(): void {
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => void this.refresh(), PAUSE);
     }
 
     private async refresh(): Promise<void> {
@@ -30,7 +43,8 @@ export class SnapshotItem implements vscode.Disposable {
             this.item.hide();
             return;
         }
-        const found = await inUse(this.servers, document.uri);
+        const found = await inUse(this.server, document.uri);
+        if (vscode.window.activeTextEditor?.document !== document) return; // another was opened meanwhile
         const graph = found?.graph ?? null;
         this.item.text = graph === null ? "$(circle-slash) no snapshot" : `$(graph) ${shortName(graph)}`;
         const lines = [graph ?? "No snapshot is chosen: policies are checked as text."];
@@ -41,14 +55,15 @@ export class SnapshotItem implements vscode.Disposable {
     }
 
     dispose(): void {
+        clearTimeout(this.timer);
         this.item.dispose();
         this.listening.forEach((each) => each.dispose());
     }
 }
 
 /** The server's own answer; the settings' where there is none. */
-async function inUse(servers: Servers, uri: vscode.Uri): Promise<InUse | null> {
-    const found = await servers.ask<InUse>(uri, "policylang.settings").catch(() => null);
+async function inUse(server: Server, uri: vscode.Uri): Promise<InUse | null> {
+    const found = await server.ask<InUse>("policylang.settings", uri.toString()).catch(() => null);
     if (found !== null) return found;
     const settings = vscode.workspace.getConfiguration("policylang", uri);
     const set = (name: string) => settings.get<string>(name) || null;

@@ -1,7 +1,7 @@
 // What the server explains, shown as a preview of Markdown beside.
 
 import * as vscode from "vscode";
-import type { Servers } from "./server";
+import type { Server } from "./server";
 
 const SCHEME = "policylang-explained";
 
@@ -11,7 +11,7 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
     readonly onDidChange = this.changed.event;
     private readonly registered: vscode.Disposable;
 
-    constructor(private readonly servers: Servers) {
+    constructor(private readonly server: Server) {
         this.registered = vscode.workspace.registerTextDocumentContentProvider(SCHEME, this);
     }
 
@@ -20,18 +20,18 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
     }
 
     async rule(uri: vscode.Uri, line: number): Promise<void> {
-        await this.show(`line ${line + 1}`, await this.servers.ask<string>(uri, "policylang.explainRule", uri.toString(), line));
+        await this.show(`line ${line + 1}`, await this.server.ask<string>("policylang.explainRule", uri.toString(), line));
     }
 
     async node(uri: vscode.Uri, node: string | undefined, line: number): Promise<void> {
         const named = node ?? (await this.chosen(uri, line));
         if (named !== undefined)
-            await this.show(named, await this.servers.ask<string>(uri, "policylang.explainNode", uri.toString(), named));
+            await this.show(named, await this.server.ask<string>("policylang.explainNode", uri.toString(), named));
     }
 
     /** A node of the rule at the cursor, or any that is typed. */
     private async chosen(uri: vscode.Uri, line: number): Promise<string | undefined> {
-        const nodes = await this.servers.ask<string[]>(uri, "policylang.nodesOfRule", uri.toString(), line);
+        const nodes = await this.server.ask<string[]>("policylang.nodesOfRule", uri.toString(), line);
         if (nodes === null || nodes.length === 0)
             return vscode.window.showInputBox({ title: "policylang: explain a node", prompt: "the name of a node of the snapshot" });
         return vscode.window.showQuickPick(nodes, { title: `Which of the ${nodes.length} nodes that line ${line + 1} matches?` });

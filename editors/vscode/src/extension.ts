@@ -1,17 +1,16 @@
-// What VS Code calls: the servers, the commands, and what is shown beside a policy.
+// What VS Code calls: the server, the commands, and what is shown beside a policy.
 
 import * as vscode from "vscode";
 import { chooseSnapshot, SnapshotItem } from "./choosing";
 import { Explanations } from "./explanations";
 import { PlanPanels } from "./plan_panel";
-import { LANGUAGE, Servers } from "./server";
-import { SERVED } from "./settings";
+import { LANGUAGE, Server } from "./server";
 
-let servers: Servers | undefined;
+let server: Server | undefined;
 
 export function activate(context: vscode.ExtensionContext): void {
-    const made = new Servers();
-    servers = made;
+    const made = new Server();
+    server = made;
     const panels = new PlanPanels(made);
     const explanations = new Explanations(made);
     const commands: Record<string, (...args: never[]) => unknown> = {
@@ -33,16 +32,16 @@ export function activate(context: vscode.ExtensionContext): void {
         ...Object.entries(commands).map(([name, does]) => vscode.commands.registerCommand(name, does)),
         vscode.workspace.onDidOpenTextDocument((document) => void made.serve(document)),
         vscode.workspace.onDidGrantWorkspaceTrust(() => void made.restart()),
-        vscode.workspace.onDidChangeWorkspaceFolders(() => void made.restart()),
         vscode.workspace.onDidChangeConfiguration((change) => {
-            if (["command", ...SERVED].some((name) => change.affectsConfiguration(`policylang.${name}`))) void made.restart();
+            // the server asks for the others itself
+            if (change.affectsConfiguration(`${LANGUAGE}.command`)) void made.restart();
         }),
     );
     vscode.workspace.textDocuments.forEach((document) => void made.serve(document));
 }
 
 export async function deactivate(): Promise<void> {
-    await servers?.stop();
+    await server?.stop();
 }
 
 type Named = string | vscode.Uri;

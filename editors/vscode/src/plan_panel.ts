@@ -5,7 +5,7 @@ import { readFile } from "node:fs/promises";
 import * as path from "node:path";
 import * as vscode from "vscode";
 import { panelPage, wordsPage } from "./page";
-import { LANGUAGE, type Servers } from "./server";
+import { LANGUAGE, type Server } from "./server";
 
 /** Milliseconds without a change after which the page is asked for again; the server plans before it answers. */
 const PAUSE = 400;
@@ -16,13 +16,13 @@ export class PlanPanels implements vscode.Disposable {
     private readonly panels = new Map<string, PlanPanel>();
     private readonly listening: vscode.Disposable[];
 
-    constructor(private readonly servers: Servers) {
+    constructor(private readonly server: Server) {
         this.listening = [
             vscode.workspace.onDidChangeTextDocument(({ document }) => {
                 // a change of an included file is a change of what includes it
                 if (document.languageId === LANGUAGE) for (const panel of this.panels.values()) panel.later();
             }),
-            servers.onDidChange(() => this.panels.forEach((panel) => panel.later())),
+            server.onDidPublish(() => this.panels.forEach((panel) => panel.later())), // of another snapshot too
             vscode.window.onDidChangeActiveColorTheme(() => this.panels.forEach((panel) => panel.draw())),
         ];
     }
@@ -31,7 +31,7 @@ export class PlanPanels implements vscode.Disposable {
         const key = uri.toString();
         let panel = this.panels.get(key);
         if (panel === undefined) {
-            panel = new PlanPanel(uri, this.servers, () => this.panels.delete(key));
+            panel = new PlanPanel(uri, this.server, () => this.panels.delete(key));
             this.panels.set(key, panel);
         }
         await panel.show();
@@ -51,7 +51,7 @@ class PlanPanel {
 
     constructor(
         private readonly uri: vscode.Uri,
-        private readonly servers: Servers,
+        private readonly server: Server,
         gone: () => void,
     ) {
         const beside = { viewColumn: vscode.ViewColumn.Beside, preserveFocus: true };
@@ -95,10 +95,10 @@ class PlanPanel {
 
     private async page(): Promise<string | undefined> {
         try {
-            const found = await this.servers.ask<{ uri: string }>(this.uri, "policylang.showPlan", this.uri.toString());
+            const found = await this.server.ask<{ uri: string }>("policylang.showPlan", this.uri.toString());
             return found === null ? undefined : await readFile(vscode.Uri.parse(found.uri).fsPath, "utf8");
         } catch (error) {
-            this.servers.output.appendLine(`no plan of ${this.uri.toString()}: ${String(error)}`);
+            this.server.output.appendLine(`no plan of ${this.uri.toString()}: ${String(error)}`);
             return undefined;
         }
     }

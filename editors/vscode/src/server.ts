@@ -1,4 +1,4 @@
-// One language server for each folder of the workspace: each has its own settings and its own snapshot.
+// The language server as VS Code's client of it: one for the window, which asks for the settings of each folder.
 
 import { spawn } from "node:child_process";
 import { accessSync, constants, statSync } from "node:fs";
@@ -15,19 +15,14 @@ import {
 } from "vscode-languageclient/node";
 import { didNotStart, Restarts } from "./failure";
 import { type Command, find, install } from "./finding";
-import { initializationOptions } from "./settings";
+import { asServed } from "./settings";
 
 export const LANGUAGE = "policylang";
+const SCHEMES = ["file", "untitled"];
+const LAST_WORDS = 4000;
+const PATIENCE = 2000;
 
-/** What a server is working with: its own answer, since it reads the project's file too. */
-export interface InUse {
-    readonly graph: string | null;
-    readonly path: string | null;
-    readonly device: string | null;
-}
-
-/** Leaves the server's commands to ours of the same names: they show what the server only returns, and two servers may
- * not register one command twice. */
+/** Leaves the server's commands to ours of the same names, which show what the server only returns. */
 class Client extends LanguageClient {
     override registerFeature(feature: StaticFeature | DynamicFeature<unknown>): void {
         if ("registrationType" in feature && feature.registrationType.method === ExecuteCommandRequest.method)
@@ -36,30 +31,56 @@ class Client extends LanguageClient {
     }
 }
 
-/** A folder's server, from its first document on. */
-class Server {
+export class Server implements vscode.Disposable {
+    readonly output = vscode.window.createOutputChannel("policylang");
     private client: Client | undefined;
     private starting: Promise<Client | undefined> | undefined;
-    private readonly restarts = new Restarts();
-    private stopped = false;
+    private restarts = new Restarts();
+    /** Whether the user knows of what is missing. */
+    private said = false;
 
-    constructor(
-        readonly folder: vscode.WorkspaceFolder | undefined,
-        private readonly servers: Servers,
-    ) {}
+    private readonly published = new vscode.EventEmitter<vscode.Uri>();
+    /** A policy was checked or planned, again after a change of its settings or its snapshot. */
+    readonly onDidPublish = this.published.event;
 
-    async running(): Promise<Client | undefined> {
+    /** Starts where an open document wants it. A workspace that is not trusted may name any program, and any graph. */
+    async serve(document: vscode.TextDocument): Promise<void> {
+        if (document.languageId === LANGUAGE && SCHEMES.includes(document.uri.scheme)) await this.running();
+    }
+
+    /** What a command of the server's returns; null where there is no server. Throws what the server answers. */
+    async ask<T>(command: string, ...args: unknown[]): Promise<T | null> {
+        const client = await this.running();
+        if (client === undefined) return null;
+        return (await client.sendRequest(ExecuteCommandRequest.type, { command, arguments: args })) as T | null;
+    }
+
+    async restart(): Promise<void> {
+        await this.stop();
+        this.said = false;
+        this.restarts = new Restarts();
+        await Promise.all(vscode.workspace.textDocuments.map((document) => this.serve(document)));
+    }
+
+    async stop(): Promise<void> {
+        await this.starting?.catch(() => undefined);
+        const { client } = this;
+        this.client = this.starting = undefined;
+        await client?.dispose(PATIENCE).catch(() => undefined); // it may have ended by itself
+    }
+
+    private running(): Promise<Client | undefined> {
+        if (!vscode.workspace.isTrusted) return Promise.resolve(undefined);
         this.starting ??= this.start();
         return this.starting;
     }
 
     private async start(): Promise<Client | undefined> {
-        const folders = this.folder === undefined ? [] : [this.folder.uri.fsPath];
-        const scope = this.folder?.uri;
-        const settings = vscode.workspace.getConfiguration("policylang", scope);
-        const interpreter = await chosenInterpreter(scope);
+        const setting = vscode.workspace.getConfiguration(LANGUAGE).get<string>("command", "").trim();
+        const folders = (vscode.workspace.workspaceFolders ?? []).map((folder) => folder.uri.fsPath);
+        const interpreter = await chosenInterpreter();
         const command = find({
-            setting: settings.get<string>("command", "").trim(),
+            setting,
             folders,
             searchPath: process.env["PATH"] ?? "",
             windows: process.platform === "win32",
@@ -68,164 +89,92 @@ class Server {
             ...(interpreter === undefined ? {} : { interpreter }),
         });
         if (command === undefined) {
-            const named = settings.get<string>("command", "").trim();
-            const words = named === "" ? "policylang is not installed where it is looked for" : `there is no \`${named}\``;
-            void this.servers.sayMissing(`policylang: ${words}.`, interpreter);
+            const words = setting === "" ? "it is not installed where it is looked for" : `there is no \`${setting}\``;
+            void this.sayMissing(`policylang: ${words}.`, interpreter);
             return undefined;
         }
-        const client = this.made(command, initializationOptions((name) => settings.get(name)));
-        this.client = client;
+        this.client = this.made(command, folders[0]);
         try {
-            await client.start();
+            await this.client.start();
+            return this.client;
         } catch (error) {
-            this.servers.output.appendLine(String(error)); // said to the user where the process ended
+            this.output.appendLine(String(error)); // the user hears of it where the process ends
             return undefined;
         }
-        return client;
     }
 
-    private made(command: Command, options: object): Client {
-        const { output } = this.servers;
-        let written = "";
-        let ended = false;
-        const process = async () => {
-            output.appendLine(`starting ${[command.program, ...command.args].join(" ")}`);
-            const child = spawn(command.program, [...command.args], {
-                ...(this.folder === undefined ? {} : { cwd: this.folder.uri.fsPath }),
-                windowsHide: true,
-            });
-            written = "";
-            child.stderr.on("data", (data: Buffer) => (written = (written + data.toString()).slice(-4000)));
-            child.once("exit", (code) => {
-                ended = true;
-                if (!client.initializeResult && !this.stopped)
-                    void this.servers.sayMissing(didNotStart(command.program, code, written), command.python);
+    private made(command: Command, folder: string | undefined): Client {
+        const early = () => client.initializeResult === undefined;
+        const started = async () => {
+            this.output.appendLine(`starting ${[command.program, ...command.args].join(" ")}`);
+            const child = spawn(command.program, command.args, { windowsHide: true, ...(folder === undefined ? {} : { cwd: folder }) });
+            let written = "";
+            child.stderr.on("data", (data: Buffer) => (written = (written + data.toString()).slice(-LAST_WORDS)));
+            child.once("close", (code) => {
+                if (early() && this.client === client) void this.sayMissing(didNotStart(command.program, code, written), command.python);
             });
             return child;
         };
-        const hopeless = () => ended && !client.initializeResult;
-        const client: Client = new Client("policylang", "policylang", process, this.options(options, hopeless));
+        const client: Client = new Client(LANGUAGE, "policylang", started, this.options(early));
         return client;
     }
 
-    private options(initialization: object, hopeless: () => boolean): LanguageClientOptions {
-        const mine = (params: unknown) => {
-            const uri = uriIn(params);
-            return uri === undefined || this.servers.of(uri) === this;
-        };
+    private options(early: () => boolean): LanguageClientOptions {
         return {
-            documentSelector: ["file", "untitled"].map((scheme) => ({ scheme, language: LANGUAGE })),
-            ...(this.folder === undefined ? {} : { workspaceFolder: this.folder }),
-            initializationOptions: initialization,
-            outputChannel: this.servers.output,
-            traceOutputChannel: this.servers.output,
+            documentSelector: SCHEMES.map((scheme) => ({ scheme, language: LANGUAGE })),
+            outputChannel: this.output,
+            traceOutputChannel: this.output,
             initializationFailedHandler: () => false,
             errorHandler: {
                 error: () => ({ action: ErrorAction.Continue }),
-                closed: () =>
-                    !hopeless() && this.restarts.again(Date.now())
-                        ? { action: CloseAction.Restart, handled: true }
-                        : { action: CloseAction.DoNotRestart, handled: hopeless() },
+                closed: () => {
+                    if (early()) return { action: CloseAction.DoNotRestart, handled: true };
+                    if (this.restarts.again(Date.now())) return { action: CloseAction.Restart, handled: true };
+                    const message = "policylang: the language server ended again and again, and is not started any more.";
+                    return { action: CloseAction.DoNotRestart, message };
+                },
             },
             middleware: {
-                sendNotification: async (type, next, params) => (mine(params) ? next(type, params) : undefined),
-                sendRequest: async (type, params, token, next) =>
-                    mine(params) ? next(type, params, token) : (null as never),
+                handleDiagnostics: (uri, diagnostics, next) => {
+                    next(uri, diagnostics);
+                    this.published.fire(uri);
+                },
+                workspace: {
+                    configuration: async (params, token, next) => {
+                        const found = await next(params, token);
+                        return Array.isArray(found) ? found.map(asServed) : found;
+                    },
+                },
             },
         };
     }
 
-    async ask<T>(command: string, args: unknown[]): Promise<T | null> {
-        const client = await this.running();
-        if (client === undefined) return null;
-        return (await client.sendRequest(ExecuteCommandRequest.type, { command, arguments: args })) as T | null;
-    }
-
-    async stop(): Promise<void> {
-        this.stopped = true;
-        const { client } = this;
-        this.client = undefined;
-        await client?.dispose(2000).catch(() => undefined);
-    }
-}
-
-export class Servers implements vscode.Disposable {
-    readonly output = vscode.window.createOutputChannel("policylang");
-    private readonly made = new Map<string, Server>();
-    private said = false;
-    private readonly whenChanged = new vscode.EventEmitter<void>();
-    /** A server has started, or was started anew. */
-    readonly onDidChange = this.whenChanged.event;
-
-    /** Of a document's folder; of one outside every folder, the first folder's. */
-    of(uri: string): Server {
-        const folders = vscode.workspace.workspaceFolders ?? [];
-        const found = vscode.workspace.getWorkspaceFolder(vscode.Uri.parse(uri));
-        const folder = found ?? folders[0];
-        const key = folder?.uri.toString() ?? "";
-        let server = this.made.get(key);
-        if (server === undefined) this.made.set(key, (server = new Server(folder, this)));
-        return server;
-    }
-
-    /** Starts what an open document wants. */
-    async serve(document: vscode.TextDocument): Promise<void> {
-        if (document.languageId !== LANGUAGE || !["file", "untitled"].includes(document.uri.scheme)) return;
-        if (!vscode.workspace.isTrusted) return;
-        if ((await this.of(document.uri.toString()).running()) !== undefined) this.whenChanged.fire();
-    }
-
-    /** What a command of the server's returns; null where there is no server. Throws what the server answers. */
-    async ask<T>(uri: vscode.Uri, command: string, ...args: unknown[]): Promise<T | null> {
-        if (!vscode.workspace.isTrusted) return null;
-        return this.of(uri.toString()).ask<T>(command, args);
-    }
-
-    async restart(): Promise<void> {
-        await this.stop();
-        this.said = false;
-        await Promise.all(vscode.workspace.textDocuments.map((document) => this.serve(document)));
-        this.whenChanged.fire();
-    }
-
-    async stop(): Promise<void> {
-        const servers = [...this.made.values()];
-        this.made.clear();
-        await Promise.all(servers.map((server) => server.stop()));
-    }
-
     /** Once, until something is done about it. */
-    async sayMissing(words: string, python: string | undefined): Promise<void> {
+    private async sayMissing(words: string, python: string | undefined): Promise<void> {
         this.output.appendLine(words);
         if (this.said) return;
         this.said = true;
-        const [inTerminal, choose, again, show] = ["Install in a terminal", "Choose the command", "Try again", "Show output"];
-        const chosen = await vscode.window.showErrorMessage(`${words} ${install(python)}`, inTerminal, choose, again, show);
+        const [inTerminal, choose, again] = ["Install in a terminal", "Choose the command", "Try again"];
+        const chosen = await vscode.window.showErrorMessage(`${words} It comes with: ${install(python)}`, inTerminal, choose, again);
         if (chosen === inTerminal) {
             const terminal = vscode.window.createTerminal("policylang");
             terminal.show();
             terminal.sendText(install(python), false); // the user reads it, and presses Enter
-            this.said = false;
+            const words = "policylang: once that is installed, start the server.";
+            if ((await vscode.window.showInformationMessage(words, "Start")) === "Start") await this.restart();
         } else if (chosen === choose) {
             await vscode.commands.executeCommand("workbench.action.openSettings", "policylang.command");
+            this.said = false;
         } else if (chosen === again) {
             await this.restart();
-        } else if (chosen === show) {
-            this.output.show();
         }
     }
 
     dispose(): void {
         void this.stop();
         this.output.dispose();
-        this.whenChanged.dispose();
+        this.published.dispose();
     }
-}
-
-/** The document that a message is about; none of one that is about the whole session. */
-function uriIn(params: unknown): string | undefined {
-    const document = (params as { textDocument?: { uri?: unknown } } | undefined)?.textDocument;
-    return typeof document?.uri === "string" ? document.uri : undefined;
 }
 
 function startable(file: string): boolean {
@@ -239,18 +188,18 @@ function startable(file: string): boolean {
 
 interface PythonExtension {
     readonly environments?: {
-        getActiveEnvironmentPath(resource?: vscode.Uri): { readonly path: string };
+        getActiveEnvironmentPath(): { readonly path: string };
         resolveEnvironment(found: { readonly path: string }): Promise<{ readonly executable: { readonly uri?: vscode.Uri } } | undefined>;
     };
 }
 
-/** The interpreter that the Python extension has chosen for a folder, where it runs; it is not started for this. */
-async function chosenInterpreter(scope: vscode.Uri | undefined): Promise<string | undefined> {
+/** The interpreter that the Python extension has chosen, where it runs; it is not started for this. */
+async function chosenInterpreter(): Promise<string | undefined> {
     const python = vscode.extensions.getExtension<PythonExtension>("ms-python.python");
     const environments = python?.isActive === true ? python.exports.environments : undefined;
     if (environments === undefined) return undefined;
     try {
-        const found = await environments.resolveEnvironment(environments.getActiveEnvironmentPath(scope));
+        const found = await environments.resolveEnvironment(environments.getActiveEnvironmentPath());
         return found?.executable.uri?.fsPath;
     } catch {
         return undefined;

@@ -1,21 +1,12 @@
 // The settings as the server takes them.
 
-/** What the server is started with: fields of `ProjectSettings`, those that are set. */
-export interface InitializationOptions {
-    graph?: string;
-    path?: string;
-    device?: string;
-}
+/** What the server reads of the section `policylang`. The others are ours. */
+export const SERVED = ["graph", "path", "device", "pause"] as const;
 
-/** The settings that the server reads; a change of one, or of the command, starts it anew. */
-export const SERVED = ["graph", "path", "device"] as const;
-
-/** `read` gives the value of a setting below `policylang`. What is empty is left to the project's file. */
-export function initializationOptions(read: (name: string) => unknown): InitializationOptions {
-    const options: InitializationOptions = {};
-    for (const name of SERVED) {
-        const value = read(name);
-        if (typeof value === "string" && value.trim() !== "") options[name] = value.trim();
-    }
-    return options;
+/** A section as the server asked for it: what is empty is not said, so that the project's file says it. */
+export function asServed(section: unknown): unknown {
+    if (typeof section !== "object" || section === null) return section;
+    const entries = Object.entries(section).filter(([name]) => (SERVED as readonly string[]).includes(name));
+    const said = entries.map(([name, value]): [string, unknown] => [name, typeof value === "string" ? value.trim() : value]);
+    return Object.fromEntries(said.filter(([, value]) => value !== "" && value !== null));
 }

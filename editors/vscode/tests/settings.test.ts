@@ -2,15 +2,15 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { didNotStart, Restarts, saidBy } from "../src/failure";
-import { initializationOptions, SERVED } from "../src/settings";
+import { asServed, SERVED } from "../src/settings";
 import { asSetting, mayBeGraph, shortName } from "../src/snapshots";
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 
 test("what is set goes to the server, and what is empty is left to the project's file", () => {
-    const set: Record<string, unknown> = { graph: " a.graph ", path: "", device: undefined, command: "x" };
-    assert.deepEqual(initializationOptions((name) => set[name]), { graph: "a.graph" });
-    assert.deepEqual(initializationOptions(() => ""), {});
+    const section = { graph: " a.graph ", path: "", device: null, pause: 0, command: "x", trace: { server: "off" } };
+    assert.deepEqual(asServed(section), { graph: "a.graph", pause: 0 });
+    assert.equal(asServed(null), null);
 });
 
 test("every setting is the server's, the command, or the trace", () => {
