@@ -63,6 +63,8 @@ class Expansion:
     files: dict[str, Path] = field(factory=dict)
     """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
     where it came from no file."""
+    brought: dict[str, Span] = field(factory=dict)
+    """By the same names, the include in the file that was loaded that leads to each first."""
     _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _steps: int = 0
@@ -122,6 +124,8 @@ class Expansion:
 
     def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
         self.files.setdefault(name, path)
+        first = chain[1][1] if len(chain) > 1 else include
+        self.brought.setdefault(name, (first or include).span)
         source = self._reader(path, name)
         if isinstance(source, Source):
             return self.parse(source, path.parent, _is_bundled(path))
