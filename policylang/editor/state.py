@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from attrs import field, frozen
 from lsprotocol import types
@@ -26,8 +27,11 @@ from policylang.language.source import Source
 from policylang.language.syntax import File
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import Breakdown, breakdown
+from policylang.planning.inspection.communication import Communication
+from policylang.planning.inspection.line_worth import weighed
 from policylang.planning.inspection.marginal_cost import Worth, worth_of_rules
 from policylang.planning.plan import Plan
+from policylang.planning.selection.selectors import Selections, selections_for
 
 
 @frozen(slots=False)
@@ -82,6 +86,32 @@ class GraphState:
     def worth(self) -> tuple[Worth, ...]:
         """Of each rule that decides something; takes a plan a rule."""
         return worth_of_rules(self.plan, capabilities_for(self.facts.kind, self.path))
+
+    @cached_property
+    def order(self) -> Communication | None:
+        """What the scheduling lines come to, and each is worth; takes an order a line, where there is a device."""
+        found = self.breakdown.communication
+        return found and weighed(found, self.plan, capabilities_for(self.facts.kind, self.path))
+
+    @cached_property
+    def selections(self) -> Selections:
+        """The nodes that the selectors of the policy denote, on the graph that its rewrites leave."""
+        policy = self.plan.policy
+        found = selections_for(policy, self.plan.facts, times=self.plan.times)
+        for statement in (*policy.lets.values(), *policy.rules):
+            found.rows(statement.selector)
+        return found
+
+    def knows(self, *names: Literal["breakdown", "worth", "order", "selections"]) -> bool:
+        """Whether these have been worked out. The event loop asks before it reads one: none is worked out there."""
+        return all(name in self.__dict__ for name in names)
+
+    def weigh(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Work out all that takes its time, what is asked for most first, while ``wanted``."""
+        for name in ("selections", "breakdown", "worth", "order"):
+            if not wanted():
+                return
+            getattr(self, name)
 
 
 @frozen(slots=False)

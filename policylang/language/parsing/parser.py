@@ -9,6 +9,7 @@ from lark.exceptions import UnexpectedToken
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
 from policylang.language.parsing.mending import find_mend
@@ -65,6 +66,7 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
     diagnostics = list(slices.diagnostics)
     statements: list[Statement] = []
     for start, end in slices.ranges:
+        stop_unless_wanted()
         statement = _parse_statement(source, start, end, diagnostics)
         if statement is not None:
             statements.append(statement)
