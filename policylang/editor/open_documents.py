@@ -1,8 +1,8 @@
 """The open documents and what is known of each: read at once as text, and on the snapshot in a thread beside.
 
 A change makes what is under way for its document unwanted, and planning ends soon after
-(:mod:`policylang.language.interruption.wanted`). What takes long happens in one worker thread: reading a graph or a
-long text, planning, figures. All the rest happens on the event loop's thread.
+(:mod:`policylang.language.interruption.wanted`). What takes long happens in one thread beside (``worker.py``): reading
+a graph or a long text, planning, figures. All the rest happens on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Event
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from attrs import define, evolve, field
 from lsprotocol import types
@@ -31,31 +29,24 @@ from policylang.editor.state import (
     read_text,
     unsettled,
 )
+from policylang.editor.worker import Worker
 from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import find_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
-from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
+from policylang.language.interruption.wanted import Cancelled
 from policylang.language.source import Source
 from policylang.language.syntax import Device
 
 LONG = 1 << 15
 """Characters of a text that is read in the worker: a tenth of a second."""
 FAILED = "APL641"
-_IDLE = 0.1
-"""Seconds after which what gave way is tried again."""
 _BYTE_ORDER_MARK = "\ufeff"
 
 Publish = Callable[[State], None]
 T = TypeVar("T")
-
-
-def _set() -> Event:
-    event = Event()
-    event.set()
-    return event
 
 
 @define(eq=False, slots=False)
@@ -101,11 +92,7 @@ class OpenDocuments:
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
     _open: dict[str, OpenDocument] = field(factory=dict)
     _snapshots: Snapshots = field(factory=Snapshots)
-    _goes_on: Event = field(factory=_set)
-    """Cleared while a text is read: what is worked out beside it waits, rather than take turns with it."""
-    _asked: set[Future[Any]] = field(factory=set)
-    """What the worker has to do that somebody waits for."""
-    _workers: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "planning"))
+    _worker: Worker = field(factory=Worker)
 
     # --- texts ---
 
@@ -133,7 +120,7 @@ class OpenDocuments:
         """Nothing is worked out any more."""
         for uri in list(self._open):
             self._stop(uri)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._worker.close()
 
     # --- what is known ---
 
@@ -156,8 +143,8 @@ class OpenDocuments:
         return self.state(uri)
 
     async def settled(self, uri: str) -> State | None:
-        """With the plan of the text as it is now, its selections and breakdown; a later text where there was a change while it
-        was made."""
+        """With the plan of the text as it is now, its selections and its breakdown; of a later text where there was a
+        change while it was made."""
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)
@@ -177,7 +164,7 @@ class OpenDocuments:
     async def in_worker(self, work: Callable[[], T], state: State) -> T:
         """The result of what takes long. Raises :class:`Cancelled` where the document changed before it was there."""
         uri, document = state.document.uri, state.document
-        return await self._in_worker(work, lambda: uri in self._open and self._open[uri].document is document)
+        return await self._worker.do(work, lambda: uri in self._open and self._open[uri].document is document)
 
     # --- one document ---
 
@@ -188,14 +175,12 @@ class OpenDocuments:
         self._open[document.uri] = opened
         opened.current = self._snapshots.is_read(settings.graph)
         if len(document.source.text) <= LONG:
-            self._goes_on.clear()
             try:
-                self._take(opened, self._text(opened))
+                with self._worker.waiting():
+                    self._take(opened, self._text(opened))
             except Exception as error:
                 self._say_failure(opened, error)
                 return
-            finally:
-                self._goes_on.set()
             if opened.current and (opened.state is None or not opened.state.can_plan):
                 return
         opened.task = asyncio.ensure_future(self._go_on(opened))
@@ -250,17 +235,13 @@ class OpenDocuments:
 
     async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
         """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else."""
-        while self._is_current(opened):
-            try:
-                await self._in_worker(graph.weigh, lambda: self._is_current(opened) and not self._asked, idle=True)
-            except Cancelled:
-                await asyncio.sleep(_IDLE)
-            except Exception as error:
-                self.failed(error)
-                return
-            else:
-                self.settled_now(state)
-                return
+        try:
+            await self._worker.do_when_idle(graph.weigh, lambda: self._is_current(opened))
+        except Cancelled:
+            return
+        except Exception as error:
+            self.failed(error)
+        self.settled_now(state)
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
@@ -270,26 +251,7 @@ class OpenDocuments:
             done()
 
     async def _work(self, opened: OpenDocument, work: Callable[[], T]) -> T:
-        return await self._in_worker(work, lambda: self._is_current(opened))
-
-    async def _in_worker(self, work: Callable[[], T], wanted: Callable[[], bool], *, idle: bool = False) -> T:
-        def goes_on() -> bool:
-            if not self._goes_on.is_set():
-                self._goes_on.wait()
-            return wanted()
-
-        def run() -> T:
-            with cancellable(goes_on):
-                stop_unless_wanted()
-                found = work()
-                stop_unless_wanted()
-                return found
-
-        job = self._workers.submit(run)
-        if not idle:
-            self._asked.add(job)
-            job.add_done_callback(self._asked.discard)
-        return await asyncio.wrap_future(job)
+        return await self._worker.do(work, lambda: self._is_current(opened))
 
     def _is_current(self, opened: OpenDocument) -> bool:
         return self._open.get(opened.document.uri) is opened
