@@ -292,7 +292,9 @@ def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
 def _other_action(rule: Rule) -> Iterator[Mend]:
     """The mends that say another action, without the budget that only offloading has."""
     words = words_of(rule.span.source, rule.span.start, rule.span.end)
-    verb = next(word for word in words if word.type == "ACTION")
+    verb = next((word for word in words if word.type == "ACTION"), None)
+    if verb is None:
+        return
     for action in ("save", "recompute"):
         (mend,) = written(verb.span, [action], is_choice=True)
         budget = left_out(rule.budget.span).changes if rule.budget is not None else ()

@@ -85,4 +85,6 @@ def _change(match: re.Match[str], good: str) -> tuple[int, int, str]:
     text = match.string
     if not good:
         end += text[start - 1 : start].isspace() and text[end : end + 1].isspace()
+    elif match["bad"][-1].isspace() and not good[-1].isspace() and text[end : end + 1].strip():
+        good += " "
     return start, end, good
