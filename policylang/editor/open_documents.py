@@ -23,6 +23,7 @@ from lsprotocol import types
 from policylang.editor.snapshots import ReadGraph, Snapshots
 from policylang.editor.state import (
     Document,
+    GraphState,
     State,
     TextState,
     before_the_order,
@@ -70,6 +71,7 @@ class OpenDocument:
     state: State | None = None
     """None while a long text is read."""
     task: asyncio.Task[None] | None = None
+    weighing: asyncio.Task[None] | None = None
 
     @cached_property
     def real(self) -> str | None:
@@ -236,8 +238,21 @@ class OpenDocuments:
         opened.state = state = evolve(state, graph=made, early=())
         self.publish(state)
         if made is not None:
-            await self._work(opened, lambda: made.breakdown)
+            await self._work(opened, made.look)
+            opened.weighing = asyncio.ensure_future(self._weigh(opened, state, made))
         self.settled_now(state)
+
+    async def _weigh(self, opened: OpenDocument, state: State, made: GraphState) -> None:
+        """Beside all answers, since it takes a plan a rule and an order a line: who asks earlier is shown what is known
+        by then."""
+        steps = made.weigh()
+        try:
+            while await self._work(opened, lambda: next(steps, steps)) is None:
+                self.settled_now(state)
+        except Cancelled:
+            return
+        except Exception as error:
+            self._say_failure(opened, error)
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
@@ -269,8 +284,9 @@ class OpenDocuments:
 
     def _stop(self, uri: str) -> None:
         opened = self._open.pop(uri, None)
-        if opened is not None and opened.task is not None:
-            opened.task.cancel()
+        for task in () if opened is None else (opened.task, opened.weighing):
+            if task is not None:
+                task.cancel()
 
     def _say_failure(self, opened: OpenDocument, error: Exception) -> None:
         """In place of a plan: it is a bug here, and whoever writes the policy should know that nothing was planned."""
@@ -331,4 +347,5 @@ class OpenDocuments:
 def _weigh(state: State) -> None:
     """So that the worth of the rules is there when a feature asks for it."""
     if state.graph is not None:
-        _ = state.graph.worth
+        for _ in state.graph.weigh():
+            pass
