@@ -1,8 +1,8 @@
 """The open documents and what is known of each: read at once as text, and on the snapshot in a thread beside.
 
 A change makes what is under way for its document unwanted, and planning ends soon after
-(:mod:`policylang.language.interruption.wanted`). What takes long happens in one worker thread: reading a graph or a
-long text, planning, figures. All the rest happens on the event loop's thread.
+(:mod:`policylang.language.interruption.wanted`). What takes long happens in one thread beside (``worker.py``): reading
+a graph or a long text, planning, figures. All the rest happens on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Event
 from typing import TypeVar
 
 from attrs import define, evolve, field
@@ -31,13 +29,14 @@ from policylang.editor.state import (
     read_text,
     unsettled,
 )
+from policylang.editor.worker import Worker
 from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import find_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
-from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
+from policylang.language.interruption.wanted import Cancelled
 from policylang.language.source import Source
 from policylang.language.syntax import Device
 
@@ -48,12 +47,6 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 Publish = Callable[[State], None]
 T = TypeVar("T")
-
-
-def _set() -> Event:
-    event = Event()
-    event.set()
-    return event
 
 
 @define(eq=False, slots=False)
@@ -71,7 +64,9 @@ class OpenDocument:
     state: State | None = None
     """None while a long text is read."""
     task: asyncio.Task[None] | None = None
+    """What publishes: it reads the graph, and plans."""
     weighing: asyncio.Task[None] | None = None
+    """What works out the rest when nothing else is asked for."""
 
     @cached_property
     def real(self) -> str | None:
@@ -97,9 +92,7 @@ class OpenDocuments:
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
     _open: dict[str, OpenDocument] = field(factory=dict)
     _snapshots: Snapshots = field(factory=Snapshots)
-    _goes_on: Event = field(factory=_set)
-    """Cleared while a text is read: what is worked out beside it waits, rather than take turns with it."""
-    _workers: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "planning"))
+    _worker: Worker = field(factory=Worker)
 
     # --- texts ---
 
@@ -127,7 +120,7 @@ class OpenDocuments:
         """Nothing is worked out any more."""
         for uri in list(self._open):
             self._stop(uri)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._worker.close()
 
     # --- what is known ---
 
@@ -150,8 +143,8 @@ class OpenDocuments:
         return self.state(uri)
 
     async def settled(self, uri: str) -> State | None:
-        """With the plan of the text as it is now, and its breakdown; a later text where there was a change while it
-        was made."""
+        """With the plan of the text as it is now, its selections and its breakdown; of a later text where there was a
+        change while it was made."""
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)
@@ -160,7 +153,7 @@ class OpenDocuments:
         """The same with the worth of each rule."""
         while (state := await self.settled(uri)) is not None:
             with suppress(Cancelled):
-                await self.in_worker(partial(_weigh, state), state)
+                await self.in_worker(partial(_worth, state), state)
                 break
         return state
 
@@ -171,7 +164,7 @@ class OpenDocuments:
     async def in_worker(self, work: Callable[[], T], state: State) -> T:
         """The result of what takes long. Raises :class:`Cancelled` where the document changed before it was there."""
         uri, document = state.document.uri, state.document
-        return await self._in_worker(work, lambda: uri in self._open and self._open[uri].document is document)
+        return await self._worker.do(work, lambda: uri in self._open and self._open[uri].document is document)
 
     # --- one document ---
 
@@ -182,14 +175,12 @@ class OpenDocuments:
         self._open[document.uri] = opened
         opened.current = self._snapshots.is_read(settings.graph)
         if len(document.source.text) <= LONG:
-            self._goes_on.clear()
             try:
-                self._take(opened, self._text(opened))
+                with self._worker.waiting():
+                    self._take(opened, self._text(opened))
             except Exception as error:
                 self._say_failure(opened, error)
                 return
-            finally:
-                self._goes_on.set()
             if opened.current and (opened.state is None or not opened.state.can_plan):
                 return
         opened.task = asyncio.ensure_future(self._go_on(opened))
@@ -242,17 +233,17 @@ class OpenDocuments:
             opened.weighing = asyncio.ensure_future(self._weigh(opened, state, made))
         self.settled_now(state)
 
-    async def _weigh(self, opened: OpenDocument, state: State, made: GraphState) -> None:
-        """Beside all answers, since it takes a plan a rule and an order a line: who asks earlier is shown what is known
-        by then."""
-        steps = made.weigh()
+    async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
+        """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else. After each
+        step there is more to show."""
         try:
-            while await self._work(opened, lambda: next(steps, steps)) is None:
+            for step in graph.steps_of_weighing():
+                await self._worker.do_when_idle(step, lambda: self._is_current(opened))
                 self.settled_now(state)
         except Cancelled:
             return
         except Exception as error:
-            self._say_failure(opened, error)
+            self.failed(error)
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
@@ -262,22 +253,7 @@ class OpenDocuments:
             done()
 
     async def _work(self, opened: OpenDocument, work: Callable[[], T]) -> T:
-        return await self._in_worker(work, lambda: self._is_current(opened))
-
-    async def _in_worker(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
-        def goes_on() -> bool:
-            if not self._goes_on.is_set():
-                self._goes_on.wait()
-            return wanted()
-
-        def run() -> T:
-            with cancellable(goes_on):
-                stop_unless_wanted()
-                found = work()
-                stop_unless_wanted()
-                return found
-
-        return await asyncio.get_running_loop().run_in_executor(self._workers, run)
+        return await self._worker.do(work, lambda: self._is_current(opened))
 
     def _is_current(self, opened: OpenDocument) -> bool:
         return self._open.get(opened.document.uri) is opened
@@ -344,8 +320,6 @@ class OpenDocuments:
                 opened.reads[path] = stamp_of(path)
 
 
-def _weigh(state: State) -> None:
-    """So that the worth of the rules is there when a feature asks for it."""
+def _worth(state: State) -> None:
     if state.graph is not None:
-        for _ in state.graph.weigh():
-            pass
+        state.graph.weigh()

@@ -5,7 +5,7 @@ States are immutable and belong together: no answer mixes a text with a plan of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -119,14 +119,14 @@ class GraphState:
         """Work out what hovers and hints show at once; takes a few passes over the graph."""
         _ = self.selections, self.breakdown
 
-    def weigh(self) -> Iterator[None]:
-        """Work out the rest of what they show, in steps: after each there is more to show."""
-        if self.plan.rules:
-            _ = self.worth
-            yield
-        if self.plan.order is not None:
-            _ = self.order
-            yield
+    def steps_of_weighing(self) -> tuple[Callable[[], object], ...]:
+        """What works out the rest of what they show: after each there is more."""
+        worth, order = (lambda: self.worth), (lambda: self.order)
+        return (*([worth] if self.plan.rules else ()), *([order] if self.plan.order is not None else ()))
+
+    def weigh(self) -> None:
+        for step in self.steps_of_weighing():
+            step()
 
 
 @frozen(slots=False)

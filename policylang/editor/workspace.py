@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from attrs import define, evolve, field, frozen
@@ -18,16 +18,16 @@ from policylang.api.devices import load_device
 from policylang.api.planned_graphs import PathName
 from policylang.api.project.settings import ProjectSettings, project_settings
 from policylang.errors import PolicyError
-from policylang.language.codes import diagnose
+from policylang.language.codes import diagnose, is_error
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.nearest import did_you_mean, nearest
+from policylang.planning.capabilities import PLANNED
 
 SECTION = "policylang"
 WRONG_SETTING = "APL640"
 PAUSE = 0.15
 _FOLDER = "${workspaceFolder}"
-_PATHS: tuple[str, ...] = get_args(PathName)
 _LONGEST_PAUSE = 10_000
 
 Stamp = tuple[int, int, int] | None
@@ -45,7 +45,8 @@ class EditorSettings:
     """Seconds without a change after which a policy is planned on the snapshot."""
     problems: tuple[Diagnostic, ...] = ()
     plans: bool = True
-    """Whether a plan would be one under what was asked for: not where the path or the device is none."""
+    """Whether a plan would be one under what was asked for: not where the path, the device or the project's settings
+    are none."""
 
 
 @define(eq=False)
@@ -89,7 +90,7 @@ class Workspace:
         if "device" in client and (given := _text("device", client["device"], found)) is not None:
             is_file = os.path.basename(given) != given or given.endswith(".toml")
             device = str(_file(given, base)) if is_file else given
-        settings = EditorSettings(graph, pause=_pause(client, found))
+        settings = EditorSettings(graph, pause=_pause(client, found), plans=not any(map(is_error, problems)))
         settings = _with_path(settings, client.get("path", project.path), found)
         profile = None if device is None else self._device(device)
         if isinstance(profile, Diagnostic):
@@ -181,9 +182,9 @@ def _pause(client: Mapping[str, Any], problems: list[Diagnostic]) -> float:
 def _with_path(settings: EditorSettings, given: object, problems: list[Diagnostic]) -> EditorSettings:
     if given is None:
         return settings
-    if given in _PATHS:
+    if given in PLANNED:
         return evolve(settings, path=cast("PathName", given))
-    help = did_you_mean(nearest(str(given), _PATHS)) or f"one of {', '.join(_PATHS)}"
+    help = did_you_mean(nearest(str(given), PLANNED)) or f"one of {', '.join(PLANNED)}"
     problems.append(diagnose(WRONG_SETTING, f"`{_shown(given)}` is no path that policies are planned for", help=help))
     return evolve(settings, plans=False)
 
