@@ -103,13 +103,13 @@ def server() -> PolicyServer:
 
     @made.feature(types.TEXT_DOCUMENT_HOVER)
     async def hovered(params: types.HoverParams) -> types.Hover | None:
-        state = await weighed(params.text_document.uri)
-        return hover.hover(state, state.document.positions.offset(params.position))
+        state = await settled(params.text_document.uri)
+        return hover.hover(state, state.document.positions.offset(params.position), markdown=made.markdown)
 
     @made.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     async def hinted(params: types.InlayHintParams) -> list[types.InlayHint]:
         state = await settled(params.text_document.uri)
-        return hints.hints(state, *_offsets(state, params.range))
+        return hints.hints(state, *_offsets(state, params.range), markdown=made.markdown)
 
     @made.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[" ", ".", "<", '"', "("]))
     async def completed(params: types.CompletionParams) -> types.CompletionList:

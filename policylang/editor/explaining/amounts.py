@@ -51,11 +51,11 @@ def totals(found: Breakdown) -> str:
 
 
 def recomputed_share(found: Breakdown) -> str:
-    """Empty where nothing runs twice."""
+    """Of the operations; in bytes where it takes none. Empty where nothing runs twice."""
     amounts = found.under.amounts
     if not amounts.recomputed:
         return ""
-    if not found.forward_flops:
+    if not found.forward_flops or not amounts.recomputed_flops:
         return f"recomputes {figure(amounts.recomputed_bytes, 'bytes')}"
     return f"recomputes {figure(amounts.recomputed_flops / found.forward_flops, 'fraction')}"
 

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 
 from policylang.editor.explaining.article import Article, code
 from policylang.editor.explaining.on_snapshot import backward_counts, part_lines, rows_of, selections_of
+from policylang.editor.explaining.statements import picked
 from policylang.editor.state import State
 from policylang.graph.facts import Facts, Flag
 from policylang.language.figures import counted, figure, joined, listed
@@ -59,7 +60,10 @@ def of_let(state: State, let: Let, selector: Selector) -> Article:
     article.say(comment_above(let.span), "" if own else f"Defined in {code(let.span.location)}.")
     selections = selections_of(state)
     rows = None if selections is None else rows_of(selections, selector)
-    if selections is not None and rows is not None:
+    collectives = None if state.graph is None else picked(state.graph, let)
+    if collectives is not None:
+        article.say(f"The lines that use it pick {counted(collectives, 'collective')} of the whole step.")
+    elif selections is not None and rows is not None:
         article.say(f"{_counted(rows, selections)}.")
         counts = part_counts(let.selector, selections)
         if len(counts) > 1 or not rows:

@@ -32,7 +32,7 @@ def of_test(state: State, test: Test, where: Where) -> Article:
     holds = compile_predicate(test, *graph)
     count = sum(map(holds, rows))
     article = Article().say(
-        f"{code(test.span.one_line)} holds of {count:,} of the {counted(len(rows), 'node')} of "
+        f"{code(test.span.one_line)} holds of {count:,} of the {counted(len(rows), 'forward node')} of "
         f"{code(where.selector.span.one_line)}."
     )
     if not count and test == where.predicate:
@@ -46,7 +46,7 @@ def of_part(state: State, part: Selector) -> Article:
     rows = None if selections is None else rows_of(selections, part)
     if rows is None:
         return Article()
-    return Article().say(f"{code(part.span.one_line)}: {counted(len(rows), 'node')} here.")
+    return Article().say(f"{code(part.span.one_line)}: {counted(len(rows), 'forward node')} here.")
 
 
 def of_unit(unit: str, number: str) -> Article:

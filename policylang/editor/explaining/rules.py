@@ -21,8 +21,8 @@ _MOST_GROUPS = 6
 
 
 def rule_index(graph: GraphState, rule: Rule) -> int | None:
-    """Its place in the policy; None for one of another version of the text."""
-    return next((at for at, each in enumerate(graph.plan.policy.rules) if each.span == rule.span), None)
+    """Its place in the policy."""
+    return graph.rule_at.get((rule.span.source.name, rule.span.start))
 
 
 def worth_of(graph: GraphState, index: int) -> Worth | None:
@@ -46,16 +46,15 @@ def in_words(rule: Rule) -> Article:
 
 def on_graph(graph: GraphState, index: int) -> Article:
     """What it decides on the snapshot."""
-    plan = graph.plan
-    outcome = plan.rules[index]
-    return (
-        Article()
-        .say(counts_text(outcome), *_amounts(graph, index))
-        .items(taken_over(plan, outcome))
-        .say(*worth_text(graph, index))
-        .say(_nodes(plan, outcome))
-        .items(_parts(graph, outcome))
-    )
+    plan, outcome = graph.plan, graph.plan.rules[index]
+    return figures(graph, index).say(_nodes(plan, outcome)).items(_parts(graph, outcome))
+
+
+def figures(graph: GraphState, index: int) -> Article:
+    """The same without the names of nodes and the parts of the selector."""
+    plan, outcome = graph.plan, graph.plan.rules[index]
+    article = Article().say(f"It {counts_text(outcome)}.", *_amounts(graph, index))
+    return article.items(taken_over(plan, outcome)).say(*worth_text(graph, index))
 
 
 def counts_text(outcome: RuleOutcome) -> str:

@@ -16,6 +16,7 @@ from policylang.language.figures import counted, figure, listed
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.syntax import Statement
 from policylang.language.version import installed_version
+from policylang.language.walk import with_lets
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.value_decision import Why
@@ -73,7 +74,7 @@ def policy(graph: GraphState) -> Article:
         return article
     found = graph.breakdown
     under, without = found.under, found.without
-    again = figure(under.amounts.recomputed_flops, "flops")
+    again = f"{figure(under.amounts.recomputed_bytes, 'bytes')} and {figure(under.amounts.recomputed_flops, 'flops')}"
     share = figure(under.amounts.recomputed_flops / found.forward_flops, "fraction") if found.forward_flops else ""
     lines = [
         f"saved: {figure(under.amounts.saved_bytes, 'bytes')} in {values(under.amounts.saved)}; "
@@ -171,11 +172,14 @@ def _figures(device: DeviceProfile) -> Iterator[str]:
 
 def _undecided(graph: GraphState) -> Article:
     plan = graph.plan
-    decided = [each for each in plan.decisions if each is not None and each.why is Why.UNDECIDED]
-    return Article().say(
-        f"No rule matches {counted(len(decided), 'forward node')}, parts of tuples and waits among them: "
-        f"{code(f'undecided -> {plan.undecided}')}."
-    )
+    return Article().say(f"No rule decides {values(undecided(graph))}: {code(f'undecided -> {plan.undecided}')}.")
+
+
+def undecided(graph: GraphState) -> int:
+    """How many values no rule decides, as reports count them: a tuple with its pieces is one."""
+    owners = graph.plan.facts.owners
+    decisions = enumerate(graph.plan.decisions)
+    return sum(by is not None and by.why is Why.UNDECIDED and owners[row] == row for row, by in decisions)
 
 
 # --- rewrites and order ---
@@ -250,6 +254,23 @@ def line_short(found: Communication, line: LineInOrder) -> str:
         less = signed(lanes.exposed - line.exposed_without, "seconds")
         change = f"exposed {less}" if less else "exposes as much without"
     return in_short((counted(len(line.matched), "collective"), f"{len(line.moved):,} moved{into}", change))
+
+
+def picked(graph: GraphState, let: syntax.Let) -> int | None:
+    """How many collectives the lines pick by a name that only they use: in the whole step, and not in its forward. None
+    for every other name, and until it is known."""
+    policy = graph.plan.policy
+    used = (each.selector for each in (*policy.rules, *policy.expectations) if not isinstance(each, syntax.ExpectTotal))
+    if any(isinstance(part, syntax.Reference) and part.name == let.name for each in used for part in _all(each, graph)):
+        return None
+    for statement in (*policy.buckets, *policy.scheduling):
+        if statement.selector == syntax.Reference(let.name) and (found := line_of(graph, statement)) is not None:
+            return len(found[1].matched)
+    return None
+
+
+def _all(selector: syntax.Selector, graph: GraphState) -> Iterator[syntax.Selector]:
+    return with_lets(selector, graph.plan.policy)
 
 
 # --- expectations ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lsprotocol import types
 
 from policylang.editor.explaining import rules, statements
+from policylang.editor.explaining.amounts import values
 from policylang.editor.explaining.article import Article
 from policylang.editor.explaining.on_snapshot import selections_of
 from policylang.editor.explaining.pointed import own_statements
@@ -24,7 +25,7 @@ def hints(state: State, start: int, end: int, *, markdown: bool = True) -> list[
     for statement in statements_of(state):
         at = statement.span.end
         if start <= at <= end and (label := short(state, graph, statement)):
-            found.append(_hint(state, at, label, _tooltip(state, statement), markdown=markdown))
+            found.append(_hint(state, at, label, _tooltip(state, graph, statement), markdown=markdown))
     totals, first = statements.policy_short(graph), _titled(state)
     if totals and first is not None and start <= first.span.end <= end:
         found.append(_hint(state, first.span.end, totals, statements.policy(graph), markdown=markdown))
@@ -44,8 +45,11 @@ def short(state: State, graph: GraphState, statement: Statement) -> str:
         index = rules.rule_index(graph, statement)
         return "" if index is None else rules.short(graph, index)
     if isinstance(statement, syntax.Let):
-        selections = selections_of(state)
-        return "" if selections is None else counted(len(selections.rows(statement.selector)), "node")
+        return _named(state, graph, statement)
+    if isinstance(statement, syntax.Blocks):
+        return counted(len(graph.plan.block_names), "block")
+    if isinstance(statement, syntax.Undecided):
+        return values(statements.undecided(graph))
     if isinstance(statement, syntax.Include):
         return statements.include_short(state, statement)
     if isinstance(statement, statements.SCHEDULING):
@@ -59,15 +63,26 @@ def short(state: State, graph: GraphState, statement: Statement) -> str:
     return ""
 
 
+def _named(state: State, graph: GraphState, let: syntax.Let) -> str:
+    count = statements.picked(graph, let)
+    if count is not None:
+        return counted(count, "collective")
+    selections = selections_of(state)
+    return "" if selections is None else counted(len(selections.rows(let.selector)), "node")
+
+
 def _titled(state: State) -> Statement | None:
     """The statement that the totals stand behind: the ``policy`` line, else the first."""
     own = statements_of(state)
     return next((each for each in own if isinstance(each, syntax.PolicyName)), own[0] if own else None)
 
 
-def _tooltip(state: State, statement: Statement) -> Article:
-    if isinstance(statement, syntax.Let):
-        return Article().say("The forward nodes that the name stands for here.")
+def _tooltip(state: State, graph: GraphState, statement: Statement) -> Article:
+    """Without names of nodes, which the hover has."""
+    if isinstance(statement, syntax.Rule) and (index := rules.rule_index(graph, statement)) is not None:
+        return rules.figures(graph, index)
+    if isinstance(statement, syntax.Let) and statements.picked(graph, statement) is None:
+        return Article().say("So many nodes of the forward have this name here.")
     return statements.article_of(state, statement)
 
 
