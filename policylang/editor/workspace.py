@@ -24,6 +24,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.nearest import did_you_mean, nearest
 
 SECTION = "policylang"
+SETTINGS = "policylang.settings"
+"""The command with which a client asks what holds for a document, to show it."""
 WRONG_SETTING = "APL640"
 PAUSE = 0.15
 _FOLDER = "${workspaceFolder}"
