@@ -101,6 +101,7 @@ async function drive() {
     await until("the editor answers", async () => (await fetch(uri).catch(() => undefined))?.ok);
     await page.goto(uri);
     await page.waitForSelector(".monaco-workbench .part.statusbar", { timeout: 60_000 });
+    page.setDefaultTimeout(15_000);
     const see = new Seen(page);
     await see.opens("mine.apl");
 
@@ -204,7 +205,8 @@ async function drive() {
         assert.match(words, /pip install "policylang\[lsp\]"/);
         console.log(`     ${words}`);
     });
-    console.log("all seen");
+    console.log(see.missed === 0 ? "all seen" : `${see.missed} not seen`);
+    process.exitCode = see.missed === 0 ? 0 : 1;
 }
 
 /** What is done with the workbench, as a user would. */
@@ -212,6 +214,7 @@ class Seen {
     constructor(page) {
         this.page = page;
         this.number = 0;
+        this.missed = 0;
     }
 
     async step(name, does) {
@@ -219,8 +222,9 @@ class Seen {
             await does();
             console.log(`seen ${name}`);
         } catch (error) {
-            error.message = `${name}: ${error.message}`;
-            throw error;
+            this.missed += 1;
+            console.log(`NOT SEEN ${name}: ${String(error.message).split("\n")[0]}`);
+            await this.page.keyboard.press("Escape");
         } finally {
             if (options.keep) await this.picture(path.join(options.keep, `${String(++this.number).padStart(2, "0")}.png`));
         }
@@ -286,7 +290,7 @@ class Seen {
     }
 }
 
-async function until(what, holds, milliseconds = 30_000) {
+async function until(what, holds, milliseconds = 15_000) {
     const end = Date.now() + milliseconds;
     while (!(await holds())) {
         if (Date.now() > end) throw new Error(`not seen within ${milliseconds / 1000} s: ${what}`);
