@@ -20,6 +20,7 @@ MAX_FILE = 4 * 1024 * 1024
 MAX_STATEMENT = 64 * 1024
 MAX_STATEMENTS = 100_000
 MAX_DEPTH = 100
+_MOST_OPEN = 8
 
 _UNREADABLE = re.compile("[\x00\ud800-\udfff]")
 # A comment of another language, `//` or `--` before text, is one to the scanner, and reported: what follows it is no
@@ -78,6 +79,39 @@ def split(source: Source) -> Slices:
         message = f"the file holds {len(ranges)} statements, more than the {MAX_STATEMENTS} a policy may have"
         return Slices((), (diagnose("APL002", message, Span(source, *ranges[MAX_STATEMENTS])),))
     return Slices(tuple(ranges), tuple(diagnostics))
+
+
+def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
+    """Where the statement may begin that a place is in, in the order of the text; None in a comment.
+
+    The last is where it begins by the line ends. The others are those of statements before it that have a parenthesis
+    without its other half: who writes one has not closed it yet.
+    """
+    text, unclosed = source.text, _unclosed(source.text)
+    start, depth = 0, 0
+    opened: list[int] = []
+    for match in _STRUCTURE.finditer(text):
+        mark, at = match.group(), match.start()
+        if at >= offset:
+            break
+        if mark.startswith(("#", "//", "--")):
+            if offset <= match.end():
+                return None
+        elif mark == "(" and at in unclosed:
+            opened.append(start)
+        elif mark == "(":
+            depth += 1
+        elif mark == ")":
+            depth = max(0, depth - 1)
+        elif mark in (";", "\n") and not depth:
+            start = at + 1
+    starts = dict.fromkeys((*opened[-_MOST_OPEN:], start))
+    return tuple(found.end() if (found := _BLANK.match(text, each, offset)) else each for each in starts)
+
+
+def is_blank(text: str, start: int, end: int) -> bool:
+    """Whether a part of a text holds nothing but comments."""
+    return _BLANK.fullmatch(text, start, end) is not None
 
 
 def comments(source: Source) -> list[tuple[int, int]]:

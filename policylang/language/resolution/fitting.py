@@ -48,6 +48,11 @@ _EXAMPLES: dict[Dimension, str] = {
 }
 
 
+def dimensions_of(measured: str) -> tuple[Dimension, ...]:
+    """What a measure of nodes, or a figure to expect something of, is compared with, the usual one first."""
+    return _DIMENSIONS.get(measured, ("number",))
+
+
 def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
     """The predicate with plain figures given their dimension and types their full name; misfits are reported."""
     if isinstance(predicate, syntax.Compare):
@@ -78,7 +83,7 @@ def fit_total(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectT
 def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
     """The figure in the dimension of what it is compared with: a plain number of bytes is bytes. Nobody thinks of
     operators in seconds, so a time has a unit, unless it is zero."""
-    dimensions = _DIMENSIONS.get(measured, ("number",))
+    dimensions = dimensions_of(measured)
     if value.dimension in dimensions:
         return value
     if value.dimension == "number" and dimensions[0] == "seconds" and value.value:

@@ -60,6 +60,11 @@ class Expansion:
 
     statements: list[PlacedStatement] = field(factory=list)
     diagnostics: list[Diagnostic] = field(factory=list)
+    files: dict[str, Path] = field(factory=dict)
+    """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
+    where it came from no file."""
+    brought: dict[str, Span] = field(factory=dict)
+    """By the same names, the include in the file that was loaded that leads to each first."""
     _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _steps: int = 0
@@ -121,6 +126,9 @@ class Expansion:
         return path, f"<{include.target.removesuffix('.apl')}>"
 
     def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
+        self.files.setdefault(name, path)
+        first = chain[1][1] if len(chain) > 1 else include
+        self.brought.setdefault(name, (first or include).span)
         source = self._reader(path, name)
         if isinstance(source, Source):
             return self.parse(source, path.parent, _is_bundled(path))
@@ -170,6 +178,8 @@ def expand(source: Source, path: Path | None, read: Reader = read_source) -> Exp
     folder = path.parent if path is not None else Path()
     bundled = path is not None and _is_bundled(path)
     key = str(path.resolve()) if path is not None else source.name
+    if path is not None:
+        expansion.files[source.name] = path
     expansion.add(expansion.parse(source, folder, bundled), ((key, None),))
     return expansion
 

@@ -17,6 +17,7 @@ from policylang.language.devices.lookup import meant_devices
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic, Mend, Related, moved, removed, written
+from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
 from policylang.language.resolution.includes import PlacedStatement
@@ -36,6 +37,7 @@ def resolve(
     to be used: what could not be looked up is missing from it."""
     resolver = _Resolver(source, Definitions.of(statements, operators))
     for placed in statements:
+        stop_unless_wanted()
         resolver.take(placed)
     return resolver.finish(statements)
 
