@@ -16,8 +16,9 @@ from pygls.uris import to_fs_path
 
 from policylang.api.project.settings import ProjectSettings, project_settings
 from policylang.editor.features import actions as acting
-from policylang.editor.features import completion, definition, hints, hover, layout, outline
+from policylang.editor.features import completion, hints, hover
 from policylang.editor.features.published import published
+from policylang.editor.navigation import register_navigation
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State
 from policylang.language.version import installed_version
@@ -81,6 +82,9 @@ def server() -> PolicyServer:
             raise JsonRpcInvalidParams(f"{uri} is not open")
         return state
 
+    async def at_hand(uri: str) -> State:
+        return now(uri)
+
     @made.feature(types.INITIALIZE)
     def begin(params: types.InitializeParams) -> None:
         made.begin(params)
@@ -115,53 +119,6 @@ def server() -> PolicyServer:
         state = now(params.text_document.uri)
         return completion.completion(state, state.document.positions.offset(params.position))
 
-    @made.feature(types.TEXT_DOCUMENT_DEFINITION)
-    def defined(params: types.DefinitionParams) -> list[types.Location]:
-        state = now(params.text_document.uri)
-        return definition.definition(state, state.document.positions.offset(params.position))
-
-    @made.feature(types.TEXT_DOCUMENT_REFERENCES)
-    def referred(params: types.ReferenceParams) -> list[types.Location]:
-        state = now(params.text_document.uri)
-        offset = state.document.positions.offset(params.position)
-        return definition.references(state, documents.states(), offset, declaration=params.context.include_declaration)
-
-    @made.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
-    def renameable(params: types.PrepareRenameParams) -> types.Range | None:
-        state = now(params.text_document.uri)
-        return definition.renameable(state, state.document.positions.offset(params.position))
-
-    @made.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
-    def renamed(params: types.RenameParams) -> types.WorkspaceEdit:
-        state = now(params.text_document.uri)
-        offset = state.document.positions.offset(params.position)
-        found = definition.renamed(state, documents.states(), offset, params.new_name)
-        if isinstance(found, str):
-            raise JsonRpcInvalidParams(found)
-        return found
-
-    @made.feature(types.TEXT_DOCUMENT_DOCUMENT_LINK)
-    def linked(params: types.DocumentLinkParams) -> list[types.DocumentLink]:
-        return definition.document_links(now(params.text_document.uri))
-
-    @made.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
-    def outlined(params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
-        return outline.symbols(now(params.text_document.uri))
-
-    @made.feature(types.TEXT_DOCUMENT_FOLDING_RANGE)
-    def folded(params: types.FoldingRangeParams) -> list[types.FoldingRange]:
-        return outline.folding(now(params.text_document.uri))
-
-    @made.feature(types.TEXT_DOCUMENT_FORMATTING)
-    def formatted(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        state = now(params.text_document.uri)
-        return layout.formatted(state)
-
-    @made.feature(types.TEXT_DOCUMENT_RANGE_FORMATTING)
-    def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
-        state = now(params.text_document.uri)
-        return layout.formatted_between(state, *_offsets(state, params.range))
-
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION)
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
         state = now(params.text_document.uri)
@@ -175,6 +132,7 @@ def server() -> PolicyServer:
     async def shown(uri: str) -> str | None:
         return acting.page_of(await settled(uri))
 
+    register_navigation(made, at_hand, documents.states, lambda: [documents.folder] if documents.folder else [])
     return made
 
 
