@@ -6,7 +6,7 @@ What is open counts as it is in the editor. Files on disk are read again where t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -145,19 +145,20 @@ class PolicyFolder:
             bundled = document.path is not None and _is_bundled(document.path)
             text = PolicyText(document.uri, document.source, document.path, document.version, bundled)
             texts[text.key] = text
-        paths, complete = _policies_below(folders)
+        tops = tuple(folders)
+        paths, complete = _policies_below(tops)
         for path in paths:
-            self._take(path, texts)
+            self._take(path, texts, tops)
         roots = tuple(texts)
-        self._take(_prelude(), texts)
+        self._take(_prelude(), texts, ())
         pending = list(texts.values())
         while pending:
             text = pending.pop()
             targets = (text.target(include) for include in _includes(text))
-            pending += filter(None, (self._take(target, texts) for target in targets if target is not None))
+            pending += filter(None, (self._take(target, texts, tops) for target in targets if target is not None))
         return PolicyFiles(texts, roots, complete)
 
-    def _take(self, path: Path, texts: dict[str, PolicyText]) -> PolicyText | None:
+    def _take(self, path: Path, texts: dict[str, PolicyText], tops: Sequence[Path]) -> PolicyText | None:
         """Put a file there that is not yet; None where it is, or cannot be read."""
         key = os.path.realpath(path)
         if key in texts:
@@ -168,7 +169,7 @@ class PolicyFolder:
             return None
         stamp = found.st_mtime_ns, found.st_size
         if key not in self._read or self._read[key][0] != stamp:
-            source = read_source(Path(key), str(path))
+            source = read_source(Path(key), _name_of(path, tops))
             text = None
             if isinstance(source, Source):
                 text = PolicyText(uri_of_path(path), source, Path(key), bundled=_is_bundled(Path(key)))
@@ -181,6 +182,15 @@ class PolicyFolder:
 
 def _includes(text: PolicyText) -> tuple[Include, ...]:
     return text.said.includes if "include" in text.source.text else ()
+
+
+def _name_of(path: Path, tops: Sequence[Path]) -> str:
+    """What messages call a file: its path from its folder on, where it lies in one of the workspace's."""
+    if _is_bundled(path):
+        return f"<{path.stem}>"
+    plain = Path(os.path.abspath(path))
+    around = [top for top in tops if plain.is_relative_to(top)]
+    return str(plain.relative_to(max(around, key=lambda top: len(top.parts))) if around else plain)
 
 
 def _prelude() -> Path:

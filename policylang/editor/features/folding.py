@@ -9,11 +9,11 @@ from typing import Any
 
 from lsprotocol import types
 
-from policylang.editor.features.outline import Comment, shape_of
+from policylang.editor.features.outline import Comment, StatementExtent, shape_of
 from policylang.editor.state import State
 from policylang.language.parsing.parser import words_of
 from policylang.language.source import Source, Span
-from policylang.language.syntax import Include, Predicate, Statement, Where
+from policylang.language.syntax import Include, Predicate, Where
 from policylang.language.walk import selector_of, walk
 
 _WORD = re.compile(r"[\w.*?]+")
@@ -33,10 +33,10 @@ def folding(state: State) -> list[types.FoldingRange]:
         if paragraph.heading is not None and paragraph.is_headed:
             found[_lines(source, paragraph.heading.start, paragraph.end)] = kind.Region
         for statement in paragraph.statements:
-            found.setdefault(_lines(source, statement.span.start, statement.span.end), None)
-        for is_include, alike in groupby(paragraph.statements, key=lambda each: isinstance(each, Include)):
+            found.setdefault(_lines(source, statement.start, statement.end), None)
+        for is_include, alike in groupby(paragraph.statements, key=lambda each: isinstance(each.statement, Include)):
             if is_include and (run := list(alike)):
-                found[_lines(source, run[0].span.start, run[-1].span.end)] = kind.Imports
+                found[_lines(source, run[0].start, run[-1].end)] = kind.Imports
     for lines in _sections(source, shape.comments):
         found[lines] = kind.Region
     return [types.FoldingRange(first, last, kind=what) for (first, last), what in sorted(found.items()) if last > first]
@@ -71,18 +71,19 @@ def _all_around(state: State, offset: int) -> Iterator[tuple[int, int]]:
     yield from (word.span() for word in _WORD.finditer(source.text, line, len(source.text) if end < 0 else end))
     yield from ((comment.start, comment.end) for comment in shape.comments)
     for paragraph in shape.paragraphs:
-        first = paragraph.statements[0].span.start
+        first = paragraph.statements[0].start
         yield first, paragraph.end
         if paragraph.heading is not None:
             yield paragraph.heading.start, paragraph.end
         for statement in paragraph.statements:
-            if statement.span.start <= offset <= statement.span.end:
+            if statement.start <= offset <= statement.end:
                 yield from ((span.start, span.end) for span in _parts(statement))
 
 
-def _parts(statement: Statement) -> Iterator[Span]:
+def _parts(extent: StatementExtent) -> Iterator[Span]:
     """A statement, what stands in its parentheses, its words, selectors and predicates."""
-    span = statement.span
+    statement = extent.statement
+    span = Span(statement.span.source, extent.start, extent.end)
     yield span
     opened: list[int] = []
     for word in words_of(span.source, span.start, span.end):
@@ -110,8 +111,8 @@ def _predicates(predicate: Predicate) -> Iterator[Span]:
 def _sections(source: Source, comments: Sequence[Comment]) -> Iterator[tuple[int, int]]:
     """From each banner to the last line before the next one on which anything stands."""
     banners = [comment for comment in comments if comment.banner is not None]
-    for banner, following in zip(banners, [*banners[1:], None], strict=True):
-        end = len(source.text) if following is None else following.start
+    ends = [*(banner.start for banner in banners[1:]), len(source.text)]
+    for banner, end in zip(banners, ends, strict=False):
         said = source.text[banner.start : end].rstrip()
         yield _lines(source, banner.start, banner.start + len(said))
 

@@ -14,7 +14,8 @@ from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language import syntax
 from policylang.language.figures import shortened
-from policylang.language.parsing.statements import comments
+from policylang.language.parsing.parser import words_of
+from policylang.language.parsing.statements import comments, split
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Let, Statement
 
@@ -67,12 +68,21 @@ class Comment:
         return shortened(sentence[1] if sentence else text.rstrip("."), _LONGEST_HEADING)
 
 
+@frozen
+class StatementExtent:
+    """A statement with all of its words; its own span may leave out the last parentheses."""
+
+    statement: Statement
+    start: int
+    end: int
+
+
 @define
 class Paragraph:
     """Statements on lines that follow each other, and the comment right above them, where there is one."""
 
     heading: Comment | None
-    statements: list[Statement] = field(factory=list)
+    statements: list[StatementExtent] = field(factory=list)
 
     @property
     def is_headed(self) -> bool:
@@ -81,7 +91,7 @@ class Paragraph:
 
     @property
     def end(self) -> int:
-        return self.statements[-1].span.end
+        return self.statements[-1].end
 
 
 @frozen
@@ -99,21 +109,21 @@ def shape_of(state: State) -> Shape:
     blocks: list[Comment] = []
     above: Comment | None = None
     last = -1
-    for start, end, statement in _items(state):
-        line = _line(source, start)
-        if statement is None:
-            if above is not None and above is blocks[-1] and line == last + 1:
-                above.end = end
+    for item in _items(state):
+        line = _line(source, item.start)
+        if isinstance(item, Comment):
+            if above is not None and line == last + 1 and item.banner is None and above.banner is None:
+                above.end = item.end
             else:
-                above = Comment(source, start, end)
+                above = item
                 blocks.append(above)
         elif above is None and paragraphs and line <= last + 1:
-            paragraphs[-1].statements.append(statement)
+            paragraphs[-1].statements.append(item)
         else:
             heads = above is not None and line == last + 1 and above.banner is None
-            paragraphs.append(Paragraph(above if heads else None, [statement]))
+            paragraphs.append(Paragraph(above if heads else None, [item]))
             above = None
-        last = _line(source, end)
+        last = _line(source, item.end)
     return Shape(tuple(paragraphs), tuple(blocks))
 
 
@@ -176,31 +186,36 @@ def written(span: Span) -> str:
     return " ".join("".join((*parts, span.source.text[done : span.end])).split())
 
 
-def _items(state: State) -> Iterator[tuple[int, int, Statement | None]]:
+def _items(state: State) -> Iterator[StatementExtent | Comment]:
     """Statements and the comments on lines of their own, in the order of the text."""
     source = state.document.source
-    pending = [(each.span.start, each.span.end, each) for each in state.text.file.statements]
-    at = 0
-    for start, end in comments(source):
-        while at < len(pending) and pending[at][0] < start:
-            yield pending[at]
-            at += 1
-        inside = at > 0 and pending[at - 1][1] > start
-        if not inside and not source.text[source.text.rfind("\n", 0, start) + 1 : start].strip():
-            yield start, end, None
-    yield from pending[at:]
+    ends = dict(split(source).ranges)
+    pending: list[StatementExtent | Comment] = []
+    for statement in state.text.file.statements:
+        start = statement.span.start
+        pending.append(StatementExtent(statement, start, words_of(source, start, ends[start])[-1].span.end))
+    pending += [Comment(source, *each) for each in comments(source)]
+    done = 0
+    for item in sorted(pending, key=lambda each: each.start):
+        if item.start < done:
+            continue  # a comment within a statement
+        if isinstance(item, StatementExtent):
+            done = item.end
+            yield item
+        elif not source.text[source.text.rfind("\n", 0, item.start) + 1 : item.start].strip():
+            yield item
 
 
-def _symbol(positions: Positions, statement: Statement) -> types.DocumentSymbol:
-    span = statement.span
+def _symbol(positions: Positions, extent: StatementExtent) -> types.DocumentSymbol:
+    span = Span(extent.statement.span.source, extent.start, extent.end)
     name, detail = written(span), None
     selected = positions.between(span.start, span.start + len(span.text.partition("\n")[0].rstrip()))
-    if isinstance(statement, Let):
-        before, _, detail = name.partition("=")
-        name = before.removeprefix("let").strip()
-        at = span.start + span.text.index(statement.name, len("let"))
+    if isinstance(extent.statement, Let):
+        detail = name.partition("=")[2]
+        name = extent.statement.name
+        at = span.start + span.text.index(name, len("let"))
         selected = positions.between(at, at + len(name))
-    kind = _KINDS.get(type(statement), _KIND.Event)
+    kind = _KINDS.get(type(extent.statement), _KIND.Event)
     told = None if detail is None else shortened(detail.strip(), _LONGEST)
     return types.DocumentSymbol(shortened(name, _LONGEST), kind, positions.range(span), selected, told)
 
@@ -213,7 +228,7 @@ def _heading(
 
 
 def _start_of(part: Comment | Paragraph) -> int:
-    return part.start if isinstance(part, Comment) else part.statements[0].span.start
+    return part.start if isinstance(part, Comment) else part.statements[0].start
 
 
 def _line(source: Source, offset: int) -> int:

@@ -139,15 +139,15 @@ def _refuse_what_is_taken(renaming: _Renaming) -> None:
 
 def _refuse_what_is_also_an_operator(state: State, renaming: _Renaming) -> None:
     """Where a file is also part of a policy without the ``let``, its word may mean a group or an operator."""
-    word = renaming.old
-    bare = [root for root in renaming.roots if not renaming.around.defines(root, word)]
+    bare = [root for root in renaming.roots if not renaming.around.defines(root, renaming.old)]
     if not bare:
         return
     known = operators_at_hand(met=() if state.facts is None else operators_in(state.facts))
-    if prelude.group(word) is not None or known.matches(None, word, None):
-        name = renaming.around.texts[bare[0]].source.name
+    for word in (renaming.old, renaming.new):
         what = "group" if prelude.group(word) else "operator"
-        raise RenameRefused(f"`{word}` is the {what} where {name} is loaded, which uses it without this `let`")
+        if prelude.group(word) is not None or known.matches(None, word, None):
+            name = renaming.around.texts[bare[0]].source.name
+            raise RenameRefused(f"`{word}` is a known {what} where {name} is loaded by itself, without this `let`")
 
 
 def _refuse_what_reads_differently(renaming: _Renaming, text: PolicyText) -> None:
