@@ -35,6 +35,8 @@ class PolicyServer(LanguageServer):
             self._publish, settled_now=self._refresh, loading=self._loading, failed=self._failed
         )
         self.shown = Shown()
+        self.markdown = False
+        """Whether the client shows Markdown in hovers."""
         self.ended = False
         """Whether the client said that it would go."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,6 +52,8 @@ class PolicyServer(LanguageServer):
         workspace.started_with = section_of(params.initialization_options)
         documents.encoding = types.PositionEncodingKind(self.workspace.position_encoding)
         text = self.client_capabilities.text_document
+        hover = None if text is None else text.hover
+        self.markdown = hover is not None and types.MarkupKind.Markdown in (hover.content_format or ())
         diagnostics = None if text is None else text.publish_diagnostics
         self.shown = Shown(
             related=diagnostics is not None and bool(diagnostics.related_information),

@@ -229,19 +229,21 @@ class OpenDocuments:
         opened.state = state = evolve(state, graph=made, early=())
         self.publish(state)
         if made is not None:
-            await self._work(opened, partial(_figures, made))
+            await self._work(opened, made.look)
             opened.weighing = asyncio.ensure_future(self._weigh(opened, state, made))
         self.settled_now(state)
 
     async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
-        """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else."""
+        """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else. After each
+        step there is more to show."""
         try:
-            await self._worker.do_when_idle(graph.weigh, lambda: self._is_current(opened))
+            for step in graph.steps_of_weighing():
+                await self._worker.do_when_idle(step, lambda: self._is_current(opened))
+                self.settled_now(state)
         except Cancelled:
             return
         except Exception as error:
             self.failed(error)
-        self.settled_now(state)
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
@@ -318,11 +320,6 @@ class OpenDocuments:
                 opened.reads[path] = stamp_of(path)
 
 
-def _figures(graph: GraphState) -> None:
-    """So that they are there when a feature asks for them."""
-    _ = graph.selections, graph.breakdown
-
-
 def _worth(state: State) -> None:
     if state.graph is not None:
-        _ = state.graph.worth
+        state.graph.weigh()

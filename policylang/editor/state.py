@@ -5,7 +5,7 @@ States are immutable and belong together: no answer mixes a text with a plan of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -102,20 +102,31 @@ class GraphState:
         """The nodes that the selectors of the policy denote, on the graph that its rewrites leave."""
         policy = self.plan.policy
         found = selections_for(policy, self.plan.facts, times=self.plan.times)
-        for statement in (*policy.lets.values(), *policy.rules):
-            found.rows(statement.selector)
+        for selector in (*(let.selector for let in policy.lets.values()), *(rule.selector for rule in policy.rules)):
+            found.rows(selector)
         return found
+
+    @cached_property
+    def rule_at(self) -> Mapping[tuple[str, int], int]:
+        """By file and place, the number of each rule of the policy."""
+        return {(rule.span.source.name, rule.span.start): at for at, rule in enumerate(self.plan.policy.rules)}
 
     def knows(self, *names: Literal["breakdown", "worth", "order", "selections"]) -> bool:
         """Whether these have been worked out. The event loop asks before it reads one: none is worked out there."""
         return all(name in self.__dict__ for name in names)
 
-    def weigh(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Work out all that takes its time, what is asked for most first, while ``wanted``."""
-        for name in ("selections", "breakdown", "worth", "order"):
-            if not wanted():
-                return
-            getattr(self, name)
+    def look(self) -> None:
+        """Work out what hovers and hints show at once; takes a few passes over the graph."""
+        _ = self.selections, self.breakdown
+
+    def steps_of_weighing(self) -> tuple[Callable[[], object], ...]:
+        """What works out the rest of what they show: after each there is more."""
+        worth, order = (lambda: self.worth), (lambda: self.order)
+        return (*([worth] if self.plan.rules else ()), *([order] if self.plan.order is not None else ()))
+
+    def weigh(self) -> None:
+        for step in self.steps_of_weighing():
+            step()
 
 
 @frozen(slots=False)
