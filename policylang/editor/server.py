@@ -43,6 +43,13 @@ class PolicyServer(LanguageServer):
         if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
 
+    @property
+    def has_snippets(self) -> bool:
+        """Whether the client steps through the placeholders of what it completes."""
+        document = self.client_capabilities.text_document
+        item = None if document is None or document.completion is None else document.completion.completion_item
+        return item is not None and bool(item.snippet_support)
+
     def begin(self, params: types.InitializeParams) -> None:
         """Settings of the workspace, and over them those that the client starts the server with."""
         uri = params.workspace_folders[0].uri if params.workspace_folders else params.root_uri
@@ -110,10 +117,20 @@ def server() -> PolicyServer:
         state = await settled(params.text_document.uri)
         return hints.hints(state, *_offsets(state, params.range))
 
-    @made.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[" ", ".", "<", '"', "("]))
+    @made.feature(
+        types.TEXT_DOCUMENT_COMPLETION,
+        types.CompletionOptions(trigger_characters=completion.TRIGGERS, resolve_provider=True),
+    )
     def completed(params: types.CompletionParams) -> types.CompletionList:
         state = now(params.text_document.uri)
-        return completion.completion(state, state.document.positions.offset(params.position))
+        trigger = None if params.context is None else params.context.trigger_character
+        return completion.completion(
+            state, state.document.positions.offset(params.position), snippets=made.has_snippets, trigger=trigger
+        )
+
+    @made.feature(types.COMPLETION_ITEM_RESOLVE)
+    def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
+        return completion.resolved(documents.state(completion.uri_of(item)), item)
 
     @made.feature(types.TEXT_DOCUMENT_DEFINITION)
     def defined(params: types.DefinitionParams) -> list[types.Location]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from lsprotocol import types
 
+from policylang.editor.features.offers.documentation import documentation
 from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.features.offers.items import listed, protocol_items
 from policylang.editor.features.offers.places import Place, offers_at
 from policylang.editor.state import State
+from policylang.graph.facts import Facts
 from policylang.language.parsing.cursor import cursor_at
 
 TRIGGERS = [".", "<", '"', "/", " "]
@@ -26,8 +28,33 @@ def completion(state: State, offset: int, *, snippets: bool = False, trigger: st
     offers, grows = offers_at(Place(state, cursor, index))
     found, complete = listed(offers, cursor)
     range = state.document.positions.between(cursor.start, cursor.end)
-    items = list(protocol_items(found, range, state.document.uri, snippets=snippets))
+    data = {"uri": state.document.uri, "at": cursor.start}
+    items = list(protocol_items(found, range, data, snippets=snippets))
     return types.CompletionList(is_incomplete=grows or not complete, items=items)
+
+
+def resolved(state: State | None, item: types.CompletionItem) -> types.CompletionItem:
+    """An item with what is said of it; without that where its document is closed by now."""
+    data = item.data if isinstance(item.data, dict) else {}
+    about, at = data.get("about"), data.get("at")
+    cursor = cursor_at(state.document.source, at) if state is not None and isinstance(at, int) else None
+    said = documentation(cursor, item.label, about if isinstance(about, str) else "")
+    if said:
+        item.documentation = types.MarkupContent(types.MarkupKind.Markdown, said)
+    return item
+
+
+def uri_of(item: types.CompletionItem) -> str:
+    """Of the document that an item is for; empty where it does not say."""
+    uri = item.data.get("uri") if isinstance(item.data, dict) else None
+    return uri if isinstance(uri, str) else ""
+
+
+def prepare(facts: Facts | None) -> None:
+    """Count what a snapshot has before somebody waits for it."""
+    index = index_of(facts)
+    if index is not None:
+        index.prepare()
 
 
 def _wants_more(kinds: tuple[str, ...], accepted: frozenset[str]) -> bool:
