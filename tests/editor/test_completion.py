@@ -77,8 +77,14 @@ def is_free(word: str, kind: str, cursor: Cursor) -> bool:
         return True
     is_value = cursor.kinds[-1:] == ("COMPARISON",) or word == "annotated"
     own = cursor.kinds[-1:] in (("POLICY",), ("LET",), ("OVER",), ("COMMA",))
-    names = "EVERYTHING" in cursor.accepted or ("STRING" in cursor.accepted and "CUT" not in cursor.accepted)
-    return kind in ("NAME", "PATH") and (own or names or is_value or "[" in word or str(cursor.words[-1]) == "annotated")
+    names = (
+        "EVERYTHING" in cursor.accepted
+        or cursor.kinds[-1:] == ("DEVICE",)
+        or ("STRING" in cursor.accepted and "CUT" not in cursor.accepted)
+    )
+    return kind in ("NAME", "PATH") and (
+        own or names or is_value or "[" in word or str(cursor.words[-1]) == "annotated"
+    )
 
 
 def places() -> list[tuple[State, Cursor, str, str]]:
@@ -92,7 +98,8 @@ def places() -> list[tuple[State, Cursor, str, str]]:
             if reading(tuple(word.type for word in words)).refused or parse_file(Source("", text[start:end]))[1]:
                 continue
             for word in words:
-                cursor = cursor_at(Source("policy.apl", text[: word.span.start]), word.span.start)
+                before = f"{text[: word.span.start]} "  # a word may follow the one before without a blank
+                cursor = cursor_at(Source("policy.apl", before), len(before))
                 assert cursor is not None
                 found.append((here, cursor, str(word), word.type))
     return found
@@ -257,7 +264,9 @@ def test_module_paths_come_component_by_component(at: At, text: str, first: str,
 
 def test_a_module_that_is_called_like_a_word_is_quoted(state_of, tmp_path: Path) -> None:
     graph = tmp_path / "odd.graph.txt"
-    graph.write_text("%x = input\n%a = aten.mm.default(%x, %x) block\n%b = aten.mm.default(%a, %a) my-part.0\noutput(%b)\n")
+    graph.write_text(
+        "%x = input\n%a = aten.mm.default(%x, %x) block\n%b = aten.mm.default(%a, %a) my-part.0\noutput(%b)\n"
+    )
     found = [each.label for each in items(state_of, "save mm in |", graph)]
     assert '"block"' in found and '"my-part"' in found
     for label in ('"block"', '"my-part"'):
@@ -407,7 +416,9 @@ def test_a_parenthesis_that_is_never_closed_does_not_swallow_what_follows(at: At
     assert at("save (\n    m|\n", "fsdp.graph")[0] == "matmul"
 
 
-@pytest.mark.parametrize("text", ["", "(", '"', '"|', "{", "[", "<", "%", "\x00", "é", "🦙", "save (((((", "in", ";;", "\r"])
+@pytest.mark.parametrize(
+    "text", ["", "(", '"', '"|', "{", "[", "<", "%", "\x00", "é", "🦙", "save (((((", "in", ";;", "\r"]
+)
 @pytest.mark.parametrize("more", ["|", " |", "x|", '"|', "{|", "[|", "<|", ".|", "*|", "-|", "|x", "|\n)", "/|"])
 def test_no_text_is_too_odd(state_of, text: str, more: str) -> None:
     for before in (text, f"save {text}", f"save mm in {text}", f"save mm where {text}"):
@@ -417,7 +428,7 @@ def test_no_text_is_too_odd(state_of, text: str, more: str) -> None:
 
 
 @settings(max_examples=60)
-@given(st.lists(st.sampled_from([*"save (mm){}[]\"<>.,;#\n*/-|=%🦙", "in ", "where ", "per ", "layers."]), max_size=12))
+@given(st.lists(st.sampled_from([*'save (mm){}[]"<>.,;#\n*/-|=%🦙', "in ", "where ", "per ", "layers."]), max_size=12))
 def test_random_texts_are_answered(parts: list[str]) -> None:
     text = "".join(parts)
     here = state(text)

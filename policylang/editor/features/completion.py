@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 from lsprotocol import types
 
 from policylang.editor.features.offers.documentation import documentation
@@ -9,7 +10,6 @@ from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.features.offers.items import listed, protocol_items
 from policylang.editor.features.offers.places import Place, offers_at
 from policylang.editor.state import State
-from policylang.graph.facts import Facts
 from policylang.language.parsing.cursor import cursor_at
 
 TRIGGERS = [".", "<", '"', "/", " "]
@@ -18,7 +18,9 @@ yet: where it can, who types on with Enter must not choose from a list instead."
 _NONE = types.CompletionList(is_incomplete=False, items=[])
 
 
-def completion(state: State, offset: int, *, snippets: bool = False, trigger: str | None = None) -> types.CompletionList:
+def completion(
+    state: State, offset: int, *, snippets: bool = False, trigger: str | None = None
+) -> types.CompletionList:
     """At a character offset, what fits best first. ``snippets``: whether the client steps through placeholders.
     ``trigger``: the character behind which the client asked by itself."""
     cursor = cursor_at(state.document.source, offset)
@@ -33,28 +35,20 @@ def completion(state: State, offset: int, *, snippets: bool = False, trigger: st
     return types.CompletionList(is_incomplete=grows or not complete, items=items)
 
 
-def resolved(state: State | None, item: types.CompletionItem) -> types.CompletionItem:
+def resolved(state: State | None, item: types.CompletionItem, *, markdown: bool = True) -> types.CompletionItem:
     """An item with what is said of it; without that where its document is closed by now."""
     data = item.data if isinstance(item.data, dict) else {}
     about, at = data.get("about"), data.get("at")
-    cursor = cursor_at(state.document.source, at) if state is not None and isinstance(at, int) else None
-    said = documentation(cursor, item.label, about if isinstance(about, str) else "")
-    if said:
-        item.documentation = types.MarkupContent(types.MarkupKind.Markdown, said)
-    return item
+    if state is None or not isinstance(about, str) or not isinstance(at, int):
+        return item
+    said = documentation(state, cursor_at(state.document.source, at), item.label, about)
+    return attrs.evolve(item, documentation=said.content(markdown=markdown)) if said.blocks else item
 
 
 def uri_of(item: types.CompletionItem) -> str:
     """Of the document that an item is for; empty where it does not say."""
     uri = item.data.get("uri") if isinstance(item.data, dict) else None
     return uri if isinstance(uri, str) else ""
-
-
-def prepare(facts: Facts | None) -> None:
-    """Count what a snapshot has before somebody waits for it."""
-    index = index_of(facts)
-    if index is not None:
-        index.prepare()
 
 
 def _wants_more(kinds: tuple[str, ...], accepted: frozenset[str]) -> bool:

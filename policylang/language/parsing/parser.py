@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from copy import copy
 from functools import cache, lru_cache
 
-from attrs import frozen
+from attrs import evolve, frozen
 from lark import Lark, Token
 from lark.exceptions import UnexpectedToken
 
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, written
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
@@ -27,6 +27,8 @@ from policylang.language.walk import depth, selector_of
 
 _A_TEXT = re.compile(r"[a-z_]+(?: [a-z_]+)*|[^\w\s()\[\]]+")
 """A word or two of the language, or a sign."""
+_LONGEST = 600
+"""Characters of a statement whose mends are tried, each by reading it again."""
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
 """Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
 
@@ -165,12 +167,34 @@ def _mended(problems: list[Diagnostic], source: Source, start: int, end: int) ->
     """What is wrong with a statement, or in its place the common mistake behind it where there is one."""
     first = problems[0] if problems else None
     if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
-        return problems
+        return [_proved(each, source, start, end) for each in problems]
     mend = find_mend(source.text[start:end], first.span.start - start, _stops)
     if mend is None:
-        return problems
+        return [_proved(first, source, start, end)]
     span = Span(source, start + mend.start, start + mend.end)
-    return [diagnose(mend.code or first.code, mend.message, span, help=mend.help)]
+    mends = []
+    if mend.change is not None:
+        low, high, good = mend.change
+        mends = list(written(Span(source, start + low, start + high), [good]))
+        if not good.strip():
+            mends = [evolve(mends[0], title=mend.help or "leave it out")]
+    found = diagnose(mend.code or first.code, mend.message, span, help=mend.help, mends=mends)
+    return [found]
+
+
+def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
+    """With those of its mends with which the statement is read further than without them."""
+    if problem.span is None or not problem.mends or end - start > _LONGEST:
+        return evolve(problem, mends=())
+    text = source.text[start:end]
+    stopped = _stops(text)
+    kept = []
+    for mend in problem.mends:
+        better = mend.applied(source)[start : end + len(mend.applied(source)) - len(source.text)]
+        reached = _stops(better)
+        if reached is None or (stopped is not None and len(better) - reached < len(text) - stopped):
+            kept.append(mend)
+    return evolve(problem, mends=tuple(kept))
 
 
 def _stops(text: str) -> int | None:

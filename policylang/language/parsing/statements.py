@@ -147,7 +147,8 @@ def _unclosed(text: str) -> frozenset[int]:
 
 def _foreign_comment(span: Span) -> Diagnostic:
     text = " ".join(span.text.lstrip("/-").split())
-    return diagnose("APL005", "a comment starts with `#`", span, help=f"write `{f'# {text}' if text else '#'}`")
+    comment = f"# {text}" if text else "#"
+    return diagnose("APL005", "a comment starts with `#`", span, help=f"write `{comment}`", write=(comment,))
 
 
 def _broken_bound(statement: Span, deepest: int) -> Diagnostic | None:

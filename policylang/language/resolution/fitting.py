@@ -103,9 +103,8 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
 def _no_unit(measured: str, value: Quantity) -> Diagnostic:
     written = value.span.one_line
     help = f"write `{written} us`, `{written} ms` or `{written} s`"
-    return diagnose(
-        "APL211", f"`{measured}` is compared with a time, and `{written}` has no unit", value.span, help=help
-    )
+    message = f"`{measured}` is compared with a time, and `{written}` has no unit"
+    return diagnose("APL211", message, value.span, help=help, write=[f"{written} {unit}" for unit in ("us", "ms", "s")])
 
 
 def check_path_glob(glob: str, span: Span, report: Report) -> None:
@@ -146,8 +145,8 @@ def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
     pattern = ALIASES.get(pattern, pattern)
     if not any(map(NameGlob(pattern).matches, DTYPES)):
         message = f"there is no tensor type `{match.pattern}`"
-        help = did_you_mean(nearest(pattern, (*DTYPES, *ALIASES)))
-        report(diagnose("APL115", message, _last(match.pattern, match.span), help=help))
+        near = nearest(pattern, (*DTYPES, *ALIASES))
+        report(diagnose("APL115", message, _last(match.pattern, match.span), help=did_you_mean(near), write=near))
     return evolve(match, pattern=pattern)
 
 
