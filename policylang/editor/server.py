@@ -17,8 +17,10 @@ from policylang.editor.client import PolicyServer
 from policylang.editor.connection import serve_stdio
 from policylang.editor.features import actions as acting
 from policylang.editor.features import completion, definition, hints, hover, layout, outline
+from policylang.editor.features.rule_nodes import NODES_OF_RULE, nodes_of_rule
 from policylang.editor.positions import changed_text
 from policylang.editor.state import State
+from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.interruption.wanted import Cancelled
 
 _CHANGED = "the text changed while this was worked out"
@@ -155,13 +157,12 @@ def server() -> PolicyServer:
 
     @made.feature(types.TEXT_DOCUMENT_FORMATTING)
     async def formatted(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        state = await now(params.text_document.uri)
-        return layout.formatted(state, 0, len(state.document.source.text))
+        return layout.formatted(await now(params.text_document.uri))
 
     @made.feature(types.TEXT_DOCUMENT_RANGE_FORMATTING)
-    async def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit] | None:
+    async def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
         state = await now(params.text_document.uri)
-        return layout.formatted(state, *_offsets(state, params.range))
+        return layout.formatted_between(state, *_offsets(state, params.range))
 
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION)
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
@@ -177,6 +178,16 @@ def server() -> PolicyServer:
     async def shown(uri: str) -> str | None:
         state = await settled(uri)
         return await in_worker(lambda: acting.page_of(state), state)
+
+    @made.command(NODES_OF_RULE)
+    async def named(uri: str, line: int) -> list[str]:
+        return nodes_of_rule(await settled(uri), line)
+
+    @made.command(SETTINGS)
+    def in_use(uri: str) -> dict[str, str | None]:
+        settings = documents.workspace.settings_of(path_of(uri))
+        device = None if settings.device is None else settings.device.name
+        return {"graph": settings.graph, "path": settings.path, "device": device}
 
     return made
 

@@ -25,6 +25,8 @@ from policylang.language.nearest import did_you_mean, nearest
 from policylang.planning.capabilities import PLANNED
 
 SECTION = "policylang"
+SETTINGS = "policylang.settings"
+"""The command with which a client asks what holds for a document, to show it."""
 WRONG_SETTING = "APL640"
 PAUSE = 0.15
 _FOLDER = "${workspaceFolder}"
