@@ -174,6 +174,8 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         return fixed
     if opener.type == "REQUIRES":
         return Number
+    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
+        return Operator.Word
     if behind in _PLACES:
         return Name.Namespace
     if behind in ("INT", "NUMBER") and word in UNITS:
@@ -186,6 +188,4 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
             return Name.Attribute
     if opener.type == "UNDECIDED" and word in FATES:
         return Keyword.Constant
-    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
-        return Operator.Word
     return Name.Builtin if word in _GROUPS else Name
