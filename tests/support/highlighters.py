@@ -1,4 +1,4 @@
-"""What a text looks like in an editor, on a page and in a terminal: the class of each of its characters, by highlighter."""
+"""What a text looks like in an editor, on a page and in a terminal: the class of each character, by highlighter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 from functools import cache
 from hashlib import sha256
@@ -64,8 +63,8 @@ _TREE_SITTER = (
 )
 
 
-def repository_policies() -> dict[str, str]:
-    """Every policy of the repository in which nothing is wrong: files, and the blocks of pages."""
+@cache
+def _repository_texts() -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in ("policies", "examples", "tests", "benchmarks"):
         for file in sorted((ROOT / folder).rglob("*.apl")):
@@ -73,14 +72,21 @@ def repository_policies() -> dict[str, str]:
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))):
         blocks = re.findall(r"^```apl[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         found.update({f"{page.relative_to(ROOT)} {index}": block for index, block in enumerate(blocks)})
-    return {name: text for name, text in found.items() if is_read(text)}
+    return found
 
 
-def repository_statements() -> list[str]:
-    """Every statement of these policies, once."""
-    sources = [Source("", text) for text in repository_policies().values()]
-    found = (source.text[start:end] for source in sources for start, end in split(source).ranges)
-    return list(dict.fromkeys(found))
+@cache
+def repository_policies() -> dict[str, str]:
+    """Every policy of the repository in which nothing is wrong: files, and the blocks of pages."""
+    return {name: text for name, text in _repository_texts().items() if is_read(text)}
+
+
+@cache
+def repository_statements() -> tuple[str, ...]:
+    """Every statement of the repository in which nothing is wrong, once."""
+    sources = [Source("", text) for text in _repository_texts().values()]
+    found = dict.fromkeys(source.text[start:end] for source in sources for start, end in split(source).ranges)
+    return tuple(text for text in found if is_read(text))
 
 
 def is_read(text: str) -> bool:
@@ -156,7 +162,7 @@ def node() -> str:
 
 
 def node_environment() -> dict[str, str]:
-    """The environment of a script of editors/vscode, whose packages may stand elsewhere: ``POLICYLANG_NODE_MODULES``."""
+    """Of a script of editors/vscode, whose packages may stand elsewhere: in the folder ``POLICYLANG_NODE_MODULES``."""
     elsewhere = os.environ.get("POLICYLANG_NODE_MODULES")
     return {**os.environ, **({"NODE_PATH": elsewhere} if elsewhere else {})}
 
@@ -167,7 +173,7 @@ def tree_sitter_library() -> Path:
     compiler = shutil.which("cc") or pytest.skip("no C compiler is installed")
     sources = [TREE_SITTER / "src" / name for name in ("parser.c", "scanner.c")]
     made_of = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"policylang-{os.getuid()}-{made_of}{sysconfig.get_config_var('SHLIB_SUFFIX')}"
+    library = Path(tempfile.gettempdir()) / f"policylang-{os.getuid()}-{made_of}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / library.name
