@@ -137,10 +137,13 @@ async function drive() {
         await see.cursor("expect saved <= 6 GiB", 22);
         await page.keyboard.type("\nsave att");
         await page.keyboard.press("Control+Space");
-        const row = await page.waitForSelector(".suggest-widget.visible .monaco-list-row:has-text('attention')");
-        console.log(`     ${(await row.innerText()).replace(/\s+/g, " ")}`);
-        await page.keyboard.press("Escape");
-        for (let typed = 0; typed < 9; typed++) await page.keyboard.press("Backspace");
+        try {
+            const row = await page.waitForSelector(".suggest-widget.visible .monaco-list-row:has-text('attention')");
+            console.log(`     ${(await row.innerText()).replace(/\s+/g, " ")}`);
+        } finally {
+            await page.keyboard.press("Escape");
+            for (let typed = 0; typed < 9; typed++) await page.keyboard.press("Backspace");
+        }
     });
     await see.step("the quick fix writes `optional`, and the error goes", async () => {
         await see.cursor(DEAD, 8);
