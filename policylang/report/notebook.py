@@ -11,7 +11,10 @@ from policylang.planning.plan import Plan
 from policylang.report.device_times import seconds_text
 from policylang.report.report_text import bytes_text, report_text, timed
 
-_NUMBERS = 'style="text-align: right"'
+_WORDS, _NUMBERS = 'style="text-align: left"', 'style="text-align: right"'
+"""Said of each cell: notebooks put all to the right."""
+_FIXED = 'style="font-family: monospace"'
+"""And notebooks take the font of a `pre` from around it."""
 
 
 def report_html(report: Report) -> str:
@@ -65,15 +68,14 @@ def table_html(heading: str, rows: Sequence[Sequence[str]], below: str) -> str:
     parts = [f"<p><b>{escape(heading)}</b></p>"]
     if rows:
         head, *body = rows
-        parts.append(
-            "<table><thead><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr></thead><tbody>"
-        )
-        parts += ["<tr>" + "".join(_cell(at, cell) for at, cell in enumerate(row)) + "</tr>" for row in body]
+        parts.append(f"<table><thead>{_row('th', head)}</thead><tbody>")
+        parts += [_row("td", row) for row in body]
         parts.append("</tbody></table>")
     if below:
-        parts.append(f"<pre>{escape(below)}</pre>")
+        parts.append(f"<pre {_FIXED}>{escape(below)}</pre>")
     return "".join(parts)
 
 
-def _cell(at: int, text: str) -> str:
-    return f"<td>{escape(text)}</td>" if at < 2 else f"<td {_NUMBERS}>{escape(text)}</td>"
+def _row(tag: str, cells: Sequence[str]) -> str:
+    shown = (f"<{tag} {_WORDS if at < 2 else _NUMBERS}>{escape(cell)}</{tag}>" for at, cell in enumerate(cells))
+    return f"<tr>{''.join(shown)}</tr>"

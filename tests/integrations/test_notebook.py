@@ -54,7 +54,7 @@ def test_a_cell_is_checked_planned_and_bound(shell) -> None:
     assert printed.endswith("checked on small.graph: clean\n")
     assert shell.user_ns["mine"] is found.policy
     html = found._repr_html_()
-    assert "<td>recompute everything in block</td>" in html
+    assert ">recompute everything in block</td>" in html
     assert "checked on small.graph: clean" in html
 
 

@@ -55,4 +55,4 @@ def _excerpt(span: Span, color: str) -> Markup:
         plain(text[end:high]),
         "…" if high < len(text) else "",
     )
-    return element("pre", f"{span.location}  ", *(line if text else ()), style=_LINE)
+    return element("pre", f"{span.location}  ", *(line if text else ()), style=f"{_LINE}; font-family: monospace")
