@@ -172,5 +172,7 @@ def _capability_diagnostics(
     undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
     asked = policy.undecided is not None and policy.undecided.fate == "auto" and not decides
     if (asked or undecided) and not capabilities.undecided_auto:
-        found.append(refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities))
+        found.append(
+            refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities, policy)
+        )
     return found
