@@ -1,6 +1,7 @@
-"""Explain a diagnostic code, or what a policy decides on a graph.
+"""Explain a diagnostic code, a word of the language, or what a policy decides on a graph.
 
-With a code such as APL101: its long form; with nothing: all codes. With a policy and --graph, --node NAME says of each
+With a code such as APL101: its long form; with nothing: all codes. With a word such as save or 'crosses block': what it
+means, and an example. With a policy and --graph, --node NAME says of each
 rule in turn whether it matches the node, which part of it leaves the node out, and who won; --rule LINE what each part
 of a rule matches, and which rules take its nodes over. A node is named by its name, by a glob over names, or by the
 path of its module as a policy writes it behind `in`; of several nodes there is a line each.
@@ -11,6 +12,7 @@ exposed; of a scheduling line, --rule says what it picks and moves, and what wou
 examples:
 
   policylang explain APL301
+  policylang explain recompute
   policylang explain mine.apl --graph llama3_8b.graph --node mm_3
   policylang explain mine.apl --graph llama3_8b.graph --node 'layers.0.attention.*'
   policylang explain mine.apl --graph llama3_8b.graph --rule 12 --device h100-sxm
@@ -46,6 +48,7 @@ from policylang.commands.shared.project import add_project, take_settings, tell_
 
 if TYPE_CHECKING:
     from policylang.language.codes import Code
+    from policylang.language.meanings.dictionary import Meaning
     from policylang.language.source import Span
     from policylang.planning.plan import Plan
     from policylang.report.asked_about import Explained
@@ -55,7 +58,7 @@ _CODE_LIKE = re.compile(r"APL\d*$", re.IGNORECASE)
 _WIDEST = 100
 _VERSION = 1
 NAME = "explain"
-SUMMARY = "explain a diagnostic code, a node or a rule"
+SUMMARY = "explain a diagnostic code, a word, a node or a rule"
 _MOST_LINES = 12
 
 
@@ -97,9 +100,9 @@ def run(options: argparse.Namespace) -> Exit:
         tell_settings(options)
         _on_graph(options)
     elif options.output_format == "json":
-        print(json.dumps(_codes_data() if options.subject is None else _code_data(options.subject), indent=2))
+        print(json.dumps(_codes_data() if options.subject is None else _subject_data(options.subject), indent=2))
     else:
-        say(_codes() if options.subject is None else _code(options.subject))
+        say(_codes() if options.subject is None else _subject(options.subject))
     return Exit.CLEAN
 
 
@@ -179,6 +182,27 @@ def _codes_data() -> dict[str, Any]:
     return {"version": _VERSION, "codes": codes}
 
 
+def _subject_data(subject: str) -> dict[str, Any]:
+    from policylang.report.word_meanings import meanings_data
+
+    word, found = _meanings(subject)
+    return {"version": _VERSION, **meanings_data(word, found)} if found else _code_data(subject)
+
+
+def _subject(subject: str) -> str:
+    """Of a word all that it means, else the long form of a code."""
+    from policylang.report.word_meanings import meanings_text
+
+    return meanings_text(*_meanings(subject)) or _code(subject)
+
+
+def _meanings(subject: str) -> tuple[str, Sequence[Meaning]]:
+    from policylang.language.meanings.dictionary import senses
+
+    word = " ".join(subject.split())
+    return word, senses(word)
+
+
 def _code_data(code: str) -> dict[str, Any]:
     entry = _entry(code)
     said = {"title": entry.title, "severity": entry.severity.value, "text": entry.text}
@@ -201,6 +225,8 @@ def _entry(code: str) -> Code:
     from difflib import get_close_matches
 
     from policylang.language.codes import CODES
+    from policylang.language.meanings.dictionary import meanings
+    from policylang.language.nearest import did_you_mean, nearest
 
     entry = CODES.get(code.upper())
     if entry is not None:
@@ -210,7 +236,9 @@ def _entry(code: str) -> Code:
     near = get_close_matches(code.upper(), CODES, n=1)
     mend = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
     if not near and not _CODE_LIKE.match(code):
-        raise UsageError(f"`{code}` is neither a diagnostic code nor a policy that is here", f"{mend}; {_HOW}")
+        mend = did_you_mean(nearest(code, (word for each in meanings() for word in each.words))) or mend
+        said = f"`{code}` is neither a diagnostic code nor a word of the language nor a policy that is here"
+        raise UsageError(said, f"{mend}; {_HOW}")
     raise UsageError(f"no diagnostic has the code `{code}`", mend)
 
 
