@@ -14,7 +14,7 @@ from pygls.lsp.server import LanguageServer
 
 from policylang.editor.features.published import Shown, published
 from policylang.editor.open_documents import OpenDocuments
-from policylang.editor.showing import ShownFiles
+from policylang.editor.showing import ShownFiles, plain
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
 from policylang.language.version import installed_version
@@ -192,7 +192,7 @@ class PolicyServer(LanguageServer):
         if text and self._opens_files:
             self._open(self._files.write(name, uri, text))
         else:
-            said = text or "there is nothing to show: no rule here, or no plan on a snapshot"
+            said = plain(text) or "there is nothing to show: no rule here, or no plan on a snapshot"
             self.window_show_message(types.ShowMessageParams(types.MessageType.Info, said))
         return text
 

@@ -12,6 +12,15 @@ from tempfile import TemporaryDirectory
 _UNSAFE = re.compile(r"[^\w.-]+")
 
 
+_MARKS = re.compile(r"^(?:```.*\n|#+ )|\\(?=[^\w\s])", re.MULTILINE)
+"""What Markdown has and a message shows as it is: fences, signs of headings, and what keeps a sign from being one."""
+
+
+def plain(markdown: str) -> str:
+    """A text that was made here as a message has it."""
+    return _MARKS.sub("", markdown).strip()
+
+
 class ShownFiles:
     """What was shown, a file each; shown again under one name it is written anew."""
 

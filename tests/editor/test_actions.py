@@ -20,10 +20,17 @@ from policylang.editor.features import on_request as asked
 from policylang.editor.features.actions import FIX_ALL, actions
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
+from policylang.language.resolution.operator_names import OperatorTable
 from tests.editor.conftest import GRAPHS, SERVER
 
 GRAPH = "llama3_8b.graph"
 QUICK = [types.CodeActionKind.QuickFix]
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that another test has loaded has more names to suggest."""
+    monkeypatch.setattr("policylang.editor.state.operators_at_hand", lambda met: OperatorTable.bundled())
 
 
 def with_edits(text: str, edits: list[types.TextEdit]) -> str:

@@ -39,7 +39,7 @@ def actions(
         found += _mends(state, here, versioned)
         found += _all_optional(state, here, everywhere, versioned)
     if _asked_for(FIX_ALL, only):
-        found += _fix_all(state, everywhere, versioned)
+        found += _fix_all(state, everywhere, versioned, least=2 if only is None else 1)
     if _asked_for(types.CodeActionKind.Empty, only):
         found += _to_show(state, here, start)
     return found
@@ -89,9 +89,12 @@ def _all_optional(
         yield types.CodeAction(title, types.CodeActionKind.QuickFix, [each for _, each in told], edit=edit)
 
 
-def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool) -> Iterator[types.CodeAction]:
-    """What is mended in one way only, all at once. What an author has to want, a rule that goes for instance, is not
-    among it: some editors do this whenever a file is saved."""
+def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, least: int) -> Iterator[types.CodeAction]:
+    """What is mended in one way only, all at once, where there are so many mistakes of that kind.
+
+    What an author has to want, a rule that goes for instance, is not among it: some editors do this whenever a file is
+    saved.
+    """
     taken: list[TextChange] = []
     mended: list[types.Diagnostic] = []
     for found, told in everywhere:
@@ -100,7 +103,7 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool) -> Iter
         if changes and own and not any(_overlap(one, other) for one in changes for other in taken):
             taken.extend(changes)
             mended.append(told)
-    if taken and (edit := _edit(state, taken, versioned)) is not None:
+    if len(mended) >= least and (edit := _edit(state, taken, versioned)) is not None:
         many = "1 mistake" if len(mended) == 1 else f"{len(mended)} mistakes"
         yield types.CodeAction(f"mend {many} that can be mended in one way", FIX_ALL, mended, edit=edit)
 
