@@ -9,12 +9,20 @@ from lsprotocol import types
 from policylang.editor.features.on_request import EXPLAIN_CODE, EXPLAIN_NODE, EXPLAIN_RULE, SHOW_PLAN
 from policylang.editor.features.published import Shown, place_in_document, published
 from policylang.editor.places import positions_of, uri_of
+from policylang.editor.refactorings.inlined_let import inlined_let
+from policylang.editor.refactorings.named_selector import named_selector
 from policylang.editor.state import State
 from policylang.language.diagnostics import Diagnostic, Mend, TextChange
 from policylang.language.source import Source
 
 FIX_ALL = "source.fixAll.policylang"
-KINDS = (types.CodeActionKind.QuickFix, FIX_ALL, types.CodeActionKind.Empty)
+KINDS = (
+    types.CodeActionKind.QuickFix,
+    types.CodeActionKind.RefactorExtract,
+    types.CodeActionKind.RefactorInline,
+    FIX_ALL,
+    types.CodeActionKind.Empty,
+)
 _OPTIONAL = "write `optional` before it"
 _Told = tuple[Diagnostic, types.Diagnostic]
 
@@ -38,6 +46,10 @@ def actions(
     if _asked_for(types.CodeActionKind.QuickFix, only):
         found += _mends(state, here, versioned)
         found += _all_optional(state, here, everywhere, versioned)
+    if _asked_for(types.CodeActionKind.RefactorExtract, only):
+        found += _reworded(state, named_selector(state, start, end), types.CodeActionKind.RefactorExtract, versioned)
+    if _asked_for(types.CodeActionKind.RefactorInline, only):
+        found += _reworded(state, inlined_let(state, start), types.CodeActionKind.RefactorInline, versioned)
     if _asked_for(FIX_ALL, only):
         found += _fix_all(state, everywhere, versioned, least=2 if only is None else 1)
     if _asked_for(types.CodeActionKind.Empty, only):
@@ -106,6 +118,13 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
     if len(mended) >= least and (edit := _edit(state, taken, versioned)) is not None:
         many = "1 mistake" if len(mended) == 1 else f"{len(mended)} mistakes"
         yield types.CodeAction(f"mend {many} that can be mended in one way", FIX_ALL, mended, edit=edit)
+
+
+def _reworded(
+    state: State, mend: Mend | None, kind: types.CodeActionKind, versioned: bool
+) -> Iterator[types.CodeAction]:
+    if mend is not None and (edit := _edit(state, mend.changes, versioned)) is not None:
+        yield types.CodeAction(mend.title, kind, edit=edit)
 
 
 def _overlap(one: TextChange, other: TextChange) -> bool:
