@@ -74,7 +74,7 @@ def _with(statement: Any, expanded: Any) -> Any:
 
 
 @given(st.sampled_from(SELECTORS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_selector_that_gets_a_name_is_the_same(at: tuple[State, int, int]) -> None:
     state, start, end = at
     mend = named_selector(state, start, end)
