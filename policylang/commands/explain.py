@@ -43,6 +43,7 @@ from policylang.commands.shared.inputs import (
     warn_of_devices,
 )
 from policylang.commands.shared.output import say
+from policylang.commands.shared.project import add_project, take_settings, tell_settings
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -67,9 +68,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "subject",
         nargs="?",
         metavar="CODE|POLICY",
-        help="such as APL101; with --graph, a policy; without it, all codes",
+        help="such as APL101; with --node or --rule, a policy; with nothing, all codes",
     )
-    add_graph(parser, required=False)
+    add_graph(parser)
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument(
         "--node",
@@ -79,6 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
     add_path(parser)
     add_device(parser)
+    add_project(parser)
     add_import(parser)
     add_form(parser, "json", help="default: text")
 
@@ -93,8 +95,10 @@ def run(options: argparse.Namespace) -> Exit:
             raise UsageError(
                 f"what is to be explained of `{options.subject}`? a node, or a rule", _how(options.subject)
             )
+        take_settings(options, "graph", "path", "device")
         if options.subject is None or options.graph is None:
             raise UsageError("a node or a rule is explained of a policy on a graph", _HOW)
+        tell_settings(options)
         _on_graph(options)
     elif options.output_format == "json":
         print(json.dumps(_codes_data() if options.subject is None else _code_data(options.subject), indent=2))

@@ -44,7 +44,9 @@ def path_of(state: State, name: str) -> Path | None:
         if isinstance(placed.statement, syntax.Device) and placed.statement.target == name:
             found = find_device(name, placed.folder)
             return found[0] if isinstance(found, tuple) else None
-    return None
+    beside = Path() if state.document.path is None else state.document.path.parent
+    named = beside / name  # the project's settings are called as seen from the document, the client's in full
+    return named if "\0" not in name and os.path.isfile(named) else None
 
 
 def uri_of_path(path: Path) -> str:

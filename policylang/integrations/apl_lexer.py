@@ -1,79 +1,90 @@
 """Highlighting of policies for Pygments, and so for Sphinx, rich and every tool that asks Pygments for a lexer.
 
-The words are those of the grammar and of the prelude: a new keyword, predicate or group is highlighted unasked.
+The words are told apart by the language's own lexer: a new keyword, property or group is highlighted unasked, and a
+word that is one in some places alone, as ``device`` or ``up``, is one there.
 Pygments has a lexer of its own for the array language APL, under the name ``apl``: this one is called ``policylang``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
-from pygments.lexer import RegexLexer, bygroups, words
+from pygments.lexer import Lexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
-from policylang.language.parsing.parser import keywords
+from policylang.language.parsing.lexer import PAIRS, Lexeme
+from policylang.language.parsing.parser import words_of
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
-from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.parsing.statement_tree import ACTIONS, FATES, FIGURES
+from policylang.language.parsing.statements import FOREIGN_COMMENT, comments, split
 from policylang.language.resolution.prelude import group_names
+from policylang.language.source import Source
+from policylang.language.units import UNITS
 
 __all__ = ["PolicyLexer"]
 
-_STATEMENTS = frozenset(("policy", "requires", "include", "let", "blocks", "undecided", "fuse", "collapse", "expect"))
-_DEVICE = r"(?:\A|(?<=[\n;]))([^\S\n]*)(device)([^\S\n]+)([\w.+-]+)(?=[^\S\n]*(?:#|;|$))"
-"""``device`` is a word of the language where a profile follows it, and a name elsewhere."""
-_ORDER = (
-    r"(?:\A|(?<=[\n;]))([^\S\n]*)(optional[^\S\n]+)?(bucket|prefetch|delay|overlap|keep\s+order)"
-    r"(?=[^\S\n]+(?!(?:in|outside|where|chain|per|from|or|and|except|feeding|fed)\b)[\w*{(])"
+_ORDER = ("bucket", "prefetch", "delay", "overlap", "keep")
+_STATEMENTS = ("policy", "requires", "include", "device", "let", "blocks", "undecided", "fuse", "collapse", "expect")
+_OPENERS = frozenset((*_STATEMENTS, *_ORDER, *ACTIONS, "optional", "override"))
+_DECLARING = frozenset(word.upper() for word in (*_STATEMENTS, *_ORDER))
+
+_PLAIN = {
+    "ACTION": Keyword,
+    "STRING": String,
+    "BUNDLED": String.Other,
+    **dict.fromkeys(("COMPARISON", "ARROW", "EQUAL"), Operator),
+    **dict.fromkeys(("LPAR", "RPAR", "COMMA"), Punctuation),
+    **dict.fromkeys(("INT", "NUMBER", "ORDINAL", "RANGE", "PERCENT"), Number),
+}
+"""What a terminal is wherever it stands. One that is neither here nor a name is a word of the language."""
+_PAIRED = {
+    "EVERY_NTH": (Operator.Word, Number),
+    "STEP_TIME": (Name.Attribute, Name.Attribute),
+    "KEEP_ORDER": (Keyword.Declaration, Keyword.Declaration),
+}
+"""What the two words of a pair are, of those that are not plain words of the language."""
+_NAMES = ("NAME", "PATH")
+_PLACES = ("IN", "OUTSIDE", "BLOCKS")
+_GIVEN = {
+    ("POLICY", "POLICY"): Name.Class,
+    ("DEVICE", "DEVICE"): Name.Constant,
+    ("LET", "LET"): Name.Variable,
+    ("REQUIRES", "REQUIRES"): Name.Namespace,
+}
+"""What a name is behind the word that opens its statement."""
+_COMPLETING = frozenset(
+    (
+        *(("PREFETCH", "BLOCK", "ahead"), ("PREFETCH", "BLOCKS", "ahead"), ("OVERLAP", "OF", "peak")),
+        *(("FUSE", "NAME", "chains"), ("COLLAPSE", "COLLAPSE", "round_trips")),
+    )
 )
-"""So are the words of a scheduling line, where a selector follows the first of them."""
-_LIMITS = (
-    r"(?<=\s)(?:(?:up\s+to|within)(?=\s+\d)|in\s+flight(?![\w.])|per\s+rank(?![\w.])"
-    r"|(?:ahead|(?<=of\s)peak)(?=[^\S\n]*(?:#|;|$)))"
-)
-_ACTIONS = frozenset(ACTIONS)
-_OPENERS = _STATEMENTS | _ACTIONS | {"optional", "override", "bucket", "prefetch", "delay", "overlap", "keep"}
-_KEYWORDS = frozenset(word for word in keywords() if word.isidentifier())
-_PREDICATES = frozenset(part for name in (*FLAGS, *MEASURES, *PROPERTIES) for part in name.split())
-
-_UNIT = r"\s*(?:%|[KMGTP]?i?B\b|[KMGTP]?FLOPs?\b|[mnuµμ]?s\b)"
-_NUMBER = rf"\d[\d_]*(?:\.(?!\.)\d*)?(?:[eE]\d+)?(?:{_UNIT}|(?:st|nd|rd|th)\b)?"
+"""Words that a statement has in one place and that are names everywhere else."""
+_MEASURED = frozenset((*MEASURES, *PROPERTIES))
+_FIGURES = frozenset((*(figure.split()[-1] for figure in FIGURES), "forward", "step"))
+_FLAGS = frozenset((*FLAGS, "crosses cut"))
+_GROUPS = frozenset(group_names())
+_BLANK = re.compile(rf"(?:\s+|#[^\n]*|{FOREIGN_COMMENT})*")
+_PARTS = re.compile(r"#[^\n]*|\S+")
+_PIECE = re.compile(r'#[^\n]*|(?:"[^"\n]*"|[^\n;#])+')
+_MARKS = re.compile(r";|[^;]+")
 
 
-def _any_of(found: frozenset[str]) -> words:
-    """A word of these alone, and not the start of a path such as ``in.1`` or ``block?``."""
-    return words(tuple(sorted(found)), prefix=r"(?<![\w.*?/:])", suffix=r"(?![\w.*?/:\[{])")
-
-
-class PolicyLexer(RegexLexer):  # type: ignore[misc]  # Pygments is optional, so its classes have no type here
+class PolicyLexer(Lexer):  # type: ignore[misc]  # Pygments is optional, so its classes have no type here
     """The lexer of the policy language, registered with Pygments as ``policylang`` (also ``apl-policy``)."""
 
     name = "APL policy language"
     aliases = ("policylang", "apl-policy")
     filenames = ("*.apl",)
-    flags = re.MULTILINE
 
-    tokens = {  # noqa: RUF012  # Pygments reads a plain dictionary of the class
-        "root": [
-            (_DEVICE, bygroups(Text, Keyword.Declaration, Text, Name)),
-            (r"^([^\S\n]*)(device)(?=\s+\")", bygroups(Text, Keyword.Declaration)),
-            (_ORDER, bygroups(Text, Operator.Word, Keyword.Declaration)),
-            (_LIMITS, Operator.Word),
-            (r"#[^\n]*", Comment.Single),
-            (r"\s+", Text),
-            (r'"[^"\n]*"', String),
-            (r"<[A-Za-z0-9_.-]+>", String.Other),
-            (r"->|→|==|!=|<=|>=|<|>|=", Operator),
-            (_any_of(_ACTIONS), Keyword),
-            (_any_of(_STATEMENTS), Keyword.Declaration),
-            (_any_of(_KEYWORDS), Operator.Word),
-            (_any_of(frozenset(group_names())), Name.Builtin),
-            (_any_of(_PREDICATES), Name.Attribute),
-            (_NUMBER, Number),
-            (r"(?:[\w.*?/:]|\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\})+", Name),
-            (r"[(),;%]", Punctuation),
-            (r".", Text),  # a mistake is shown as it stands: naming it is the parser's business
-        ]
-    }
+    def get_tokens_unprocessed(self, text: str) -> Iterator[tuple[int, object, str]]:
+        """Each piece of a text with its kind: none is lost, and a mistake is shown as it stands."""
+        at = 0
+        for start, end, kind in sorted(_pieces(text), key=lambda piece: piece[:2]):
+            yield from _between(text, at, start)
+            yield start, kind, text[start:end]
+            at = end
+        yield from _between(text, at, len(text))
 
     @staticmethod
     def analyse_text(text: str) -> float:
@@ -81,3 +92,100 @@ class PolicyLexer(RegexLexer):  # type: ignore[misc]  # Pygments is optional, so
         lines = [line for line in text.splitlines() if line[:1].isalpha()]
         begun = sum(line.split()[0] in _OPENERS for line in lines)
         return begun / len(lines) if lines else 0.0
+
+
+def _between(text: str, start: int, end: int) -> Iterator[tuple[int, object, str]]:
+    """What is no word and no comment: blanks, the marks between statements, and what nobody can read."""
+    for part in _MARKS.finditer(text, start, end):
+        yield part.start(), Punctuation if part.group() == ";" else Text, part.group()
+
+
+def _pieces(text: str) -> Iterator[tuple[int, int, object]]:
+    """The words and comments of a text: where each begins and ends, and its kind."""
+    source = Source("", text)
+    for start, end in comments(source):
+        yield start, end, Comment.Single
+    for start, end in _statements(source):
+        words = list(_words(source, start, end))
+        for word, kind in zip(words, _kinds(words), strict=True):
+            begin = word.start_pos or 0
+            if word.type not in PAIRS:
+                yield begin, begin + len(word), kind
+                continue
+            # Between the two words of a pair may stand whatever may stand between words.
+            parts = [part for part in _PARTS.finditer(word) if not part.group().startswith("#")]
+            for part, each in zip(parts, _PAIRED.get(word.type, (Operator.Word,) * 2), strict=True):
+                yield begin + part.start(), begin + part.end(), each
+
+
+def _statements(source: Source) -> Iterator[tuple[int, int]]:
+    """The ranges of all statements, and line by line what cannot be cut into any, as where a `(` is never closed."""
+    at = 0
+    for start, end in (*split(source).ranges, (len(source.text), len(source.text))):
+        pieces = _PIECE.finditer(source.text, at, start)
+        yield from (piece.span() for piece in pieces if not piece.group().startswith("#"))
+        yield start, end
+        at = end
+
+
+def _words(source: Source, start: int, end: int) -> Iterator[Lexeme]:
+    """The words of one statement, those behind a character that no word has too."""
+    while start < end:
+        words = words_of(source, start, end)
+        yield from words
+        blank = _BLANK.match(source.text, (words[-1].end_pos or end) if words else start, end)
+        start = (blank.end() if blank else end) + 1
+
+
+def _kinds(words: Sequence[Lexeme]) -> Iterator[object]:
+    """What each word of a statement is, by its terminal and by the words beside it."""
+    opener = next((word for word in words if word.type not in ("OPTIONAL", "OVERRIDE")), None)
+    asked = False
+    for index, word in enumerate(words):
+        asked = asked or word.type == "WHERE"
+        before = words[index - 1] if index else None
+        after = words[index + 1] if index + 1 < len(words) else None
+        placed = word.type in ("INT", "NUMBER") and before is not None and before.type in _PLACES
+        if word is opener and word.type in _DECLARING:
+            yield Keyword.Declaration
+        elif asked and _is_asked(word, before, after):
+            yield Name.Attribute
+        elif opener is not None and (word.type in _NAMES or placed):
+            yield _kind_of_name(word, opener, before, after)
+        else:
+            yield _PLAIN.get(word.type, Operator.Word)
+
+
+def _is_asked(word: Lexeme, before: Lexeme | None, after: Lexeme | None) -> bool:
+    """Whether a word behind ``where`` is a property, or the part of one that is no word of the language."""
+    if after is not None and after.type == "COMPARISON":
+        return word.partition("[")[0] in _MEASURED
+    if word.type != "NAME":
+        return False
+    if word == "annotated" and after is not None and after.type in (*_NAMES, "STRING"):
+        return True
+    first = "is" if before == "not" else before
+    return f"{first} {word}" in _FLAGS or f"{word} {after}" in _FLAGS
+
+
+def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Lexeme | None) -> object:
+    behind = before.type if before else ""
+    if (fixed := _GIVEN.get((opener.type, behind))) is not None:
+        return fixed
+    if opener.type == "REQUIRES":
+        return Number
+    if behind in _PLACES:
+        return Name.Namespace
+    if behind in ("INT", "NUMBER") and word in UNITS:
+        return Number
+    if behind == "COMPARISON":
+        return Name.Constant
+    if opener.type == "EXPECT" and word in _FIGURES:
+        compared = after is not None and after.type in ("COMPARISON", "PER")
+        if (behind in ("EXPECT", "RECOMPUTED") and compared) or (behind == "OF" and after is None):
+            return Name.Attribute
+    if opener.type == "UNDECIDED" and word in FATES:
+        return Keyword.Constant
+    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
+        return Operator.Word
+    return Name.Builtin if word in _GROUPS else Name

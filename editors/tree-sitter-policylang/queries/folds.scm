@@ -1,0 +1,2 @@
+[(statement) (parenthesized) (grouped)] @fold
+(comment)+ @fold

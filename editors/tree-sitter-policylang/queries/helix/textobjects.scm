@@ -1,0 +1,3 @@
+(statement) @entry.around
+(comment) @comment.inside
+(comment)+ @comment.around
