@@ -79,7 +79,10 @@ def register_navigation(server: PolicyServer, now: Callable[[str], Awaitable[Sta
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_LINK)
     async def linked(params: types.DocumentLinkParams) -> list[types.DocumentLink]:
-        return links.document_links(await now(params.text_document.uri))
+        client = server.client_capabilities.text_document
+        link = None if client is None else client.document_link
+        tooltips = link is not None and bool(link.tooltip_support)
+        return links.document_links(await now(params.text_document.uri), tooltips=tooltips)
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     async def outlined(
