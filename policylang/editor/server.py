@@ -114,10 +114,20 @@ def server() -> PolicyServer:
         state = await settled(params.text_document.uri)
         return hints.hints(state, *_offsets(state, params.range), markdown=made.markdown)
 
-    @made.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[" ", ".", "<", '"', "("]))
+    @made.feature(
+        types.TEXT_DOCUMENT_COMPLETION,
+        types.CompletionOptions(trigger_characters=completion.TRIGGERS, resolve_provider=True),
+    )
     async def completed(params: types.CompletionParams) -> types.CompletionList:
         state = await now(params.text_document.uri)
-        return completion.completion(state, state.document.positions.offset(params.position))
+        trigger = None if params.context is None else params.context.trigger_character
+        return completion.completion(
+            state, state.document.positions.offset(params.position), snippets=made.snippets, trigger=trigger
+        )
+
+    @made.feature(types.COMPLETION_ITEM_RESOLVE)
+    def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
+        return completion.resolved(documents.state(completion.uri_of(item)), item, markdown=made.markdown_items)
 
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION)
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
