@@ -230,7 +230,7 @@ def check_that_policies_mean_what_they_did(folder: Path, files: dict[str, str], 
 
 
 @given(folders(), st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_every_policy_means_what_it_did(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, str], data: st.DataObject
 ) -> None:
