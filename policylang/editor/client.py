@@ -13,6 +13,7 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 
 from policylang.editor.features.published import Shown, published
+from policylang.editor.garbage import collect_when_quiet
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
@@ -78,6 +79,7 @@ class PolicyServer(LanguageServer):
             registrations.append(_registration(types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options))
         else:
             self._start(self._poll())
+        self._start(collect_when_quiet(lambda: self.documents.changes, lambda: self.documents.quiet))
         if registrations:
             self.client_register_capability(types.RegistrationParams(registrations))
         await self.ask_for_settings()

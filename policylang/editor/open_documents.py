@@ -18,6 +18,7 @@ from typing import TypeVar
 from attrs import define, evolve, field
 from lsprotocol import types
 
+from policylang.editor.garbage import keep_what_is_there
 from policylang.editor.snapshots import ReadGraph, Snapshots
 from policylang.editor.state import (
     Document,
@@ -90,6 +91,8 @@ class OpenDocuments:
     loading: Callable[[str], Callable[[], None]] = lambda name: lambda: None
     failed: Callable[[Exception], None] = lambda error: None
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
+    changes: int = 0
+    """How many texts were read so far."""
     _open: dict[str, OpenDocument] = field(factory=dict)
     _snapshots: Snapshots = field(factory=Snapshots)
     _worker: Worker = field(factory=Worker)
@@ -157,6 +160,11 @@ class OpenDocuments:
                 break
         return state
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way."""
+        return not any(opened.pending for opened in self._open.values())
+
     def states(self) -> list[State]:
         """Of all open documents."""
         return [opened.state for opened in self._open.values() if opened.state is not None]
@@ -170,6 +178,7 @@ class OpenDocuments:
 
     def _begin(self, document: Document) -> None:
         self._stop(document.uri)
+        self.changes += 1
         settings = self.workspace.settings_of(document.path)
         opened = OpenDocument(document, settings, self._snapshots.known(settings.graph))
         self._open[document.uri] = opened
@@ -247,8 +256,14 @@ class OpenDocuments:
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
+
+        def read() -> ReadGraph:
+            found = self._snapshots.read(name)
+            keep_what_is_there()
+            return found
+
         try:
-            return await self._work(opened, lambda: self._snapshots.read(name))
+            return await self._work(opened, read)
         finally:
             done()
 
