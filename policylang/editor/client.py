@@ -42,6 +42,10 @@ class PolicyServer(LanguageServer):
         self.shown = Shown()
         self.markdown = False
         """Whether the client shows Markdown in hovers."""
+        self.snippets = False
+        """Whether it steps through the placeholders of what it completes."""
+        self.markdown_items = False
+        """Whether it shows Markdown beside them."""
         self.ended = False
         """Whether the client said that it would go."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,6 +63,10 @@ class PolicyServer(LanguageServer):
         text = self.client_capabilities.text_document
         hover = None if text is None else text.hover
         self.markdown = hover is not None and types.MarkupKind.Markdown in (hover.content_format or ())
+        completed = None if text is None or text.completion is None else text.completion.completion_item
+        self.snippets = completed is not None and bool(completed.snippet_support)
+        formats = None if completed is None else completed.documentation_format
+        self.markdown_items = types.MarkupKind.Markdown in (formats or ())
         diagnostics = None if text is None else text.publish_diagnostics
         self.shown = Shown(
             related=diagnostics is not None and bool(diagnostics.related_information),
