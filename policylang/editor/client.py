@@ -21,7 +21,8 @@ from policylang.language.version import installed_version
 
 _WATCHED = ("**/*.apl", "**/pyproject.toml", "**/*.toml", "**/*.graph", "**/*.json", "**/*.json.gz")
 _POLL = 2.0
-"""Seconds between two looks at the files that open documents depend on, for clients that watch none."""
+"""Seconds between two looks at the files that open documents depend on: some clients watch none, and others only those
+of their folders."""
 _AT_ONCE = 0.3
 """Seconds that reading a graph may take without a word to the user."""
 _KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
@@ -85,8 +86,7 @@ class PolicyServer(LanguageServer):
         if watches and watches.dynamic_registration:
             options = types.DidChangeWatchedFilesRegistrationOptions([types.FileSystemWatcher(it) for it in _WATCHED])
             registrations.append(_registration(types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options))
-        else:
-            self._start(self._poll())
+        self._start(self._poll())
         self._start(collect_when_quiet(lambda: self.documents.changes, lambda: self.documents.quiet))
         if registrations:
             self.client_register_capability(types.RegistrationParams(registrations))

@@ -219,9 +219,9 @@ class OpenDocuments:
         if not opened.current and name is not None:
             opened.graph = await self._load(opened, name)
             opened.current = True
-            self._take(opened, await self._work(opened, lambda: self._text(opened)))
+            self._take(opened, await self._work(opened, lambda: self._long_text(opened)))
         elif opened.state is None:
-            self._take(opened, await self._work(opened, lambda: self._text(opened)))
+            self._take(opened, await self._work(opened, lambda: self._long_text(opened)))
         state = opened.state
         if state is not None and state.facts is not None and state.can_plan:
             await self._plan(opened, state, state.facts)
@@ -316,6 +316,12 @@ class OpenDocuments:
             return read_source(path, name) if other is None else Source(name, other.document.source.text)
 
         return read_text(document, opened.graph.facts, read)
+
+    def _long_text(self, opened: OpenDocument) -> TextState:
+        """With all that features read of a text, which is not to be worked out on the event loop."""
+        found = self._text(opened)
+        _ = found.file, opened.document.positions.position(0)
+        return found
 
     def _stamp(self, path: Path) -> object:
         other = self._at(path)
