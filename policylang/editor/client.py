@@ -190,7 +190,7 @@ class PolicyServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Of a request that failed its answer says why; the client's log and the standard error say it too."""
-        if isinstance(error, _EXPECTED):
+        if isinstance(error, _EXPECTED) or getattr(error, "code", None) == types.LSPErrorCodes.RequestFailed.value:
             return
         data = error.data if isinstance(error, JsonRpcException) else None
         if isinstance(data, dict) and "traceback" in data:
