@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
+from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams
 
 from policylang.editor.client import PolicyServer
 from policylang.editor.connection import serve_stdio
@@ -25,6 +25,9 @@ from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.interruption.wanted import Cancelled
 
 _CHANGED = "the text changed while this was worked out"
+_REFUSED = types.LSPErrorCodes.RequestFailed.value
+_LONGEST = 1 << 17
+"""Characters of a text that is answered for on the event loop: half a second for its outline."""
 T = TypeVar("T")
 
 
@@ -42,7 +45,10 @@ def server() -> PolicyServer:
         return found
 
     async def now(uri: str) -> State:
-        return still(uri, documents.state(uri), await documents.read(uri))
+        state = still(uri, documents.state(uri), await documents.read(uri))
+        if len(state.document.source.text) > _LONGEST:
+            raise JsonRpcException(f"a text of more than {_LONGEST // 1024} KiB has diagnostics only", _REFUSED)
+        return state
 
     async def settled(uri: str) -> State:
         return still(uri, await documents.read(uri), await documents.settled(uri))
