@@ -8,7 +8,7 @@ from lsprotocol import types
 from policylang.editor.features.offers.documentation import documentation
 from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.features.offers.items import listed, protocol_items
-from policylang.editor.features.offers.places import Place, offers_at
+from policylang.editor.features.offers.places import WordPlace, offers_at
 from policylang.editor.state import State
 from policylang.language.parsing.cursor import cursor_at
 
@@ -27,7 +27,7 @@ def completion(
     if cursor is None or (trigger == " " and not _wants_more(cursor.kinds, cursor.accepted)):
         return _NONE
     index = index_of(state.facts)
-    offers, grows = offers_at(Place(state, cursor, index))
+    offers, grows = offers_at(WordPlace(state, cursor, index))
     found, complete = listed(offers, cursor)
     range = state.document.positions.between(cursor.start, cursor.end)
     data = {"uri": state.document.uri, "at": cursor.start}

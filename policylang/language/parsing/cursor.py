@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.parser import halves, reading, words_until
+from policylang.language.parsing.parser import halves, reading, terminal_texts, words_until
 from policylang.language.parsing.statements import is_blank, starts_before
 from policylang.language.source import Source
 
@@ -31,6 +31,8 @@ _BUNDLED = re.compile(r"include\s*(?P<word><[\w.-]*)")
 _REST_OF_BUNDLED = re.compile(r"[\w.-]*>?")
 _DEVICE = re.compile(r"device[^\S\n]+(?P<word>[\w.+-]+)")
 _REST_OF_DEVICE = re.compile(r"[\w.+-]*")
+_MOST_BEFORE_SELECTOR = 2
+"""Words before which a statement's opener may still turn out to be a name."""
 _MOST_SKIPPED = 16
 """Characters of one statement that no word has and that are passed over."""
 
@@ -86,11 +88,26 @@ def _within(source: Source, start: int, offset: int) -> tuple[Cursor, bool]:
     found = reading(kinds)
     last = len(words) - 1
     seconds = _seconds(words, kinds)
-    accepted = frozenset() if seconds and last in found.refused else found.accepted
+    accepted = frozenset() if seconds and last in found.refused else _kept(found.accepted, words)
     refused = [index for index in found.refused if index != last or not seconds]
     kept = tuple(word for index, word in enumerate(words) if index not in refused)
     is_first = is_blank(source.text, 0, start)
     return Cursor(source, offset, kept, begin, end, accepted, start, seconds, is_first), not refused and not skipped
+
+
+def _kept(accepted: frozenset[str], words: Sequence[Lexeme]) -> frozenset[str]:
+    """Without what would make a name of the word before, as `chain` does of a `bucket` that opens a statement."""
+    if not words or len(words) > _MOST_BEFORE_SELECTOR:
+        return accepted
+    texts, last = terminal_texts(), words[-1]
+    before = " ".join(words)
+
+    def keeps(text: str) -> bool:
+        whole = f"{before} {text}"
+        found = words_until(Source("", whole), 0, len(whole))[0]
+        return len(found) < len(words) or found[len(words) - 1].type in (last.type, *halves())
+
+    return frozenset(each for each in accepted if each not in texts or all(keeps(text) for text in texts[each]))
 
 
 def _seconds(words: Sequence[Lexeme], kinds: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.source import Source
 from policylang.language.syntax import Word
 
-
 _NAMES = ("op", "group", "let")
 _SENSES: dict[str, Sense] = {
     "flag": "predicate",
@@ -58,8 +57,7 @@ def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
     terminal = next(
         (name for name, texts in terminal_texts().items() if text in texts and name in cursor.accepted), None
     )
+    words = words_of(origin.source, 0, len(text))
     if terminal is not None:
         words = [Lexeme.make(terminal, text, 0, origin)]
-    else:
-        words = words_of(origin.source, 0, len(text))
     return meaning_at([*cursor.words, *words], len(cursor.words)) if words else None

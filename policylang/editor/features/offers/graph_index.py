@@ -36,7 +36,7 @@ class Count:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """What sorts an operator behind those that matter more: by bytes, then by calls, as ``policylang show`` does."""
+        """Sorts operators: those with the most bytes first, then those with the most calls, as ``policylang show``."""
         return -self.bytes, -self.forward, -self.nodes
 
     def __str__(self) -> str:
