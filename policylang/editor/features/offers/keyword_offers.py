@@ -123,7 +123,7 @@ def _rank(text: str, cursor: Cursor) -> tuple[int, int, int]:
     if is_behind:
         orders = (_BEHIND,)
     elif "EXPECT" in kinds:
-        orders: tuple[tuple[str, ...], ...] = (_STATEMENTS, _OTHERS, _BEFORE)
+        orders = (_STATEMENTS, _OTHERS, _BEFORE)
     for place, order in enumerate(orders):
         found = next((order.index(name) for name in (text, first) if name in order), None)
         if found is not None:
