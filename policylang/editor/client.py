@@ -23,6 +23,8 @@ _POLL = 2.0
 """Seconds between two looks at the files that open documents depend on, for clients that watch none."""
 _AT_ONCE = 0.3
 """Seconds that reading a graph may take without a word to the user."""
+_KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
+"""Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
 _EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled)
 
 
@@ -31,6 +33,8 @@ class PolicyServer(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__("policylang", installed_version(), types.TextDocumentSyncKind.Full)
+        for method in _KEPT_HERE:
+            self.protocol.fm.builtin_features.pop(method, None)
         self.documents = OpenDocuments(
             self._publish, settled_now=self._refresh, loading=self._loading, failed=self._failed
         )
