@@ -68,12 +68,21 @@ def _fit(offer: WordOffer, typed: str) -> int | None:
     return 1 if len(bare) > 1 and any(text.startswith(bare, at.end()) for at in _BREAK.finditer(text)) else None
 
 
+def _escaped(text: str) -> str:
+    """As the text of a snippet."""
+    return re.sub(r"([\\$}])", r"\\\1", text)
+
+
 def protocol_items(
     offers: Iterable[WordOffer], range: types.Range, data: dict[str, Any], *, snippets: bool
 ) -> Iterator[types.CompletionItem]:
-    """The offers as the protocol has them, in their order. ``data``: what every item carries to be explained by."""
+    """The offers as the protocol has them, in their order. ``data``: what every item carries to be explained by.
+
+    Several words are a snippet where the client has them: of a plain text some insert the first word alone.
+    """
     for number, offer in enumerate(islice(offers, MOST)):
-        is_snippet = snippets and bool(offer.snippet)
+        snippet = offer.snippet or (_escaped(offer.text) if " " in offer.text else "")
+        is_snippet = snippets and bool(snippet)
         yield types.CompletionItem(
             label=offer.text,
             kind=offer.kind,
@@ -81,6 +90,6 @@ def protocol_items(
             sort_text=f"{number:03}",
             filter_text=offer.text if offer.typed is None else offer.typed,
             insert_text_format=types.InsertTextFormat.Snippet if is_snippet else types.InsertTextFormat.PlainText,
-            text_edit=types.TextEdit(range, offer.snippet if is_snippet else offer.text),
+            text_edit=types.TextEdit(range, snippet if is_snippet else offer.text),
             data={**data, "about": offer.about},
         )

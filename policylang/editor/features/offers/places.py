@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from policylang.editor.features.offers.file_offers import device_offers, include_offers
 from policylang.editor.features.offers.graph_index import GraphIndex
@@ -71,6 +71,12 @@ def _policy_name(place: WordPlace) -> Iterator[WordOffer]:
         yield WordOffer(path.stem, Kind.Value, "the name of the file")
 
 
+def _named(offer: WordOffer, place: WordPlace) -> WordOffer:
+    """A policy is mostly called like its file."""
+    named = next(_policy_name(place), None) if offer.text == "policy" else None
+    return offer if named is None else evolve(offer, snippet=f"policy ${{1:{named.text}}}")
+
+
 def _words(*words: str) -> Offers:
     """Names that the grammar leaves to the statement."""
 
@@ -89,7 +95,7 @@ def _selector(place: WordPlace) -> Iterator[WordOffer]:
     """Of a statement that begins with a selector the action comes behind it, so what opens statements is first."""
     cursor, index = place.cursor, place.index
     names = lets_above(place.state.text, cursor)
-    words = [] if cursor.typed.startswith('"') else list(keyword_offers(cursor))
+    words = [] if cursor.typed.startswith('"') else [_named(each, place) for each in keyword_offers(cursor)]
     if "ACTION" in cursor.accepted:
         yield from words
     else:
