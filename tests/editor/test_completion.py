@@ -21,7 +21,7 @@ from policylang.editor.features.offers.places import WordPlace, offers_at
 from policylang.editor.state import Document, State, read_text
 from policylang.graph.facts import Facts
 from policylang.language.files import bundled_names, read_source
-from policylang.language.parsing.cursor import Cursor, cursor_at
+from policylang.language.parsing.cursor import Cursor, cursors_at
 from policylang.language.parsing.parser import parse_file, reading, terminal_texts, words_of, words_until
 from policylang.language.parsing.statements import split
 from policylang.language.source import Source
@@ -90,7 +90,7 @@ def inserted(tmp_path: Path, text: str, label: str, graph: str | None = None, *,
 
 def is_free(word: str, kind: str, cursor: Cursor) -> bool:
     """Whether only the user knows the word: a name where he gives one, a number, an operator, a module, a file."""
-    if kind in MARKS or kind in NUMBERS or kind == "STRING" or word == "→":
+    if kind in MARKS or kind in NUMBERS or kind == "STRING" or word in ("→", "µs", "μs"):
         return True
     is_value = cursor.kinds[-1:] == ("COMPARISON",) or word == "annotated"
     own = cursor.kinds[-1:] in (("POLICY",), ("LET",), ("OVER",), ("COMMA",))
@@ -104,7 +104,7 @@ def is_free(word: str, kind: str, cursor: Cursor) -> bool:
     )
 
 
-def places() -> list[tuple[State, Cursor, str, str]]:
+def places() -> list[tuple[State, tuple[Cursor, ...], str, str]]:
     """Every word of every statement that can be read, with the place that it stands in."""
     found = []
     for text in TEXTS:
@@ -118,9 +118,8 @@ def places() -> list[tuple[State, Cursor, str, str]]:
                 continue
             for word in words:
                 before = f"{text[: word.span.start]} "  # a word may follow the one before without a blank
-                cursor = cursor_at(Source("policy.apl", before), len(before))
-                assert cursor is not None
-                found.append((here, cursor, str(word), word.type))
+                cursors = cursors_at(Source("policy.apl", before), len(before))
+                found.append((here, cursors, str(word), word.type))
     return found
 
 
@@ -136,12 +135,13 @@ def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.Monke
     monkeypatch.setattr("policylang.editor.features.offers.places.lets_above", lambda text, cursor: {})
     known: dict[tuple, set[str]] = {}
     missing = []
-    for here, cursor, word, kind in PLACES:
+    for here, cursors, word, kind in PLACES:
+        cursor = cursors[0]
         if is_free(word, kind, cursor):
             continue
-        key = (cursor.kinds, str(cursor.words[-1]) if cursor.words else "", cursor.is_first)
+        key = (len(cursors), cursor.kinds, str(cursor.words[-1]) if cursor.words else "", cursor.is_first)
         if key not in known:
-            known[key] = {offer.text.split()[0] for offer in offered(here, cursor)}
+            known[key] = {offer.text.split()[0] for each in cursors for offer in offered(here, each)}
         if word.split()[0] not in known[key]:
             missing.append((" ".join(map(str, cursor.words)), word))
     assert missing == []
@@ -150,7 +150,7 @@ def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.Monke
 def distinct() -> list[tuple[Cursor, str]]:
     """A place for each set of terminals behind each word, with the text before it."""
     found = {}
-    for _, cursor, _, _ in PLACES:
+    for cursor in (each for _, cursors, _, _ in PLACES for each in cursors):
         key = (cursor.accepted, cursor.kinds[-1:], cursor.kinds[:1])
         found.setdefault(key, (cursor, cursor.source.text[cursor.begin : cursor.start]))
     return list(found.values())
@@ -182,9 +182,8 @@ def test_a_policy_can_be_written_from_what_is_offered_alone(data: st.DataObject)
     text = ""
     for _ in range(data.draw(st.integers(1, 10))):
         here = state(text, FACTS)
-        cursor = cursor_at(here.document.source, len(text))
-        assert cursor is not None
-        choices = [each for each in offered(here, cursor) if not each.text.endswith((".", "/"))]
+        cursors = cursors_at(here.document.source, len(text))
+        choices = [each for cursor in cursors for each in offered(here, cursor) if not each.text.endswith((".", "/"))]
         if not choices:
             break
         text += f"{data.draw(st.sampled_from(choices)).example} "
@@ -252,7 +251,8 @@ def test_namespaces_and_overloads_come_component_by_component(at: At) -> None:
 
 def test_globs_show_what_they_match(tmp_path: Path) -> None:
     found = items(tmp_path, "save aten.*atten|", "llama3_8b.graph")
-    assert found[0].label == "aten._scaled_dot_product_cudnn_attention"
+    assert [each.label for each in found[:2]] == ["aten.*atten*", "aten._scaled_dot_product_cudnn_attention"]
+    assert found[0].detail == "64 nodes, 32 forward"
     assert found[0].filter_text == "aten.*atten"  # an editor filters by what is typed
     found = items(tmp_path, "save aten.{mm,sil|", "fsdp.graph")
     assert [each.label for each in found] == ["aten.{mm,silu}", "aten.{mm,silu_backward}"]

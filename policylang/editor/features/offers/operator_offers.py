@@ -159,8 +159,13 @@ def _fitting(typed: str, called: Tree) -> Iterator[WordOffer]:
         for name, count in names.items():
             if whole.matches(name):
                 total.add(count)
+        longer = not total.nodes and not tail.endswith("*")
+        for name, count in names.items():
+            if longer and begun_so.matches(name):
+                total.add(count)
         if total.nodes:
-            yield WordOffer(typed, Kind.Value, str(total), about=f"op:{typed}", typed=typed)
+            glob = f"{typed}*" if longer else typed
+            yield WordOffer(glob, Kind.Value, str(total), about=f"op:{glob}", typed=typed)
         for name, count in names.items():
             if begun_so.matches(name):
                 yield WordOffer(f"{before}{name}", Kind.Function, str(count), about=f"op:{before}{name}", typed=typed)
