@@ -45,8 +45,8 @@ class PolicyServer(LanguageServer):
         """Whether the client shows Markdown in hovers."""
         self.snippets = False
         """Whether it steps through the placeholders of what it completes."""
-        self.markdown_items = False
-        """Whether it shows Markdown beside them."""
+        self.item_formats: tuple[str, ...] = ()
+        """What it shows beside them: Markdown, plain text, or neither by that name."""
         self.ended = False
         """Whether the client said that it would go."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +67,7 @@ class PolicyServer(LanguageServer):
         completed = None if text is None or text.completion is None else text.completion.completion_item
         self.snippets = completed is not None and bool(completed.snippet_support)
         formats = None if completed is None else completed.documentation_format
-        self.markdown_items = types.MarkupKind.Markdown in (formats or ())
+        self.item_formats = tuple(formats or ())
         diagnostics = None if text is None else text.publish_diagnostics
         self.shown = Shown(
             related=diagnostics is not None and bool(diagnostics.related_information),

@@ -133,7 +133,7 @@ def server() -> PolicyServer:
 
     @made.feature(types.COMPLETION_ITEM_RESOLVE)
     def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
-        return completion.resolved(documents.state(completion.uri_of(item)), item, markdown=made.markdown_items)
+        return completion.resolved(documents.state(completion.uri_of(item)), item, made.item_formats)
 
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION)
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
