@@ -12,7 +12,7 @@ from policylang.language.figures import Measured, counted, figure, file_name, li
 from policylang.language.meanings.dictionary import meaning
 from policylang.language.syntax import Rule
 from policylang.planning.inspection.marginal_cost import MOST_RULES, Worth
-from policylang.planning.inspection.rule_amounts import rule_amounts
+from policylang.planning.inspection.rule_amounts import RuleInBlocks, rule_amounts
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_matches import part_counts
 
@@ -85,13 +85,15 @@ def _amounts(graph: GraphState, index: int) -> Iterator[str]:
     shares = sum(each.rule.source == outcome.rule.source for each in graph.plan.rules) > 1
     of = "What the rules of this line decide, and the backward needs" if shares else "Of what it decides"
     yield f"{of}: {amounts_text(found.amounts)}."
-    if len(found.groups) > 1 or found.groups[0][0].times > 1:
-        said = [
-            f"{code(group.label)}{f' ×{group.times}' if group.times > 1 else ''}: {amounts_text(amounts)}"
-            for group, amounts in found.groups[:_MOST_GROUPS]
-        ]
+    if len(found.groups) > 1 or found.groups[0].times > 1:
+        said = [_in_blocks(each) for each in found.groups[:_MOST_GROUPS]]
         more = len(found.groups) - _MOST_GROUPS
         yield "By block: " + "; ".join((*said, *([f"and {more} more"] if more > 0 else ()))) + "."
+
+
+def _in_blocks(found: RuleInBlocks) -> str:
+    each = ", each" if found.times > 1 else ""
+    return f"{amounts_text(found.amounts)} in {code(found.label) if found.blocks else found.label}{each}"
 
 
 def worth_text(graph: GraphState, index: int) -> Iterator[str]:
