@@ -213,7 +213,7 @@ def test_an_include_says_what_it_brings() -> None:
     assert state.graph is not None
     outcome = state.graph.plan.rules[1]
     shown = said(state, "<fsdp>")
-    assert "It brings 2 names, 1 rule." in shown
+    assert "It brings 2 names and 1 rule." in shown
     assert f"{outcome.rule.text}: {len(outcome.decided):,} values" in shown
 
 
