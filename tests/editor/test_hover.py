@@ -146,6 +146,16 @@ def test_a_rule_that_no_plan_has_says_what_it_means() -> None:
     assert "64 MiB on each rank" in said(state_of("offload mm up to 64 MiB per rank"), "offload")
 
 
+def test_a_statement_that_no_plan_has_says_what_it_means_once() -> None:
+    state = state_of("keep order of all_to_all\nsave mm\n")
+    assert said(state, "keep", 10) == "keep order of all_to_all\n\n" + KEPT
+    assert said(state, "keep").startswith("keep order of all_to_all\n\n" + KEPT + "\n\nFor example")
+    assert said(state, "save mm").count("kept for the backward") == 1
+
+
+KEPT = "Nothing that communicates is moved across these nodes, by no scheduler."
+
+
 def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
     text = "recompute everything\nsave mm\nexpect saved <= 1 TiB\n"
     state = state_of(text, "tutorial.graph", weighed=False)
