@@ -143,5 +143,12 @@ def _parts(graph: GraphState, outcome: RuleOutcome) -> list[str]:
 
 def short(graph: GraphState, index: int) -> str:
     """``24 values · −1.9 GiB · +8.2 TFLOP``; without what it is worth until that is worked out."""
-    worth = worth_of(graph, index)
-    return in_short((values(len(graph.plan.rules[index].decided)), *(worth_parts(worth) if worth is not None else ())))
+    outcome, worth = graph.plan.rules[index], worth_of(graph, index)
+    kept = outcome.kept_by_user
+    return in_short(
+        (
+            values(len(outcome.decided)),
+            *(worth_parts(worth) if worth is not None else ()),
+            f"{kept:,} kept by the user's checkpoint" if kept and not outcome.decided else "",
+        )
+    )
