@@ -124,6 +124,22 @@ def test_a_rule_says_what_becomes_of_its_values_block_by_block() -> None:
     assert f"By block: {figure(in_one.pop(), 'bytes')} saved in model.layers.0–3, each." in shown
 
 
+def test_the_amounts_of_all_lines_are_those_of_the_plan() -> None:
+    graph = state_of(SAC, "tutorial.graph", "h100-sxm").graph
+    assert graph is not None
+    whole, lines = graph.breakdown.under.amounts, graph.amounts.values()
+    nobodys = [
+        (entry, group.times) for group in graph.breakdown.groups for entry in group.entries if entry.source is None
+    ]
+    assert whole.saved == sum(each.amounts.saved for each in lines) + sum(e.count * n for e, n in nobodys)
+    assert whole.saved_bytes == sum(each.amounts.saved_bytes for each in lines) + sum(e.bytes * n for e, n in nobodys)
+    assert whole.recomputed_flops == sum(each.amounts.recomputed_flops for each in lines)
+    seconds = sum(each.amounts.recomputed_seconds or 0.0 for each in lines)
+    assert seconds == pytest.approx(whole.recomputed_seconds)
+    for line in lines:
+        assert line.amounts.saved_bytes == sum(each.amounts.saved_bytes * each.times for each in line.groups)
+
+
 def test_a_rule_says_what_explain_says() -> None:
     state = state_of(SAC, "tutorial.graph")
     line = SAC[: SAC.index("recompute everything")].count("\n") + 1

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from policylang.editor.explaining.amounts import amounts_text, in_short, signed, values, worth_parts
 from policylang.editor.explaining.article import Article, code
 from policylang.editor.explaining.on_snapshot import part_lines
+from policylang.editor.plan_index import beginning_of
 from policylang.editor.state import GraphState
 from policylang.language.figures import Measured, counted, figure, file_name, listed
 from policylang.language.meanings.dictionary import meaning
 from policylang.language.syntax import Rule
 from policylang.planning.inspection.marginal_cost import MOST_RULES, Worth
-from policylang.planning.inspection.rule_amounts import RuleInBlocks, rule_amounts
+from policylang.planning.inspection.rule_amounts import RuleInBlocks
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_matches import part_counts
 
@@ -22,7 +23,7 @@ _MOST_GROUPS = 6
 
 def rule_index(graph: GraphState, rule: Rule) -> int | None:
     """Its place in the policy."""
-    return graph.rule_at.get((rule.span.source.name, rule.span.start))
+    return graph.index.rules.get(beginning_of(rule.span))
 
 
 def worth_of(graph: GraphState, index: int) -> Worth | None:
@@ -74,15 +75,15 @@ def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
 
 
 def _amounts(graph: GraphState, index: int) -> Iterator[str]:
-    if not graph.knows("breakdown"):
+    if not graph.knows("amounts"):
         return
     outcome = graph.plan.rules[index]
-    found = rule_amounts(graph.breakdown, outcome.rule.source)
-    if not found.groups:
+    found = graph.amounts.get(outcome.rule.source)
+    if found is None:
         if outcome.decided:
             yield "The backward needs none of what it decides."
         return
-    shares = sum(each.rule.source == outcome.rule.source for each in graph.plan.rules) > 1
+    shares = outcome.rule.source in graph.index.shared_lines
     of = "What the rules of this line decide, and the backward needs" if shares else "Of what it decides"
     yield f"{of}: {amounts_text(found.amounts)}."
     if len(found.groups) > 1 or found.groups[0].times > 1:

@@ -9,6 +9,7 @@ from policylang.audit.summary.assemble import rewrite_reports
 from policylang.editor.explaining import rules
 from policylang.editor.explaining.amounts import in_short, signed, totals, values
 from policylang.editor.explaining.article import Article, code, with_code
+from policylang.editor.plan_index import beginning_of
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
@@ -16,7 +17,6 @@ from policylang.language.figures import counted, figure, first_lines, joined, li
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.syntax import Statement
 from policylang.language.version import installed_version
-from policylang.language.walk import with_lets
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.value_decision import Why
@@ -226,11 +226,10 @@ def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Art
 
 def rewrite_short(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
     """``96 rewritten · 96 collectives fewer``."""
-    policy, edits = graph.plan.policy, graph.plan.edits
-    at = next((at for at, each in enumerate(policy.rewrites) if each.span == statement.span), None)
+    at = graph.index.rewrites.get(beginning_of(statement.span))
     if at is None:
         return ""
-    done = edits.of(at).done
+    done = graph.plan.edits.of(at).done
     fewer = sum(edit.fewer_collectives for edit in done)
     return in_short((f"{len(done):,} rewritten", counted(fewer, "collective") + " fewer"))
 
@@ -289,8 +288,7 @@ def picked(graph: GraphState, let: syntax.Let) -> int | None:
     """How many collectives the lines pick by a name that only they use: in the whole step, and not in its forward. None
     for every other name, and until it is known."""
     policy = graph.plan.policy
-    used = (each.selector for each in (*policy.rules, *policy.expectations) if not isinstance(each, syntax.ExpectTotal))
-    if any(isinstance(part, syntax.Reference) and part.name == let.name for each in used for part in _all(each, graph)):
+    if let.name in graph.index.named_by_rules:
         return None
     for statement in (*policy.buckets, *policy.scheduling):
         if statement.selector == syntax.Reference(let.name) and (found := line_of(graph, statement)) is not None:
@@ -298,16 +296,12 @@ def picked(graph: GraphState, let: syntax.Let) -> int | None:
     return None
 
 
-def _all(selector: syntax.Selector, graph: GraphState) -> Iterator[syntax.Selector]:
-    return with_lets(selector, graph.plan.policy)
-
-
 # --- expectations ---
 
 
 def outcome_of(graph: GraphState, expectation: Statement) -> ExpectationOutcome | None:
-    found = zip(graph.plan.policy.expectations, graph.plan.expectations, strict=False)
-    return next((outcome for each, outcome in found if each.span == expectation.span), None)
+    number = graph.index.expectations.get(beginning_of(expectation.span))
+    return graph.plan.expectations[number] if number is not None and number < len(graph.plan.expectations) else None
 
 
 def _expectation(statement: Statement, outcome: ExpectationOutcome) -> Article:

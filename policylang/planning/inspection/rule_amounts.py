@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import fsum
 
 from attrs import frozen
 
 from policylang.language.figures import folded_names
-from policylang.planning.inspection.breakdown import Amounts, Breakdown, ValueEntry
+from policylang.planning.inspection.breakdown import Amounts, BlockGroup, Breakdown, ValueEntry
 
 
 @frozen
@@ -36,20 +36,30 @@ class RuleAmounts:
     """Where it decides a value that the backward needs; in the order of their first block."""
 
 
-def rule_amounts(found: Breakdown, source: str) -> RuleAmounts:
-    """Of the rules that begin in one line, ``file:line``, which is mostly one. What is left to PyTorch counts as
-    saved."""
-    mine = [(group, [each for each in group.entries if each.source == source]) for group in found.groups]
+def amounts_of_rules(found: Breakdown) -> dict[str, RuleAmounts]:
+    """By ``file:line``, of the rules that begin there, mostly one. What is left to PyTorch counts as saved. A line
+    without values that the backward needs is not there."""
+    lines: dict[str, list[tuple[BlockGroup, list[ValueEntry]]]] = {}
+    for group in found.groups:
+        for entry in group.entries:
+            if entry.source is not None:
+                mine = lines.setdefault(entry.source, [])
+                if not mine or mine[-1][0] is not group:
+                    mine.append((group, []))
+                mine[-1][1].append(entry)
+    return {source: _rule(mine, found.plan.block_names) for source, mine in lines.items()}
+
+
+def _rule(mine: Sequence[tuple[BlockGroup, Sequence[ValueEntry]]], names: Sequence[str]) -> RuleAmounts:
     everything = _sum((each, group.times) for group, entries in mine for each in entries)
     alike: dict[Amounts, list[int]] = {}
     rest: list[RuleInBlocks] = []
     for group, entries in mine:
         amounts = _sum((each, 1) for each in entries)
-        if entries and group.blocks:
+        if group.blocks:
             alike.setdefault(amounts, []).extend(group.blocks)
-        elif entries:
+        else:
             rest.append(RuleInBlocks(group.label, (), amounts))
-    names = found.plan.block_names
     inside = [
         RuleInBlocks(folded_names([names[block] for block in sorted(blocks)]), tuple(sorted(blocks)), amounts)
         for amounts, blocks in alike.items()
