@@ -40,3 +40,24 @@ use_environment() {
 use_extra_where_it_installs() {
     install_extras "$1" --retries 1 --timeout 15 || echo "the extra $1 does not install here: its tests are skipped" >&2
 }
+
+# What the extension for VS Code, and the tests of its grammar, are built with.
+has_node() {
+    command -v npm > /dev/null && [ "$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)" -ge 20 ]
+}
+
+# As the lock file says; nothing is done where that is installed.
+install_node_packages() {
+    local folder=editors/vscode wanted
+    wanted=$(cksum < "$folder/package-lock.json")
+    if [ "$(cat "$folder/node_modules/installed" 2>/dev/null)" != "$wanted" ]; then
+        npm ci --prefix "$folder" --silent --no-audit --no-fund --ignore-scripts "$@" || return
+        echo "$wanted" > "$folder/node_modules/installed"
+    fi
+}
+
+use_node_packages_where_they_install() {
+    has_node || { echo "node 20 is not here: the tests of the editors' files are skipped" >&2; return; }
+    install_node_packages --fetch-retries 1 --fetch-retry-mintimeout 1000 --fetch-timeout 15000 ||
+        echo "the packages of editors/vscode do not install here: their tests are skipped" >&2
+}

@@ -12,6 +12,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import policy_files, read_source, write_whole
 from policylang.language.formatting.canonical import format_source
+from policylang.language.formatting.changes import line_end_of
 from policylang.language.source import Source
 
 _CANNOT = "APL104"
@@ -83,9 +84,7 @@ def _format(source: Source, content: bytes) -> Formatting:
     formatted = format_source(source)
     if formatted.text is None:
         return Formatting(source.name, content, None, formatted.diagnostics)
-    first = content.find(b"\n")
-    line_end = "\r\n" if first > 0 and content[first - 1 : first] == b"\r" else "\n"
-    written = formatted.text.replace("\n", line_end).encode()
+    written = formatted.text.replace("\n", line_end_of(source.text)).encode()
     return Formatting(source.name, content, written, formatted.diagnostics)
 
 

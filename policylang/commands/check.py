@@ -3,7 +3,8 @@
 A folder stands for every .apl file below it, a bare name such as llama3_sac for a policy of the bundled library, and
 `-` for the standard input. With --graph every policy is planned on a graph as well: rules that match nothing or decide
 nothing, expectations, values that cannot be recomputed. The operators that the graph calls are known, custom ones
-included; --import MODULE makes those known that a module of yours registers.
+included; --import MODULE makes those known that a module of yours registers. Without --graph, the one that
+[tool.policylang] of the project's pyproject.toml names, if it names one.
 
 examples:
 
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 
+from attrs import evolve
+
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import (
     add_device,
@@ -31,6 +34,7 @@ from policylang.commands.shared.inputs import (
     print_findings,
     read_profile,
 )
+from policylang.commands.shared.project import add_project, take_settings, tell_settings
 from policylang.language.figures import counted, joined
 
 NAME = "check"
@@ -56,6 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the graphs are those of one model: a rule has to match in one of them, not in each",
     )
+    add_project(parser)
     add_import(parser)
     add_form_of_findings(parser)
     parser.add_argument("--deny", choices=("warnings",), help="fail on warnings too")
@@ -70,16 +75,22 @@ def run(options: argparse.Namespace) -> Exit:
     if options.torch:
         _import_torch()
     once_at_most(*options.files)
+    taken = take_settings(options, "graph", "path", "device")
     if options.device is not None and not options.graph:
         raise UsageError("times are those of a graph, and `--device` is given without one", "add `--graph GRAPH`")
     device = read_profile(options.device)
     how = {"graph": options.graph, "path": options.path, "one_model": options.one_model, "device": device}
     result = check_policies(options.files, **how)
+    result = evolve(result, diagnostics=taken.placed(result.diagnostics))
     summary = f"checked {counted(len(result.files), 'file')}"
     if result.graphs:
         summary += f" on {counted(len(result.graphs), 'graph')}"
     if result.devices:
         summary += f", with times of {joined(result.devices)}"
+    if taken.values:
+        summary += f" ({taken})"
+    if options.output_format != "text":
+        tell_settings(options)
     found = f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
     summary += f": {found if result.errors or result.warnings else 'clean'}"
     failed = result.errors or (options.deny == "warnings" and result.warnings)

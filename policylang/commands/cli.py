@@ -80,7 +80,8 @@ def _ended(options: argparse.Namespace) -> int:
         tell(f"policylang {options.command}: {error}")
         return Exit.USAGE
     except PolicyError as error:
-        return refuse(error.diagnostics)
+        taken = getattr(options, "taken", None)
+        return refuse(error.diagnostics if taken is None else taken.placed(error.diagnostics))
     except BrokenPipeError:
         # The reader has gone (`policylang check … | head`). Python would complain once more on closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

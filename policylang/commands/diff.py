@@ -40,6 +40,7 @@ from policylang.commands.shared.inputs import (
     warn_of_devices,
     write_page,
 )
+from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_graph(parser)
     add_path(parser)
     add_device(parser)
+    add_project(parser)
     add_import(parser)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
     parser.add_argument("--html", metavar="OUT.html", help="write both policies as a page, one over the other")
@@ -71,6 +73,9 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 
     once_at_most(options.old, options.new)
+    take_settings(options, "graph", "path", "device")
+    need_graph(options)
+    tell_settings(options)
     facts = read_graph(options.graph)
     plans = _plans([read_policy(name, facts) for name in (options.old, options.new)], facts, options)
     warn_of_devices(facts, *plans)

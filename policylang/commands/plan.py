@@ -28,6 +28,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import (
     add_device,
@@ -39,6 +41,7 @@ from policylang.commands.shared.inputs import (
     read_profile,
     write_page,
 )
+from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_graph(parser)
     add_path(parser)
     add_device(parser)
+    add_project(parser)
     add_import(parser)
     add_form(parser, "json", help="how to print the plan (default: text)")
     parser.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
@@ -72,8 +76,12 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.report.plan.as_json import plan_json
     from policylang.report.plan.as_text import plan_text
 
+    taken = take_settings(options, "graph", "path", "device")
+    need_graph(options)
+    tell_settings(options)
     device = read_profile(options.device)
     result = check_policies([options.policy], graph=options.graph, path=options.path, device=device)
+    result = evolve(result, diagnostics=taken.placed(result.diagnostics))
     if len(result.plans) != 1:
         return _refused(result.diagnostics, options.output_format, unreadable=result.unreadable)
     (made,) = result.plans
@@ -127,8 +135,6 @@ def _progress(what: str) -> Callable[[int, int], None]:
 
 def _weighed(found: Breakdown, path: str | None) -> Breakdown:
     """With what each scheduling line is worth."""
-    from attrs import evolve
-
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.line_worth import weighed
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import add_device, add_form, read_graph, read_profile
+from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -35,7 +36,10 @@ SUMMARY = "show what is in a graph: operators, modules, blocks, nodes"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "graph", metavar="GRAPH", help="a snapshot, a recorded graph in JSON, or a graph as text, as `--graph` takes it"
+        "graph",
+        nargs="?",
+        metavar="GRAPH",
+        help="a snapshot, a recorded graph in JSON, or a graph as text, as `--graph` takes it (default: the project's)",
     )
     parser.add_argument(
         "--module",
@@ -57,6 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what the blocks are, as a policy's `blocks` says it; by default the numbered layers",
     )
     add_device(parser, of_policy=False)
+    add_project(parser)
     add_form(parser, "json", help="json has one entry a node (default: text)")
 
 
@@ -67,7 +72,10 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.planning.inspection.overview import overview, rows_asked
     from policylang.report.graph_overview import nodes_text, overview_json, overview_text
 
+    take_settings(options, "graph", "device")
+    need_graph(options, "policylang show GRAPH")
     _check_globs(options)
+    tell_settings(options)
     device = read_profile(options.device)
     facts = read_graph(options.graph)
     blocks = blocks_of(facts, None if options.blocks is None else PathGlob(options.blocks))

@@ -44,6 +44,7 @@ from policylang.commands.shared.inputs import (
     refuse,
     write_page,
 )
+from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts
@@ -82,12 +83,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, a row a policy")
     parser.add_argument("--html", metavar="OUT.html", help="draw the trade-off as a page")
     add_path(parser)
+    add_project(parser)
     add_import(parser)
     add_form(parser, "json", help="how to print what was found (default: text)")
 
 
 def run(options: argparse.Namespace) -> Exit:
+    take_settings(options, "graph", "path", "device")
+    need_graph(options)
     _check(options)
+    tell_settings(options)
     device = read_profile(options.device)
     assert device is not None, "it is asked for above"
     facts = read_graph(options.graph)

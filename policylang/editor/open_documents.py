@@ -1,141 +1,325 @@
 """The open documents and what is known of each: read at once as text, and on the snapshot in a thread beside.
 
-A change makes what is under way for its document unwanted. Everything but planning happens on the event loop's thread.
+A change makes what is under way for its document unwanted, and planning ends soon after
+(:mod:`policylang.language.interruption.wanted`). What takes long happens in one thread beside (``worker.py``): reading
+a graph or a long text, planning, figures. All the rest happens on the event loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
-from urllib.parse import urlsplit
+from typing import TypeVar
 
 from attrs import define, evolve, field
 from lsprotocol import types
-from pygls.uris import to_fs_path
 
-from policylang.api.devices import device_of
-from policylang.api.planned_graphs import PathName, read_graphs
-from policylang.api.project.settings import ProjectSettings
-from policylang.editor.state import Document, GraphState, State, read_graph, read_text
+from policylang.editor.snapshots import ReadGraph, Snapshots
+from policylang.editor.state import (
+    Document,
+    GraphState,
+    State,
+    TextState,
+    before_the_order,
+    read_graph,
+    read_text,
+    unsettled,
+)
+from policylang.editor.worker import Worker
+from policylang.editor.workspace import EditorSettings, Workspace, path_of, stamp_of
 from policylang.graph.facts import Facts
+from policylang.language.codes import diagnose
+from policylang.language.devices.lookup import find_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import read_source
+from policylang.language.interruption.wanted import Cancelled
 from policylang.language.source import Source
+from policylang.language.syntax import Device
 
-PAUSE = 0.15
-"""Seconds without a change after which a policy is planned on the snapshot."""
+LONG = 1 << 15
+"""Characters of a text that is read in the worker: a tenth of a second."""
+FAILED = "APL641"
+_BYTE_ORDER_MARK = "\ufeff"
 
 Publish = Callable[[State], None]
+T = TypeVar("T")
+
+
+@define(eq=False, slots=False)
+class OpenDocument:
+    """One version of a text, with what it was read under."""
+
+    document: Document
+    settings: EditorSettings
+    graph: ReadGraph
+    """As known when the text was read last."""
+    reads: dict[Path, object] = field(factory=dict)
+    """The files that the text names, and what told their contents from others."""
+    current: bool = True
+    """Whether that is what its file held, or the file is still to be read."""
+    state: State | None = None
+    """None while a long text is read."""
+    task: asyncio.Task[None] | None = None
+    """What publishes: it reads the graph, and plans."""
+    weighing: asyncio.Task[None] | None = None
+    """What works out the rest when nothing else is asked for."""
+
+    @cached_property
+    def real(self) -> str | None:
+        """The path of its file without links."""
+        return None if self.document.path is None else os.path.realpath(self.document.path)
+
+    @property
+    def pending(self) -> bool:
+        return self.task is not None and not self.task.done()
 
 
 @define(eq=False)
 class OpenDocuments:
-    """``publish`` is called with each new state of a document: once for its text, once for its plan."""
+    """``publish`` is called with each new state of a document: once for its text, once for its plan, and in between
+    where the order of its collectives takes long. ``settled_now`` is called when nothing more is under way,
+    ``loading`` before a graph is read, and what it returns afterwards, ``failed`` with an error that is a bug."""
 
     publish: Publish
-    settings: ProjectSettings = field(factory=ProjectSettings)
-    folder: Path | None = None
-    """Of the workspace, where there is one."""
+    workspace: Workspace = field(factory=Workspace)
+    settled_now: Publish = lambda state: None
+    loading: Callable[[str], Callable[[], None]] = lambda name: lambda: None
+    failed: Callable[[Exception], None] = lambda error: None
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
-    pause: float = PAUSE
-    _states: dict[str, State] = field(factory=dict)
-    _planning: dict[str, asyncio.Task[State]] = field(factory=dict)
-    _workers: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "planning"))
-    _graph: tuple[object, Facts | None, tuple[Diagnostic, ...]] = (None, None, ())
+    _open: dict[str, OpenDocument] = field(factory=dict)
+    _snapshots: Snapshots = field(factory=Snapshots)
+    _worker: Worker = field(factory=Worker)
+
+    # --- texts ---
 
     def put(self, uri: str, version: int, text: str) -> None:
         """A document is open, with this text."""
-        path = Path(found) if urlsplit(uri).scheme == "file" and (found := to_fs_path(uri)) else None
-        document = Document(uri, version, Source(self._name(path, uri), text), path, self.encoding)
-        facts, problems = self._snapshot()
-        self._states[uri] = state = State(document, read_text(document, facts, self._read), None, facts, problems)
-        self._stop(uri)
-        self.publish(state)
-        if facts is not None:
-            self._planning[uri] = asyncio.ensure_future(self._plan(state, facts))
+        path = path_of(uri)
+        if text.startswith(_BYTE_ORDER_MARK):  # a file's is no text either; a space keeps all places
+            text = f" {text[1:]}"
+        source = Source(self.workspace.name_of(path, uri), text)
+        self._begin(Document(uri, version, source, path, self.encoding))
+        self.look_again()
 
     def drop(self, uri: str) -> None:
         """A document is closed."""
         self._stop(uri)
-        self._states.pop(uri, None)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Read again the documents of which the settings, the snapshot, or a file that they include has changed."""
+        for opened in list(self._open.values()):
+            if self._is_outdated(opened):
+                self._begin(opened.document)
+
+    def close(self) -> None:
+        """Nothing is worked out any more."""
+        for uri in list(self._open):
+            self._stop(uri)
+        self._worker.close()
+
+    # --- what is known ---
+
+    def text(self, uri: str) -> str | None:
+        """Of a document that is open."""
+        return self._open[uri].document.source.text if uri in self._open else None
 
     def state(self, uri: str) -> State | None:
-        """Of the text as it is now, with a plan where that is ready. None for a document that is not open."""
-        return self._states.get(uri)
+        """Of the text as it is now, with a plan where that is ready. None for a document that is not open, and for a
+        long text that is still being read."""
+        opened = self._open.get(uri)
+        return None if opened is None else opened.state
+
+    async def read(self, uri: str) -> State | None:
+        """The same, once the text is read."""
+        while (opened := self._open.get(uri)) is not None and opened.state is None and opened.task is not None:
+            await asyncio.wait([opened.task], timeout=0.05)
+            if opened.state is None and opened.task.done() and self._open.get(uri) is opened:
+                break
+        return self.state(uri)
 
     async def settled(self, uri: str) -> State | None:
-        """With the plan of the text as it is now; a later text where there was a change while it was made."""
-        while (task := self._planning.get(uri)) is not None and not task.done():
-            await asyncio.wait([task])
-        return self._states.get(uri)
+        """With the plan of the text as it is now, its selections and its breakdown; of a later text where there was a
+        change while it was made."""
+        while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
+            await asyncio.wait([opened.task])
+        return self.state(uri)
+
+    async def weighed(self, uri: str) -> State | None:
+        """The same with the worth of each rule."""
+        while (state := await self.settled(uri)) is not None:
+            with suppress(Cancelled):
+                await self.in_worker(partial(_worth, state), state)
+                break
+        return state
 
     def states(self) -> list[State]:
         """Of all open documents."""
-        return list(self._states.values())
+        return [opened.state for opened in self._open.values() if opened.state is not None]
 
-    def close(self) -> None:
-        """Nothing is planned any more."""
-        for uri in list(self._planning):
-            self._stop(uri)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+    async def in_worker(self, work: Callable[[], T], state: State) -> T:
+        """The result of what takes long. Raises :class:`Cancelled` where the document changed before it was there."""
+        uri, document = state.document.uri, state.document
+        return await self._worker.do(work, lambda: uri in self._open and self._open[uri].document is document)
+
+    # --- one document ---
+
+    def _begin(self, document: Document) -> None:
+        self._stop(document.uri)
+        settings = self.workspace.settings_of(document.path)
+        opened = OpenDocument(document, settings, self._snapshots.known(settings.graph))
+        self._open[document.uri] = opened
+        opened.current = self._snapshots.is_read(settings.graph)
+        if len(document.source.text) <= LONG:
+            try:
+                with self._worker.waiting():
+                    self._take(opened, self._text(opened))
+            except Exception as error:
+                self._say_failure(opened, error)
+                return
+            if opened.current and (opened.state is None or not opened.state.can_plan):
+                return
+        opened.task = asyncio.ensure_future(self._go_on(opened))
+
+    def _take(self, opened: OpenDocument, text: TextState) -> None:
+        """Publish what a text says. Before its graph is read, without what the graph may tell otherwise."""
+        graph, settings = opened.graph, opened.settings
+        problems = (*settings.problems, *(graph.problems if opened.current else ()))
+        if not opened.current:
+            text = unsettled(text)
+        opened.state = State(opened.document, text, None, graph.facts, problems, settings.plans)
+        self._note_devices(opened, text)
+        self.publish(opened.state)
+
+    async def _go_on(self, opened: OpenDocument) -> None:
+        """What takes long: in steps, each of which ends where nobody wants its result any more."""
+        try:
+            await asyncio.sleep(opened.settings.pause)
+            await self._to_the_end(opened)
+        except Cancelled:
+            return
+        except Exception as error:
+            self._say_failure(opened, error)
+
+    async def _to_the_end(self, opened: OpenDocument) -> None:
+        name = opened.settings.graph
+        if not opened.current and name is not None:
+            opened.graph = await self._load(opened, name)
+            opened.current = True
+            self._take(opened, await self._work(opened, lambda: self._text(opened)))
+        elif opened.state is None:
+            self._take(opened, await self._work(opened, lambda: self._text(opened)))
+        state = opened.state
+        if state is not None and state.facts is not None and state.can_plan:
+            await self._plan(opened, state, state.facts)
+
+    async def _plan(self, opened: OpenDocument, state: State, facts: Facts) -> None:
+        settings = opened.settings
+        assert settings.graph is not None
+        arguments = (state.text, facts, settings.graph, settings.path, settings.device)
+        early = await self._work(opened, lambda: before_the_order(*arguments))
+        if early is not None:
+            opened.state = state = evolve(state, early=early)
+            self.publish(state)
+        made = await self._work(opened, lambda: read_graph(*arguments))
+        opened.state = state = evolve(state, graph=made, early=())
+        self.publish(state)
+        if made is not None:
+            await self._work(opened, made.look)
+            opened.weighing = asyncio.ensure_future(self._weigh(opened, state, made))
+        self.settled_now(state)
+
+    async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
+        """What rules and scheduling lines are worth takes a plan a line: it gives way to everything else. After each
+        step there is more to show."""
+        try:
+            for step in graph.steps_of_weighing():
+                await self._worker.do_when_idle(step, lambda: self._is_current(opened))
+                self.settled_now(state)
+        except Cancelled:
+            return
+        except Exception as error:
+            self.failed(error)
+
+    async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
+        done = self.loading(name)
+        try:
+            return await self._work(opened, lambda: self._snapshots.read(name))
+        finally:
+            done()
+
+    async def _work(self, opened: OpenDocument, work: Callable[[], T]) -> T:
+        return await self._worker.do(work, lambda: self._is_current(opened))
+
+    def _is_current(self, opened: OpenDocument) -> bool:
+        return self._open.get(opened.document.uri) is opened
 
     def _stop(self, uri: str) -> None:
-        task = self._planning.pop(uri, None)
-        if task is not None:
-            task.cancel()
+        opened = self._open.pop(uri, None)
+        for task in () if opened is None else (opened.task, opened.weighing):
+            if task is not None:
+                task.cancel()
 
-    async def _plan(self, state: State, facts: Facts) -> State:
-        uri, settings = state.document.uri, self.settings
-        await asyncio.sleep(self.pause)
+    def _say_failure(self, opened: OpenDocument, error: Exception) -> None:
+        """In place of a plan: it is a bug here, and whoever writes the policy should know that nothing was planned."""
+        self.failed(error)
+        if not self._is_current(opened):
+            return
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        help = "it is a bug in policylang: please report it, with the policy and the snapshot if you can"
+        problem = diagnose(FAILED, f"nothing could be planned: {said}", help=help)
+        if opened.state is None:
+            empty = evolve(opened.document, source=Source(opened.document.source.name, ""))
+            opened.state = State(opened.document, read_text(empty, None, read_source))
+        opened.state = evolve(opened.state, problems=(*opened.state.problems, problem))
+        self.publish(opened.state)
 
-        def wanted() -> bool:
-            return self._states.get(uri) is state
+    # --- what a document depends on ---
 
-        def work() -> GraphState | None:
-            path = cast("PathName | None", settings.path)
-            return read_graph(state.text, facts, str(settings.graph), path, device_of(settings.device), wanted)
-
-        made = await cast(
-            "Awaitable[GraphState | None]", asyncio.get_running_loop().run_in_executor(self._workers, work)
+    def _is_outdated(self, opened: OpenDocument) -> bool:
+        if any(self._stamp(path) != stamp for path, stamp in list(opened.reads.items())):
+            return True
+        if self.workspace.settings_of(opened.document.path) != opened.settings:
+            return True
+        return (
+            opened.current
+            and opened.settings.graph is not None
+            and opened.graph.stamp != stamp_of(opened.settings.graph)
         )
-        if made is not None and wanted():
-            state = evolve(state, graph=made)
-            self._states[uri] = state
-            self.publish(state)
-        return state
 
-    def _snapshot(self) -> tuple[Facts | None, tuple[Diagnostic, ...]]:
-        """Of the settings, read again where its file has changed."""
-        if self.settings.graph is None:
-            return None, ()
-        try:
-            found = os.stat(self.settings.graph)
-            key: object = (self.settings.graph, found.st_mtime_ns, found.st_size)
-        except OSError:
-            key = (self.settings.graph, None)
-        if self._graph[0] != key:
-            graphs, problems = read_graphs([self.settings.graph])
-            self._graph = key, next(iter(graphs.values()), None), problems
-        return self._graph[1:]
+    def _text(self, opened: OpenDocument) -> TextState:
+        document = opened.document
 
-    def _read(self, path: Path, name: str) -> Source | Diagnostic:
-        """An included file: the text of the document where it is open."""
-        for state in self._states.values():
-            if state.document.path is not None and _same(state.document.path, path):
-                return Source(name, state.document.source.text)
-        return read_source(path, name)
+        def read(path: Path, name: str) -> Source | Diagnostic:
+            """An included file: the text of the document where it is open."""
+            opened.reads[path] = self._stamp(path)
+            other = self._at(path)
+            return read_source(path, name) if other is None else Source(name, other.document.source.text)
 
-    def _name(self, path: Path | None, uri: str) -> str:
-        if path is None:
-            return uri
-        if self.folder is not None and path.is_relative_to(self.folder):
-            return str(path.relative_to(self.folder))
-        return str(path)
+        return read_text(document, opened.graph.facts, read)
+
+    def _stamp(self, path: Path) -> object:
+        other = self._at(path)
+        return stamp_of(path) if other is None else (other.document.uri, other.document.source.text)
+
+    def _at(self, path: Path) -> OpenDocument | None:
+        """The open document of a file, whichever way its path is spelled."""
+        real = os.path.realpath(path)
+        return next((each for each in list(self._open.values()) if each.real == real), None)
+
+    def _note_devices(self, opened: OpenDocument, text: TextState) -> None:
+        """A profile that a ``device`` line names is a file that the policy depends on."""
+        for placed in text.expansion.statements:
+            if isinstance(placed.statement, Device):
+                found = find_device(placed.statement.target, placed.folder)
+                path = found[0] if isinstance(found, tuple) else placed.folder / placed.statement.target
+                opened.reads[path] = stamp_of(path)
 
 
-def _same(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+def _worth(state: State) -> None:
+    if state.graph is not None:
+        state.graph.weigh()

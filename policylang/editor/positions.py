@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
 
 from attrs import field, frozen
@@ -53,6 +54,8 @@ class Positions:
         start = self._starts[position.line]
         end = self._starts[position.line + 1] if position.line + 1 < len(self._starts) else len(self.text)
         line = self.text[start:end].rstrip("\r\n")
+        if self.encoding is types.PositionEncodingKind.Utf32 or line.isascii():
+            return start + min(position.character, len(line))
         units = 0
         for index, character in enumerate(line):
             units += self._units(character)
@@ -72,3 +75,19 @@ class Positions:
         if self.encoding is types.PositionEncodingKind.Utf32 or text.isascii():
             return len(text)
         return len(text.encode(_UNITS[self.encoding], "surrogatepass")) // _WIDTH[self.encoding]
+
+
+def changed_text(
+    text: str,
+    changes: Sequence[types.TextDocumentContentChangeEvent],
+    encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16,
+) -> str:
+    """A text after changes that were made one after the other, of the whole or of parts."""
+    for change in changes:
+        if isinstance(change, types.TextDocumentContentChangePartial):
+            positions = Positions(text, encoding)
+            start, end = positions.offset(change.range.start), positions.offset(change.range.end)
+            text = text[:start] + change.text + text[max(start, end) :]
+        else:
+            text = change.text
+    return text

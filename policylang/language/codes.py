@@ -6,14 +6,14 @@ A page is read when its code is first diagnosed or explained: importing this mod
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from attrs import frozen
 
-from policylang.language.diagnostics import Diagnostic, Related, Severity
-from policylang.language.resources import codes_folder
-from policylang.language.source import Span
+from policylang.language.diagnostics import Diagnostic, Mend, Related, Severity, written
+from policylang.language.resources import codes_folder, policies_folder
+from policylang.language.source import Source, Span
 
 _CODE = re.compile(r"APL[0-9]{3}")
 _PAGE = re.compile(
@@ -83,9 +83,24 @@ def diagnose(
     help: str | None = None,
     related: tuple[Related, ...] = (),
     details: tuple[str, ...] = (),
+    write: Sequence[str] = (),
+    mends: Iterable[Mend] = (),
 ) -> Diagnostic:
-    """A diagnostic of a code, with the severity that its page gives."""
-    return Diagnostic(code, message, span, help, related, CODES[code].severity, details)
+    """A diagnostic of a code, with the severity that its page gives.
+
+    ``write``: texts that can stand in place of the span, each a mend; ``mends``: those that change something else. A
+    mend of a policy that comes along is left out, as is one of a rule that no text says: nobody writes there.
+    """
+    if write and span is not None:
+        mends = (*written(span, write, near=(help or "").startswith("did you mean")), *mends)
+    mends = tuple(mend for mend in mends if all(map(_is_written, mend.sources)))
+    return Diagnostic(code, message, span, help, related, CODES[code].severity, details, mends=mends)
+
+
+def _is_written(source: Source) -> bool:
+    name = source.name
+    comes_along = name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
+    return bool(source.text) and not comes_along
 
 
 def is_error(diagnostic: Diagnostic) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from attrs import evolve, field, frozen
 
-from policylang.language.source import Span
+from policylang.language.source import Source, Span
 
 
 class Severity(Enum):
@@ -26,6 +26,39 @@ class Related:
     span: Span | None = None
     brief: bool = False
     """Whether its place says enough, without the line that stands there."""
+
+
+@frozen
+class TextChange:
+    """What stands in a span becomes another text; at an empty span the text is inserted."""
+
+    span: Span
+    text: str
+
+
+@frozen
+class Mend:
+    """What can be written in place of something wrong: the help of a diagnostic as data, for editors to carry out."""
+
+    title: str
+    """What it does, as the help says it: ``write `==```."""
+    changes: tuple[TextChange, ...]
+    """In the order of the text; no two of one source overlap."""
+    is_choice: bool = False
+    """Whether its author has to want it: that a rule goes, or may match nothing. Nothing does it unasked."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The texts that it changes, each once."""
+        return tuple(dict.fromkeys(change.span.source for change in self.changes))
+
+    def applied(self, source: Source) -> str:
+        """The text of a source with the changes that are about it."""
+        text = source.text
+        for change in sorted(self.changes, key=lambda each: each.span.start, reverse=True):
+            if change.span.source == source:
+                text = text[: change.span.start] + change.text + text[change.span.end :]
+        return text
 
 
 @frozen
@@ -51,6 +84,104 @@ class Diagnostic:
     whose cause is its own code is one only if something follows from it."""
     include: Span | None = None
     """In the file that was loaded, the include that brings the line of an included file."""
+    mends: tuple[Mend, ...] = ()
+    """What the help says to write, where it is known which text goes where; the likeliest first. Each by itself."""
+
+    def moved_to(self, span: Span) -> Diagnostic:
+        """The same about the same text in another place."""
+        mends = (
+            evolve(mend, changes=tuple(evolve(each, span=span) for each in mend.changes if each.span == self.span))
+            for mend in self.mends
+        )
+        return evolve(self, span=span, mends=tuple(mend for mend in mends if mend.changes))
+
+
+def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: bool = False) -> tuple[Mend, ...]:
+    """A mend for each text that can be written in the place of a span. ``near``: they are guesses by likeness."""
+    title = "did you mean `{}`?" if near else "write `{}`"
+    return tuple(
+        Mend(title.format(" ".join(text.split())), (TextChange(span, text),), is_choice)
+        for text in dict.fromkeys(texts)
+    )
+
+
+def prefixed(span: Span, word: str) -> Mend:
+    """The mend that writes a word before what stands in a span."""
+    return Mend(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
+
+
+def left_out(span: Span) -> Mend:
+    """The mend that leaves out the words of a span and the space before them."""
+    text = span.source.text
+    start = len(text[: span.start].rstrip(" \t"))
+    return Mend(f"leave `{span.one_line}` out", (TextChange(Span(span.source, start, span.end), ""),), True)
+
+
+def inserted(span: Span, text: str) -> Mend:
+    """The mend that writes a word behind what stands in a span."""
+    at = Span(span.source, span.end, span.end)
+    return Mend(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
+
+
+def removed(statement: Span, title: str = "remove the line") -> Mend:
+    """The mend that removes a statement: with its line and the comment behind it where nothing else stands there."""
+    return Mend(title, (TextChange(_with_its_line(statement), ""),), True)
+
+
+def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Mend:
+    """The mend that moves a statement before another one of its text, or behind it, onto a line of its own."""
+    source = statement.source
+    if behind:
+        place, text = line_behind(to, statement.text)
+    else:
+        place, text = Span(source, to.start, to.start), statement.text + _line_end(source)
+    changes = (TextChange(place, text), TextChange(_with_its_line(statement), ""))
+    return Mend(title, changes[::-1] if behind else changes, True)
+
+
+def put_before(statement: Span, text: str) -> Mend:
+    """The mend that writes a statement on a line of its own before another one."""
+    source, start = statement.source, statement.start
+    return Mend(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
+
+
+def put_behind(statement: Span, text: str) -> Mend:
+    """The mend that writes a statement behind another one."""
+    return Mend(f"write `{text}` below it", (TextChange(*line_behind(statement, text)),), True)
+
+
+def line_behind(statement: Span, text: str) -> tuple[Span, str]:
+    """Where a text is inserted, and the text with what surrounds it, to stand on a line of its own behind a statement:
+    behind the comment in its line, before another statement there."""
+    source, end = statement.source, statement.end
+    last = source.text.find("\n", end)
+    last = len(source.text) if last < 0 else last
+    after = source.text[end:last].lstrip()
+    if after.startswith(";"):
+        return Span(source, end, end), f"; {text}"
+    place = last - source.text[:last].endswith("\r")
+    return Span(source, place, place), _line_end(source) + text
+
+
+def _line_end(source: Source) -> str:
+    return "\r\n" if "\r\n" in source.text else "\n"
+
+
+def _with_its_line(statement: Span) -> Span:
+    """What goes with a statement so that nothing of it is left over."""
+    text, start, end = statement.source.text, statement.start, statement.end
+    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    last = len(text) if last < 0 else last
+    before, after = text[first:start], text[end:last]
+    if not before.strip() and (not after.strip() or after.lstrip().startswith("#")):
+        if last == len(text):  # of the last line, the end of the one before it: no empty line is left
+            first = len(text[:first].removesuffix("\n").removesuffix("\r"))
+        return Span(statement.source, first, min(last + 1, len(text)))
+    if after.lstrip().startswith(";"):
+        rest = after.lstrip()[1:]
+        return Span(statement.source, start, last - len(rest.lstrip()))
+    kept = before.rstrip().removesuffix(";").rstrip()
+    return Span(statement.source, first + len(kept), end)
 
 
 GATHERS_NOTHING = "it gathers no weights"
@@ -106,4 +237,15 @@ def _at_include(include: Span, group: list[Diagnostic]) -> Diagnostic:
     first = group[0]
     message = f"`{include.one_line}` matches nothing in this graph: {first.cause}"
     notes = tuple(Related(each.message, each.span, brief=True) for each in group)
-    return evolve(first, message=message, span=include, cause="", include=None, details=(), related=notes)
+    mends = _of_each(group)
+    return evolve(first, message=message, span=include, cause="", include=None, details=(), related=notes, mends=mends)
+
+
+def _of_each(group: Sequence[Diagnostic]) -> tuple[Mend, ...]:
+    """The mend that does to each line of an included file what each by itself is told; none where one has none."""
+    first = [next((mend for mend in each.mends if mend.is_choice), None) for each in group]
+    titles = {mend.title for mend in first if mend is not None}
+    if None in first or len(titles) != 1:
+        return ()
+    changes = {change: None for mend in first if mend is not None for change in mend.changes}
+    return (Mend(titles.pop().replace(" it", f" {len(group)} lines"), tuple(changes), True),)

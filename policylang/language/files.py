@@ -124,6 +124,22 @@ def _missing(path: Path, name: str) -> Diagnostic:
     return diagnose("APL103", f"there is no policy file `{_shortened(name)}`", help=help)
 
 
+def meant_files(path: Path, name: str) -> tuple[str, ...]:
+    """What an include of a file that is not there may have meant: files beside it, and ``<name>`` for policies that
+    come along; none where there is such a file."""
+    if path.exists():
+        return ()
+    stem = path.name.removesuffix(SUFFIX)
+    if stem in bundled_names() and os.path.basename(name) == name:
+        return (f"<{stem}>",)
+    try:
+        beside = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX)
+    except OSError:
+        beside = []
+    bundled = {f"{each}{SUFFIX}": f"<{each}>" for each in bundled_names() if f"{each}{SUFFIX}" not in beside}
+    return tuple(bundled.get(near, near) for near in nearest(path.name, sorted((*beside, *bundled))))
+
+
 def _bundled_first(path: Path, near: tuple[str, ...]) -> tuple[str, ...]:
     """Bundled policies are called by their bare names, also where a name is misspelt that could be a file's."""
     if path.suffix == SUFFIX or path.name != str(path):

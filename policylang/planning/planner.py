@@ -5,6 +5,7 @@ from __future__ import annotations
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Action, ExpectFate, Policy
 from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
@@ -68,10 +69,12 @@ def plan(
     tagged = {} if apart else user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     fate = _fate(policy, capabilities)
     verdict = judge(policy, facts, selections, tagged, around)
+    stop_unless_wanted()
     decisions = first_decisions(policy, facts, verdict, tagged, fate, capabilities, around)
     routing = keep_routing(policy, facts, decisions)
     safety = Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
+    stop_unless_wanted()
     stays: tuple[int, ...] = ()
     if place is not None:
         needs = needs_when_rerun(facts, decisions, place.reach, place.unchanged, place.inner)
@@ -82,13 +85,16 @@ def plan(
         needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
+    stop_unless_wanted()
     order = None
     if policy.orders and capabilities.orders:
         schedule = schedule_of(facts, decisions)
         order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
+    stop_unless_wanted()
     expectations, failures = check_expectations(
         policy.expectations, selections, decisions, outcome, block_by_block=apart, order=order
     )
+    stop_unless_wanted()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
     by_fsdp = answered(policy, aside, unmatched, _about_nothing(policy, selections) if aside is not None else ())
@@ -166,5 +172,7 @@ def _capability_diagnostics(
     undecided = [row for row in open_rows if (d := decisions[row]) is not None and d.why is Why.UNDECIDED]
     asked = policy.undecided is not None and policy.undecided.fate == "auto" and not decides
     if (asked or undecided) and not capabilities.undecided_auto:
-        found.append(refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities))
+        found.append(
+            refusals.cannot_be_auto(policy.undecided if asked else None, undecided, facts, capabilities, policy)
+        )
     return found

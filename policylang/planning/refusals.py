@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve
 
 from policylang.graph.facts import Facts, InputKind, LostMarker
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import GATHERS_NOTHING, Diagnostic, Related, Severity
+from policylang.language.diagnostics import (
+    GATHERS_NOTHING,
+    Diagnostic,
+    Mend,
+    Related,
+    Severity,
+    left_out,
+    moved,
+    prefixed,
+    put_before,
+    put_behind,
+    removed,
+    written,
+)
 from policylang.language.figures import counted, figure, first_lines
+from policylang.language.parsing.parser import words_of
 from policylang.language.source import Span
 from policylang.language.syntax import (
     NOWHERE,
@@ -34,6 +48,7 @@ from policylang.planning.selection.empty_matches import (
     part_counts,
 )
 from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.what_would_match import glob_span, numbered_globs, would_match
 from policylang.planning.setups import WHAT_FSDP_MEANS
 from policylang.planning.value_decision import Decision
 
@@ -65,12 +80,16 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
     if of_weights:
         sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
         help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
+    mends = [*would_match(rule.selector, selections), prefixed(rule.span, "optional")]
+    if of_weights:
+        mends.append(removed(rule.span))
     found = diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
         span=rule.selector.span,
         help=other_origin_hint(rule.selector, selections) + help,
         details=part_counts(rule.selector, selections),
+        mends=mends,
     )
     cause = GATHERS_NOTHING if of_weights else missing_parts(rule.selector, selections)
     return evolve(found, cause=cause)
@@ -88,22 +107,24 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
         f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
         span=blocks.span,
         help=nearest_paths_hint(blocks.glob, facts),
+        mends=written(glob_span(blocks.glob, blocks.span), numbered_globs(blocks.glob, facts), near=True),
     )
 
 
-def no_blocks(selector: Selector, facts: Facts) -> Diagnostic:
-    """Of a policy that leaves it to the graph what its blocks are; ``selector``: the first that speaks of them."""
+def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
+    """Of a policy that leaves it to the graph what its blocks are; ``rule``: the first that speaks of them."""
     found = diagnose(
         NO_SUCH_BLOCKS,
         "no blocks were found in this graph",
-        span=selector.span,
+        span=rule.selector.span,
         help=f"name them, `blocks layers.*`; {nearest_paths_hint('layers.*', facts)}",
+        mends=[put_before(rule.span, f"blocks {glob}") for glob in numbered_globs("layers.*", facts)],
     )
     return evolve(found, cause=NO_SUCH_BLOCKS)
 
 
-def overridden(policy: Policy, outcome: RuleOutcome) -> Diagnostic:
-    """A rule whose every match later rules took over."""
+def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Diagnostic:
+    """A rule whose every match later rules took over. ``rules``: what became of all of them."""
     takers = [(policy.rules[index], count) for index, count in outcome.overridden_by.items()]
     taken = sum(outcome.overridden_by.values())
     which = _all_nodes(taken) if taken == len(outcome.matched) else f"{taken} of the {len(outcome.matched)} nodes"
@@ -114,7 +135,18 @@ def overridden(policy: Policy, outcome: RuleOutcome) -> Diagnostic:
         span=outcome.rule.span,
         help="remove it, or move it below the rules that take its nodes over",
         related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
+        mends=[removed(outcome.rule.span), *_below(outcome, rules)],
     )
+
+
+def _below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Mend]:
+    """The mend that moves a rule below those that take its nodes over, where each of them has others left then."""
+    takers = [(rules[index], count) for index, count in outcome.overridden_by.items()]
+    span, last = outcome.rule.span, max((taker.rule.span for taker, _ in takers), key=lambda each: each.start)
+    if outcome.kept_by_user or any(taker.rule.span.source != span.source for taker, _ in takers):
+        return
+    if all(len(taker.decided) > count and taker.rule.span.start > span.start for taker, count in takers):
+        yield moved(span, last, f"move it below line {last.line}", behind=True)
 
 
 def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
@@ -124,6 +156,7 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
         f"{_all_nodes(outcome.kept_by_user)} it matches",
         span=outcome.rule.span,
         help=f"write `override {outcome.rule.text}` to change them",
+        mends=[prefixed(outcome.rule.span, "override")],
     )
 
 
@@ -141,6 +174,7 @@ def no_effect(outcome: RuleOutcome, facts: Facts, keeper: tuple[int, int] | None
         f"`{outcome.rule.text}` decides {_values(count)} and changes nothing: the backward reads none of them{instead}",
         span=outcome.rule.span,
         help=help,
+        mends=[] if keeper is not None else [removed(outcome.rule.span)],
     )
 
 
@@ -178,6 +212,7 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
         "a second run could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
+        mends=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
         details=_listed(_where(facts, row) for row in rows),
     )
 
@@ -203,6 +238,7 @@ def markers_outranked(outcome: RuleOutcome, lost: Sequence[int], facts: Facts) -
         f"partition has followed or overridden, would have {_values(len(lost))} of it recomputed",
         span=rule.span,
         help=f"write `override {rule.text}`",
+        mends=[prefixed(rule.span, "override")],
         details=_listed(facts.names[row] for row in lost),
     )
 
@@ -250,7 +286,19 @@ def cannot_decide(rule: Rule, capabilities: Capabilities) -> Diagnostic:
     if rule.action.offloads:
         why = f"asks for offloading, which {capabilities.name} cannot do"
     help = "save or recompute these values instead"
-    return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help)
+    return diagnose(PATH_CANNOT, f"`{rule.text}` {why}", rule.span, help=help, mends=_other_action(rule))
+
+
+def _other_action(rule: Rule) -> Iterator[Mend]:
+    """The mends that say another action, without the budget that only offloading has."""
+    words = words_of(rule.span.source, rule.span.start, rule.span.end)
+    verb = next((word for word in words if word.type == "ACTION"), None)
+    if verb is None:
+        return
+    for action in ("save", "recompute"):
+        (mend,) = written(verb.span, [action], is_choice=True)
+        budget = left_out(rule.budget.span).changes if rule.budget is not None else ()
+        yield evolve(mend, changes=tuple(sorted((*mend.changes, *budget), key=lambda each: each.span.start)))
 
 
 def cannot_edit(statement: Rewriting, capabilities: Capabilities) -> Diagnostic:
@@ -267,9 +315,11 @@ def cannot_order(statement: Bucket | Scheduling, capabilities: Capabilities) -> 
 
 
 def cannot_be_auto(
-    undecided: Undecided | None, rows: Sequence[int], facts: Facts, capabilities: Capabilities
+    undecided: Undecided | None, rows: Sequence[int], facts: Facts, capabilities: Capabilities, policy: Policy
 ) -> Diagnostic:
     """``rows``: the values that would be left undecided, in graph order."""
+    own = [rule.span for rule in policy.rules if policy.included_by(rule.span) is None]
+    fates = ("undecided -> save", "undecided -> recompute")
     message = f"`undecided -> auto` leaves values to PyTorch's partitioner, and {capabilities.name} has none"
     if undecided is None:
         open_values = f"{_values(len(rows))} that the backward reads"
@@ -279,6 +329,8 @@ def cannot_be_auto(
         message,
         span=None if undecided is None else undecided.span,
         help="write `undecided -> save` or `undecided -> recompute`",
+        write=[] if undecided is None else fates,
+        mends=[put_behind(own[-1], fate) for fate in fates] if undecided is None and own else [],
         details=_listed(_where(facts, row) for row in rows),
     )
 

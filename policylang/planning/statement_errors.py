@@ -3,7 +3,7 @@ that are not there. Each error says what it comes from where that is known, so t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
@@ -43,7 +43,7 @@ class StatementErrors:
         wanting = (each.rule for each in rules if not each.matched and not each.rule.optional)
         first = next((rule for rule in wanting if speaks_of_blocks(rule, policy)), None)
         if first is not None:
-            yield refusals.no_blocks(first.selector, selections.facts)
+            yield refusals.no_blocks(first, selections.facts)
 
     def shares(self) -> Iterator[Diagnostic]:
         """Shares of the blocks that come to none."""
@@ -51,7 +51,7 @@ class StatementErrors:
             yield each if self._selections.blocks.names else evolve(each, cause=refusals.NO_SUCH_BLOCKS)
 
     def of_rules(
-        self, rules: Collection[RuleOutcome], by_fsdp: Collection[int], around: AroundBlocks
+        self, rules: Sequence[RuleOutcome], by_fsdp: Collection[int], around: AroundBlocks
     ) -> Iterator[Diagnostic]:
         """Rules that match nothing, or that decide nothing. ``by_fsdp``: the rules that FSDP answers."""
         gathers = any(map(is_all_gather, self._selections.facts.by_target))
@@ -63,7 +63,7 @@ class StatementErrors:
             elif outcome.decided:
                 continue
             elif outcome.overridden_by:
-                yield refusals.overridden(self._policy, outcome)
+                yield refusals.overridden(self._policy, outcome, rules)
             elif outcome.kept_by_user:
                 yield refusals.kept_by_user(outcome)
 

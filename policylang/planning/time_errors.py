@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from policylang.language.codes import diagnose
 from policylang.language.devices.lookup import bundled_devices
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, put_before
 from policylang.language.figures import counted, first_lines
 from policylang.language.formatting.unparse_predicates import format_predicate
 from policylang.language.source import Span
@@ -52,7 +52,7 @@ def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, cop
     asked = list(dict.fromkeys(times_asked(policy)))
     if times is None:
         if asked:
-            yield _no_device(asked)
+            yield _no_device(policy, asked)
     elif (asked or asked_for) and (found := lacking(times, asked[0][1] if asked else None, copies=copies)):
         yield found
 
@@ -63,8 +63,11 @@ def _timed_tests(statement: Statement, policy: Policy) -> Iterator[Compare]:
             yield test
 
 
-def _no_device(asked: list[tuple[str, Span]]) -> Diagnostic:
+def _no_device(policy: Policy, asked: list[tuple[str, Span]]) -> Diagnostic:
     (words, span), *others = asked
+    statements = (*policy.rules, *policy.rewrites, *policy.scheduling, *policy.expectations)
+    own = [each.span for each in statements if policy.included_by(each.span) is None]
+    first = min(own, key=lambda each: each.start, default=span)
     more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}" if others else ""
     return diagnose(
         NO_DEVICE,
@@ -73,4 +76,5 @@ def _no_device(asked: list[tuple[str, Span]]) -> Diagnostic:
         help="write `device h100-sxm` into the policy, or plan it with `--device h100-sxm`, in Python with `device=`; "
         f'bundled are {", ".join(bundled_devices())}, and a profile of your own is `device "cluster.toml"`',
         details=first_lines([f"{where.location}: {phrase}" for phrase, where in others], _MOST_NAMES),
+        mends=[put_before(first, f"device {name}") for name in bundled_devices()],
     )

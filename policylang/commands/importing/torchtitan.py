@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("selectors", metavar="SELECTORS", help="'MODULE::OPERATOR | MODULE::OPERATOR | …', quoted")
     parser.add_argument("-o", "--output", metavar="FILE", help="the policy, such as mine.apl; printed without it")
     parser.add_argument("--name", type=_name, default="torchtitan_save_ops", help="the name of the policy")
-    add_graph(parser, required=False)
+    add_graph(parser)
     add_import(parser)
 
 

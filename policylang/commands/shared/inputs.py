@@ -27,10 +27,9 @@ STDIN = "-"
 STDIN_NAME = "<stdin>"
 
 
-def add_graph(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_graph(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graph",
-        required=required,
         metavar="GRAPH",
         help="a snapshot that `policylang snapshot` wrote, a recorded graph in JSON, or a graph as text",
     )
@@ -180,12 +179,14 @@ def warn_of_devices(facts: Facts, *plans: Plan) -> None:
 def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
     """Print what is wrong on the standard error; the exit code that goes with it."""
     from policylang.api.check import CheckResult
+    from policylang.api.project.settings import PROBLEMS as WRONG_SETTINGS
     from policylang.commands.shared.output import tell
     from policylang.report.diagnostics import render_text
 
     found = tuple(diagnostics)
     tell(render_text(found))
-    return Exit.USAGE if CheckResult((), found).unreadable else Exit.DIAGNOSTICS
+    unreadable = CheckResult((), found).unreadable or any(each.code in WRONG_SETTINGS for each in found)
+    return Exit.USAGE if unreadable else Exit.DIAGNOSTICS
 
 
 def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool) -> Exit:

@@ -2,11 +2,142 @@
 
 from __future__ import annotations
 
+import re
+
 from lsprotocol import types
 
+from policylang.editor.explaining import names, places, predicates
+from policylang.editor.explaining.article import Article, code, with_code
+from policylang.editor.explaining.pointed import Pointed, pointed_at
+from policylang.editor.explaining.statements import article_of
+from policylang.editor.explaining.word_senses import meaning_at, unit_at
 from policylang.editor.state import State
+from policylang.language import syntax
+from policylang.language.meanings.dictionary import Meaning
+from policylang.language.source import Span
+
+_NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][0-9]+)?")
+_OF_THE_STATEMENT = frozenset({"action", "statement", "modifier", "figure", "fate", "bound", "limit", "name"})
+"""Senses of words that say what the statement does: what it comes to is shown with them."""
+_TESTS = (syntax.Compare, syntax.Match, syntax.Is, syntax.CrossesCut, syntax.Annotated)
+_NAMES = (syntax.Word, syntax.Operator, syntax.Reference)
 
 
-def hover(state: State, offset: int) -> types.Hover | None:
-    """Of the word at a character offset, else of the rule around it."""
-    return None
+def hover(state: State, offset: int, *, markdown: bool = True) -> types.Hover | None:
+    """Of the word at a character offset, else of the statement around it; None in comments and between statements.
+    ``markdown``: whether the client shows it."""
+    pointed = pointed_at(state, offset)
+    if pointed is None:
+        return None
+    article, start, end = explained(state, pointed)
+    if not article.blocks:
+        return None
+    return types.Hover(article.content(markdown=markdown), state.document.positions.between(start, end))
+
+
+def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
+    """What is said of a place, and from where to where the text is of which it is said."""
+    word = pointed.word
+    if word is None:
+        return _whole(state, pointed)
+    assert pointed.at is not None
+    said = meaning_at(pointed.words, pointed.at)
+    inner = pointed.parts[-1] if pointed.parts else None
+    if isinstance(inner, _NAMES) and inner.span.start <= word.span.start and word.span.end <= inner.span.end:
+        return _ranged(names.of_name(state, inner), inner.span)
+    if unit_at(pointed.words, pointed.at) is not None:
+        return _unit(pointed, pointed.at)
+    test = next((part for part in reversed(pointed.parts) if isinstance(part, _TESTS)), None)
+    if test is not None:
+        return _test(state, pointed, test, said)
+    if said is not None and said.sense in _OF_THE_STATEMENT:
+        article, start, end = _whole(state, pointed)
+        if said.sense == "statement" and said.words == ("blocks",):
+            article.follow(places.of_all_blocks(state))
+        return article.follow(_meaning(said)), start, end
+    article = Article().follow(_place(state, pointed))
+    if said is not None:
+        if isinstance(inner, _SELECTORS) and not article.blocks and said.sense != "sign":
+            article.follow(predicates.of_part(state, inner))
+        return _ranged(_titled(said, str(word)).follow(article), word.span)
+    if article.blocks:
+        return _ranged(article, word.span)
+    return _whole(state, pointed)
+
+
+_SELECTORS = (
+    *(syntax.InModule, syntax.InBlock, syntax.Ordinal, syntax.Where, syntax.Union, syntax.Intersection),
+    *(syntax.Difference, syntax.Feeding, syntax.Step, syntax.Chain, syntax.ChainOf, syntax.Everything),
+)
+
+
+def _ranged(article: Article, span: Span) -> tuple[Article, int, int]:
+    return article, span.start, span.end
+
+
+def _whole(state: State, pointed: Pointed) -> tuple[Article, int, int]:
+    """Of the statement: its text, and what it comes to; of one that cannot be read what its first words mean."""
+    statement, article = pointed.statement, Article()
+    text = state.document.source.text[pointed.start : pointed.end]
+    if isinstance(statement, syntax.Let):
+        article = names.of_let(state, statement, statement.selector)
+    elif statement is not None:
+        article.policy(text).follow(article_of(state, statement))
+    elif (said := meaning_at(pointed.words, 0)) is not None:
+        article = _meaning(said)
+    return article, pointed.start, pointed.end
+
+
+def _meaning(said: Meaning) -> Article:
+    return Article().say(with_code(said.text), f"For example {code(said.example)}; more in {code(said.page)}.")
+
+
+def _titled(said: Meaning, word: str) -> Article:
+    title = code(" ".join(word.split()))
+    if len(said.words) == 1 and " " in said.words[0] and said.sense != "position":
+        title = code(said.words[0])
+    article = _meaning(said)
+    kind, first = article.blocks[0]
+    article.blocks[0] = kind, f"{title}: {first}"
+    return article
+
+
+def _unit(pointed: Pointed, at: int) -> tuple[Article, int, int]:
+    """Of a number with its unit, from either of them."""
+    words = pointed.words
+    unit = unit_at(words, at)
+    assert unit is not None
+    first = at if words[at].type in ("INT", "NUMBER") else at - 1
+    has_number = first >= 0 and words[first].type in ("INT", "NUMBER")
+    number = _NUMBER.match(words[first]) if has_number else None
+    last = at if words[at].type not in ("INT", "NUMBER") or str(words[at]).endswith(unit) else at + 1
+    article = predicates.of_unit(unit, number.group().replace("_", "") if number is not None else "")
+    start = words[first if has_number else at].span.start
+    return article, start, words[last].span.end
+
+
+def _test(state: State, pointed: Pointed, test: syntax.Test, said: Meaning | None) -> tuple[Article, int, int]:
+    """Of a predicate, from any of its words: what it means, and how many nodes pass."""
+    where = next(part for part in reversed(pointed.parts) if isinstance(part, syntax.Where))
+    if said is None or said.sense == "sign":
+        first = next(at for at, word in enumerate(pointed.words) if word.span.start >= test.span.start)
+        said = meaning_at(pointed.words, first)
+    article = Article() if said is None else _titled(said, said.words[0])
+    return _ranged(article.follow(predicates.of_test(state, test, where)), test.span)
+
+
+def _place(state: State, pointed: Pointed) -> Article:
+    """Of a glob the modules that it matches, of words about blocks which of them are meant."""
+    word, statement = pointed.word, pointed.statement
+    assert word is not None
+    assert pointed.at is not None
+    if isinstance(statement, syntax.Blocks):
+        return places.of_modules(state, statement.glob).follow(places.of_all_blocks(state))
+    inner = next((part for part in reversed(pointed.parts) if isinstance(part, syntax.InModule | syntax.InBlock)), None)
+    if inner is None or inner is not next(
+        (part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None
+    ):
+        return Article()
+    if isinstance(inner, syntax.InModule):
+        return places.of_modules(state, inner.glob)
+    return places.of_blocks(state, inner.which, outside=inner.outside)

@@ -49,6 +49,13 @@ def find_device(name: str, base: Path) -> tuple[Path, str] | Diagnostic:
     return _unknown(name) if missing else (path, name)
 
 
+def meant_devices(name: str) -> tuple[str, ...]:
+    """The profiles that come along that a name may have been meant for: those that it begins, else those like it."""
+    stem = os.path.basename(name).removesuffix(SUFFIX).lower()
+    fitting = tuple(each for each in bundled_devices() if each == stem or each.startswith(f"{stem}-"))
+    return fitting or _nearest(stem) if stem else ()
+
+
 def _unknown(name: str) -> Diagnostic:
     shown = shortened(name.partition("\n")[0], _LONGEST)
     stem = os.path.basename(name).removesuffix(SUFFIX).lower()

@@ -16,6 +16,7 @@ from policylang.language.source import Source, Span
 Path = tuple[str | int, ...]
 """``("network", 1, "latency")``: the names and numbers that lead to a figure."""
 
+_AT = re.compile(r" \(at line (\d+), column (\d+)\)$| \(at end of document\)$")
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}'
     r"|'''.*?'{3,5}"
@@ -69,6 +70,21 @@ def place_of(path: Path, known: Mapping[Path, Position]) -> Position | None:
     while path and path not in known:
         path = path[:-1]
     return known.get(path)
+
+
+def misread(message: str, source: Source) -> tuple[str, Span]:
+    """What ``tomllib`` says of a text that is no TOML, in the words of a diagnostic, and the place that it means."""
+    at = _AT.search(message)
+    start = 0
+    if at is not None:
+        message = message[: at.start()]
+        start = len(source.text)
+        if at[1]:
+            lines = source.text.split("\n")
+            start = sum(len(line) + 1 for line in lines[: int(at[1]) - 1]) + int(at[2]) - 1
+    if "digits" in message:
+        message = "a number has too many digits"
+    return message[:1].lower() + message[1:], Span(source, start, start)
 
 
 def _note(found: dict[Path, Position], path: Path, position: Position) -> None:

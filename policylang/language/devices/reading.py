@@ -14,6 +14,7 @@ from policylang.language.codes import diagnose
 from policylang.language.devices.checked_tables import LEAST_RATE, MOST_RATE, CheckedTables
 from policylang.language.devices.collective_table import read_table
 from policylang.language.devices.lookup import find_device
+from policylang.language.devices.positions import misread
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
 from policylang.language.devices.text_file import read_text
 from policylang.language.diagnostics import Diagnostic, Related
@@ -33,7 +34,6 @@ _LONGEST_TIME = 3600.0
 _MOST_RANKS = 1 << 24
 _MOST_BYTES = 1 << 60
 _BYTES = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]?i?B)\s*")
-_AT = re.compile(r" \(at line (\d+), column (\d+)\)$| \(at end of document\)$")
 
 
 def read_device(name: str | os.PathLike[str], base: Path | None = None) -> DeviceProfile | Diagnostic:
@@ -62,25 +62,11 @@ def parse_device(source: Source, folder: Path) -> DeviceProfile | Diagnostic:
     except RecursionError:
         return diagnose("APL154", "the file nests lists or tables too deep", Span(source, 0, 0))
     except ValueError as error:  # tomllib's own error is one, and so is a number of more digits than Python reads
-        return _no_toml(str(error), source)
+        message, span = misread(str(error), source)
+        return diagnose("APL154", f"the file is not TOML: {message}", span)
     reader = _Reader(CheckedTables(source), found, folder)
     device = reader.device()
     return device if device is not None else _first(reader.tables.found)
-
-
-def _no_toml(message: str, source: Source) -> Diagnostic:
-    at = _AT.search(message)
-    start = 0
-    if at is not None:
-        message = message[: at.start()]
-        start = len(source.text)
-        if at[1]:
-            lines = source.text.split("\n")
-            start = sum(len(line) + 1 for line in lines[: int(at[1]) - 1]) + int(at[2]) - 1
-    if "digits" in message:
-        message = "a number has too many digits"
-    message = message[:1].lower() + message[1:]
-    return diagnose("APL154", f"the file is not TOML: {message}", Span(source, start, start))
 
 
 def _first(found: list[Diagnostic]) -> Diagnostic:

@@ -56,7 +56,7 @@ def format_source(source: Source) -> Formatted:
 
 
 @frozen
-class _Piece:
+class LayoutPiece:
     """A word or a comment of the source."""
 
     text: str
@@ -121,8 +121,8 @@ def _lines(source: Source) -> list[_Line]:
     """The source cut into lines, without the last word on the columns of comments."""
     lines: list[_Line] = []
     depth = 0
-    before: _Piece | None = None
-    for piece in _pieces(source):
+    before: LayoutPiece | None = None
+    for piece in pieces_of(source):
         gap = source.text.count("\n", before.end, piece.start) if before is not None else 0
         if piece.is_comment and before is not None and not before.is_comment and not gap:
             lines[-1].comment, lines[-1].column = _comment(piece.text), _column(source.text, piece.start)
@@ -142,12 +142,12 @@ def _lines(source: Source) -> list[_Line]:
     return lines
 
 
-def _hugs(before: _Piece | None, piece: _Piece) -> bool:
+def _hugs(before: LayoutPiece | None, piece: LayoutPiece) -> bool:
     """Whether a blank line between the two would stand just inside a parenthesis."""
     return piece.text == ")" or (before is not None and before.text == "(")
 
 
-def _spaced(word: str, before: _Piece | None) -> str:
+def _spaced(word: str, before: LayoutPiece | None) -> str:
     if before is None or before.text == "(" or word in (")", ",", "%"):
         return word
     return f" {word}"
@@ -161,9 +161,9 @@ def _column(text: str, offset: int) -> int:
     return len(text[text.rfind("\n", 0, offset) + 1 : offset].expandtabs(_TAB))
 
 
-def _pieces(source: Source) -> Iterable[_Piece]:
+def pieces_of(source: Source) -> Iterable[LayoutPiece]:
     """Words and comments, in the order of the text."""
-    said = [_Piece(source.text[start:end], start, end, -1) for start, end in comments(source)]
+    said = [LayoutPiece(source.text[start:end], start, end, -1) for start, end in comments(source)]
     words = [
         piece
         for number, (start, end) in enumerate(split(source).ranges)
@@ -173,20 +173,20 @@ def _pieces(source: Source) -> Iterable[_Piece]:
     return sorted([*said, *words], key=lambda piece: piece.start)
 
 
-def _words(word: Lexeme, statement: int) -> Iterable[_Piece]:
+def _words(word: Lexeme, statement: int) -> Iterable[LayoutPiece]:
     start, end = word.start_pos or 0, word.end_pos or 0
     text = str(word)
     if word.type in PAIRS:  # two words, and there may be a comment between them
         first, last = text.split()[0], text.split()[-1]
-        yield _Piece(first, start, start + len(first), statement)
-        yield _Piece(last, end - len(last), end, statement)
+        yield LayoutPiece(first, start, start + len(first), statement)
+        yield LayoutPiece(last, end - len(last), end, statement)
         return
-    yield _Piece("->" if word.type == "ARROW" else text, start, end, statement)
+    yield LayoutPiece("->" if word.type == "ARROW" else text, start, end, statement)
 
 
 def _content(source: Source) -> list[tuple[int, str]]:
     """What may not change: every word, and every comment between the words."""
     return [
         (-1, "".join(piece.text.split())) if piece.is_comment else (piece.statement, piece.text)
-        for piece in _pieces(source)
+        for piece in pieces_of(source)
     ]

@@ -15,7 +15,7 @@ from lark import Token
 from lark.lexer import PatternStr, TerminalDef
 
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Mend, TextChange
 from policylang.language.parsing.statements import FOREIGN_COMMENT
 from policylang.language.source import Source, Span
 from policylang.language.syntax import Scope
@@ -74,8 +74,17 @@ class StatementOrigin:
     """Each ``per …`` that no position of its phrase has taken: an expectation or a bucket may, else it is an error. A
     number is one of blocks."""
 
-    def report(self, code: str, message: str, span: Span, *, help: str | None = None) -> None:
-        self.problems.append(diagnose(code, message, span, help=help))
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        *,
+        help: str | None = None,
+        write: Sequence[str] = (),
+        mends: Sequence[Mend] = (),
+    ) -> None:
+        self.problems.append(diagnose(code, message, span, help=help, write=write, mends=mends))
 
 
 class Lexeme(Token):
@@ -94,8 +103,18 @@ class Lexeme(Token):
     def span(self) -> Span:
         return Span(self.origin.source, self.start_pos or 0, self.end_pos or 0)
 
-    def report(self, code: str, message: str, span: Span | None = None, *, help: str | None = None) -> None:
-        self.origin.report(code, message, span or self.span, help=help)
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span | None = None,
+        *,
+        help: str | None = None,
+        write: Sequence[str] = (),
+        mends: Sequence[Mend] = (),
+    ) -> None:
+        """``write``: what can stand in place of the span."""
+        self.origin.report(code, message, span or self.span, help=help, write=write, mends=mends)
 
 
 class Lexer:
@@ -114,7 +133,8 @@ class Lexer:
         text = source.text
         position = start
         while position < end:
-            named = _DEVICE.match(text, position, end) if [word.type for word in lexemes] == ["DEVICE"] else None
+            is_named = len(lexemes) == 1 and lexemes[0].type == "DEVICE"
+            named = _DEVICE.match(text, position, end) if is_named else None
             if named is not None:
                 word = named.group()
                 lexemes.append(Lexeme.make("NAME" if word.isidentifier() else "PATH", word, position, origin))
@@ -202,9 +222,13 @@ def _report_character(origin: StatementOrigin, text: str, position: int) -> None
     if character == '"':
         line_end = text.find("\n", position)
         whole = Span(origin.source, position, len(text) if line_end < 0 else line_end)
-        origin.report(
-            "APL006", "this quote is never closed", whole, help='a quoted text ends with `"` on the same line'
-        )
+        word = re.match(r'"[^\s#;)]*', whole.text)
+        behind = position + (word.end() if word else 1)
+        closed = Mend('write `"` behind it', (TextChange(Span(origin.source, behind, behind), '"'),))
+        line_ends = 'a quoted text ends with `"` on the same line'
+        origin.report("APL006", "this quote is never closed", whole, help=line_ends, mends=(closed,))
         return
     shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
-    origin.report("APL005", f"unexpected character {shown}", span, help=_LOOKALIKES.get(character))
+    help = _LOOKALIKES.get(character)
+    write = re.findall("write `([^`]+)`$", help or "")
+    origin.report("APL005", f"unexpected character {shown}", span, help=help, write=write)

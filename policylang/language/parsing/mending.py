@@ -23,7 +23,7 @@ Reads = Callable[[str], int | None]
 
 
 @frozen
-class Mend:
+class FoundMistake:
     """What is wrong between two offsets of a statement, and what to write there."""
 
     start: int
@@ -31,14 +31,16 @@ class Mend:
     message: str
     help: str | None
     code: str | None
+    change: tuple[int, int, str] | None = None
+    """The offsets between which another text mends it, and that text; None where no text does."""
 
 
-def find_mend(text: str, stops: int, reads: Reads) -> Mend | None:
+def find_mend(text: str, stops: int, reads: Reads) -> FoundMistake | None:
     """``stops``: where the text as it is cannot be read any further."""
     body = _without_comment(text)
     if len(body) > _LONGEST or not body.strip():
         return None
-    partial: Mend | None = None
+    partial: FoundMistake | None = None
     for mistake in mistakes():
         match = mistake.pattern.search(body)
         if match is None:
@@ -63,7 +65,7 @@ def _without_comment(text: str) -> str:
     return text.rstrip()
 
 
-def _mend(mistake: Mistake, match: re.Match[str], good: str | None) -> Mend:
+def _mend(mistake: Mistake, match: re.Match[str], good: str | None) -> FoundMistake:
     start, end = match.span("bad")
     written = match["bad"]
     start += len(written) - len(written.lstrip())
@@ -73,4 +75,16 @@ def _mend(mistake: Mistake, match: re.Match[str], good: str | None) -> Mend:
     if good is not None:
         shown = " ".join(good.split())
         help = help or (f"write `{shown}`" if shown else f"leave `{groups['bad']}` out")
-    return Mend(start, end, mistake.message.format(**groups), help, mistake.code)
+    change = None if good is None else _change(match, good)
+    return FoundMistake(start, end, mistake.message.format(**groups), help, mistake.code, change)
+
+
+def _change(match: re.Match[str], good: str) -> tuple[int, int, str]:
+    """The replacement as it was read, with the spaces around it as they were; a word that goes takes one along."""
+    start, end = match.span("bad")
+    text = match.string
+    if not good:
+        end += text[start - 1 : start].isspace() and text[end : end + 1].isspace()
+    elif match["bad"][-1].isspace() and not good[-1].isspace() and text[end : end + 1].strip():
+        good += " "
+    return start, end, good

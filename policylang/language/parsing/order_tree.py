@@ -9,6 +9,7 @@ from attrs import evolve
 from lark import v_args
 
 from policylang.language import syntax
+from policylang.language.diagnostics import inserted
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import integer
 from policylang.language.parsing.tree import SelectorRules, SpannedSelector
@@ -36,13 +37,16 @@ class OrderRules(SelectorRules):
             word.report("APL014", message, selector.span, help=help)
         elif blocks is None and size is None and not loose:
             help = "write `per block`, `per 2 blocks`, or a size such as `up to 256 MiB`, behind it"
-            word.report("APL116", "this does not say how much goes into one bucket", span, help=help)
+            said = evolve(inserted(span, "per block"), is_choice=True)
+            message = "this does not say how much goes into one bucket"
+            word.report("APL116", message, span, help=help, mends=[said])
         return syntax.Bucket(selector.selector, blocks, size, optional, span)
 
     def prefetch(self, *words: Any) -> syntax.Prefetch:
         word, (selector, number, _, ahead), optional = opened(words)
         if ahead != "ahead":
-            ahead.report("APL010", f"a prefetch is so many blocks `ahead`, not `{ahead}`", help="write `ahead`")
+            message = f"a prefetch is so many blocks `ahead`, not `{ahead}`"
+            ahead.report("APL010", message, help="write `ahead`", write=["ahead"])
         return syntax.Prefetch(selector.selector, _distance(number), optional, word.span.to(ahead.span))
 
     def delay(self, *words: Any) -> syntax.Delay:
@@ -69,7 +73,8 @@ class OrderRules(SelectorRules):
 
     def within_peak(self, word: Lexeme, size: Quantity, _of: Lexeme, peak: Lexeme) -> tuple[str, Quantity]:
         if peak != "peak":
-            peak.report("APL010", f"a schedule stays within so much of `peak`, not of `{peak}`", help="write `peak`")
+            message = f"a schedule stays within so much of `peak`, not of `{peak}`"
+            peak.report("APL010", message, help="write `peak`", write=["peak"])
         span = word.span.to(peak.span)
         if size.dimension == "fraction":
             return "peak", evolve(size, span=span)
@@ -80,7 +85,8 @@ def _distance(number: Lexeme) -> int:
     """How many blocks ahead or later. None moves nothing, which is reported, and read as 1."""
     blocks = integer(number)
     if not blocks:
-        number.report("APL205", "a distance of 0 blocks moves nothing", help="write `1`, or leave the line out")
+        message = "a distance of 0 blocks moves nothing"
+        number.report("APL205", message, help="write `1`, or leave the line out", write=["1"])
     return blocks or 1
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from collections.abc import Mapping
+from copy import copy
+from functools import cache, lru_cache
 
-from lark import Lark
+from attrs import evolve, frozen
+from lark import Lark, Token
 from lark.exceptions import UnexpectedToken
 
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, written
+from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.lexer import Lexeme, Lexer
 from policylang.language.parsing.mending import find_mend
@@ -20,6 +25,10 @@ from policylang.language.source import Source, Span
 from policylang.language.syntax import File, Statement
 from policylang.language.walk import depth, selector_of
 
+_A_TEXT = re.compile(r"[a-z_]+(?: [a-z_]+)*|[^\w\s()\[\]]+")
+"""A word or two of the language, or a sign."""
+_LONGEST = 600
+"""Characters of a statement whose mends are tried, each by reading it again."""
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013"))
 """Of a character, a word, a statement that ends, one that does not start, and an action that is none."""
 
@@ -56,6 +65,67 @@ def words_of(source: Source, start: int, end: int) -> list[Lexeme]:
     return _lexer().lex(source, start, end)[0]
 
 
+@frozen
+class Reading:
+    """How far the grammar reads the words of a statement, and what it takes next."""
+
+    accepted: frozenset[str]
+    """The terminals that may follow; ``$END`` where the statement may end."""
+    refused: tuple[int, ...]
+    """The words that could not stand where they stand; the others are read as if these were not there."""
+
+
+@lru_cache(maxsize=4096)
+def reading(terminals: tuple[str, ...]) -> Reading:
+    """What may follow the beginning of a statement, given as the terminals of its words."""
+    parser = _lark().parse_interactive("")
+    state = parser.parser_state
+    state.parse_conf = copy(state.parse_conf)
+    state.parse_conf.callbacks = {}  # nothing is built, so nothing is reported
+    refused: list[int] = []
+    for index, terminal in enumerate(terminals):
+        before = state.copy(deepcopy_values=False)
+        try:
+            parser.feed_token(Token(terminal, ""))
+        except UnexpectedToken:  # what was reduced until then is undone
+            state.state_stack, state.value_stack = before.state_stack, before.value_stack
+            refused.append(index)
+    return Reading(frozenset(parser.accepts()), tuple(refused))
+
+
+@cache
+def terminal_texts() -> Mapping[str, tuple[str, ...]]:
+    """The words and signs of each terminal that stands for a few of them: ``PER_RANK`` is ``per rank``. Those that stand
+    for names, numbers or texts of the user's are not there."""
+    found: dict[str, tuple[str, ...]] = {}
+    for terminal in _lark().terminals:
+        pattern = terminal.pattern.value.replace(r"\s+", " ").removeprefix("(?:").removesuffix(")")
+        texts = tuple(re.sub(r"\\(.)", r"\1", each) for each in pattern.split("|"))
+        if terminal.pattern.type == "str":
+            found[terminal.name] = (terminal.pattern.value,)
+        elif all(_A_TEXT.fullmatch(text) for text in texts):
+            found[terminal.name] = texts
+    return found
+
+
+@cache
+def halves() -> Mapping[str, tuple[str, str]]:
+    """The terminals of two words: the first of them, and the second or, where that is any of many, its terminal."""
+    pairs = {}
+    kinds = {terminal.pattern.value: terminal.name for terminal in _lark().terminals}
+    for terminal in _lark().terminals:
+        first, between, second = terminal.pattern.value.partition(r"\s+")
+        if between and first.isidentifier():
+            pairs[terminal.name] = first, kinds.get(second, second)
+    return pairs
+
+
+def words_until(source: Source, start: int, end: int) -> tuple[list[Lexeme], int | None]:
+    """The words of one statement as far as they can be told, and where a character stands that no word has."""
+    words, origin = _lexer().lex(source, start, end)
+    return words, next((problem.span.start for problem in origin.problems if problem.span is not None), None)
+
+
 def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
     """The statements of a source that can be read, and a diagnostic for each that cannot, in the order of the text.
 
@@ -65,6 +135,7 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
     diagnostics = list(slices.diagnostics)
     statements: list[Statement] = []
     for start, end in slices.ranges:
+        stop_unless_wanted()
         statement = _parse_statement(source, start, end, diagnostics)
         if statement is not None:
             statements.append(statement)
@@ -96,30 +167,59 @@ def _mended(problems: list[Diagnostic], source: Source, start: int, end: int) ->
     """What is wrong with a statement, or in its place the common mistake behind it where there is one."""
     first = problems[0] if problems else None
     if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
-        return problems
+        return [_proved(each, source, start, end) for each in problems]
     mend = find_mend(source.text[start:end], first.span.start - start, _stops)
     if mend is None:
-        return problems
+        return [_proved(first, source, start, end)]
     span = Span(source, start + mend.start, start + mend.end)
-    return [diagnose(mend.code or first.code, mend.message, span, help=mend.help)]
+    mends = []
+    if mend.change is not None:
+        low, high, good = mend.change
+        mends = list(written(Span(source, start + low, start + high), [good]))
+        if not good.strip():
+            mends = [evolve(mends[0], title=mend.help or "leave it out")]
+    found = diagnose(mend.code or first.code, mend.message, span, help=mend.help, mends=mends)
+    return [_proved(found, source, start, end)]
+
+
+def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
+    """With those of its mends with which the statement is read further than without them, and no more is wrong."""
+    if problem.span is None or not problem.mends or end - start > _LONGEST:
+        return evolve(problem, mends=())
+    text = source.text[start:end]
+    stopped, count = _trial(text)
+    kept = []
+    for mend in problem.mends:
+        better = mend.applied(source)[start : end + len(mend.applied(source)) - len(source.text)]
+        reached, left = _trial(better)
+        further = stopped is not None and reached is not None and len(better) - reached < len(text) - stopped
+        if reached is None or (further and left <= count):
+            kept.append(mend)
+    return evolve(problem, mends=tuple(kept))
 
 
 def _stops(text: str) -> int | None:
     """Where a statement's text cannot be read any further."""
+    return _trial(text)[0]
+
+
+def _trial(text: str) -> tuple[int | None, int]:
+    """Where a statement's text cannot be read any further, and how much is wrong with it."""
     words, origin = _lexer().lex(Source("", text), 0, len(text))
     stop = len(text)
     if not origin.problems:
         if not words:  # a comment
-            return None
+            return None, 0
         try:
             _reduce(_lark(), words)
         except UnexpectedToken as error:
-            return stop if error.token.type == "$END" else int(error.token.start_pos or 0)
+            stop = stop if error.token.type == "$END" else int(error.token.start_pos or 0)
+            return stop, 1 + len(origin.problems)
         report_loose(words)
         if not origin.problems:
-            return None
+            return None, 0
     spans = (problem.span for problem in origin.problems)
-    return min((span.start for span in spans if span is not None), default=0)
+    return min((span.start for span in spans if span is not None), default=0), len(origin.problems)
 
 
 def _reduce(lark: Lark, words: list[Lexeme]) -> Statement:

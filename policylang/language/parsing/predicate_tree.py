@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from lark import Transformer, v_args
 
+from policylang.language.diagnostics import written
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.source import Span
@@ -123,7 +124,7 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
                 message, help = "`shape` is not one number", "write `shape[0]` for the size of the first dimension"
             else:
                 message, help = f"`{name}` is one number and has no index", f"write `{name}`"
-            subject.report("APL206", message, help=help)
+            subject.report("APL206", message, help=help, write=["shape[0]" if name == "shape" else name])
         elif name not in MEASURES:
             _unknown_property(subject)
         return Compare(name, str(sign), value, index, span)  # type: ignore[arg-type]
@@ -138,7 +139,7 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
             _unknown_property(subject)
         elif sign not in ("==", "!="):
             message = f"`{name}` is compared with `==` or `!=` alone"
-            subject.report("APL206", message, sign.span)
+            subject.report("APL206", message, sign.span, write=["==", "!="])
         return Match(name, str(sign), quoted(value), span)  # type: ignore[arg-type]
 
     def is_kind(self, word: Lexeme, *rest: Lexeme) -> Predicate:
@@ -177,7 +178,17 @@ def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
         else nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
     )
     help = did_you_mean(_SHOWN.get(word, word) for word in near)
-    at.report("APL114", f"nodes have no property `{text}`", span, help=help)
+    mends = written(span, filter(None, (_in_place(word, span) for word in near)), near=True)
+    at.report("APL114", f"nodes have no property `{text}`", span, help=help, mends=mends)
+
+
+def _in_place(flag: str, span: Span) -> str | None:
+    """A flag as it is written where another stands; None where it takes more than that."""
+    if flag == "crosses cut":
+        return flag if span.source.text[span.end :].lstrip(" \t").startswith("per") else CUT
+    if span.text.split()[1:2] == ["not"]:
+        return flag.replace("is ", "is not ", 1) if flag.startswith("is ") else None
+    return flag if flag in FLAGS else None
 
 
 def _subject(word: Lexeme) -> tuple[str, int | None]:
@@ -190,8 +201,10 @@ def _unknown_property(subject: Lexeme) -> None:
     name = str(subject).lower()
     near = (_ELSEWHERE[name],) if name in _ELSEWHERE else nearest(name, known)
     help = did_you_mean(near) or f"the properties are {', '.join(known)}"
-    if name in _OPERATORS:
-        help = "an operator stands in place of a property: `save mm`, or joined with `and`"
+    if name not in _OPERATORS:
+        subject.report("APL114", f"nodes have no property `{subject}`", help=help, write=near)
+        return
+    help = "an operator stands in place of a property: `save mm`, or joined with `and`"
     subject.report("APL114", f"nodes have no property `{subject}`", help=help)
 
 
@@ -208,8 +221,13 @@ def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
     if not name:
         return Quantity(value, "number", span)
     if name not in UNITS:
-        meant = [_UNITS_ELSEWHERE[name]] if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
-        help = did_you_mean(meant or nearest(name, UNITS)) or _UNITS_ARE
-        number.report("APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help)
+        own = (_UNITS_ELSEWHERE[name],) if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
+        meant = own or nearest(name, UNITS)
+        digits = "" if unit is not None else match.group(1)
+        help = did_you_mean(meant) or _UNITS_ARE
+        mends = written(span if unit is None else unit.span, [f"{digits} {each}".strip() for each in meant], near=True)
+        number.report(
+            "APL113", f"there is no unit `{name}`", span if unit is None else unit.span, help=help, mends=mends
+        )
         return Quantity(value, "number", span)
     return Quantity(*read(match.group(1), name), span)

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from lark import v_args
 
 from policylang.language import syntax
+from policylang.language.diagnostics import Mend, TextChange, left_out, prefixed, written
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.order_tree import OrderRules, opened
@@ -75,7 +76,12 @@ class StatementRules(OrderRules):
 
     def device(self, word: Lexeme, target: Lexeme) -> syntax.Device:
         if target.type != "STRING" and (not _DEVICE_NAME.fullmatch(target) or target.endswith(".toml")):
-            target.report("APL116", "the file of a device profile stands in quotes", help=f'write `"{target}"`')
+            target.report(
+                "APL116",
+                "the file of a device profile stands in quotes",
+                help=f'write `"{target}"`',
+                write=[f'"{target}"'],
+            )
         return syntax.Device(quoted(target), word.span.to(target.span))
 
     def let(self, word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
@@ -87,24 +93,22 @@ class StatementRules(OrderRules):
     def undecided(self, word: Lexeme, _arrow: Lexeme, fate: Lexeme) -> syntax.Undecided:
         if fate not in FATES:
             near = _FATES_ELSEWHERE.get(str(fate).lower())
-            help = (
-                did_you_mean((near,) if near else nearest(str(fate), FATES))
-                or "it is one of `auto`, `save`, `recompute`"
-            )
-            fate.report("APL116", f"values that no rule decides cannot be left to `{fate}`", fate.span, help=help)
+            meant = (near,) if near else nearest(str(fate), FATES)
+            help = did_you_mean(meant) or "it is one of `auto`, `save`, `recompute`"
+            message = f"values that no rule decides cannot be left to `{fate}`"
+            fate.report("APL116", message, fate.span, help=help, write=meant)
         return syntax.Undecided(str(fate), word.span.to(fate.span))  # type: ignore[arg-type]
 
     def fuse(self, *words: Lexeme) -> syntax.Fuse:
         word, (collective, chains, *rest), optional = opened(words)
         if collective not in _COLLECTIVES:
-            help = (
-                did_you_mean(nearest(str(collective), _COLLECTIVES)) or "chains of `all_gather` or `reduce_scatter` are"
-            )
+            near = nearest(str(collective), _COLLECTIVES)
+            help = did_you_mean(near) or "chains of `all_gather` or `reduce_scatter` are"
             message = f"chains of `{collective}` cannot be fused"
-            collective.report("APL116", message, help=help)
+            collective.report("APL116", message, help=help, write=near)
         if chains != "chains":
             message = f"`fuse {collective}` is followed by `chains`, not by `{chains}`"
-            chains.report("APL010", message, help="write `chains`")
+            chains.report("APL010", message, help="write `chains`", write=["chains"])
         end = rest[-1] if rest else chains
         dims = tuple(str(dim) for dim in rest[1::2])
         known = _COLLECTIVES.get(collective, "all_gather")
@@ -114,7 +118,7 @@ class StatementRules(OrderRules):
         word, (what,), optional = opened(words)
         if what != "round_trips":
             message = f"`{what}` cannot be collapsed"
-            what.report("APL116", message, help="write `collapse round_trips`")
+            what.report("APL116", message, help="write `collapse round_trips`", write=["round_trips"])
         return syntax.Collapse(optional, word.span.to(what.span))
 
     # --- rules ---
@@ -126,17 +130,21 @@ class StatementRules(OrderRules):
         verb = next(word for word in words if word.type in ("ACTION", "NAME"))
         for index, word in enumerate(modifiers):
             if word in modifiers[:index]:
-                word.report("APL209", f"`{word}` stands before this rule twice")
+                end = parts[index + 1].span.start
+                mends = [Mend("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
+                word.report("APL209", f"`{word}` stands before this rule twice", mends=mends)
         if verb not in ACTIONS:
-            help = did_you_mean(nearest(str(verb), ACTIONS)) or f"the actions are {', '.join(ACTIONS)}"
-            verb.report("APL013", f"`{verb}` is not an action", help=help)
+            near = nearest(str(verb), ACTIONS)
+            help = did_you_mean(near) or f"the actions are {', '.join(ACTIONS)}"
+            verb.report("APL013", f"`{verb}` is not an action", help=help, write=near)
         span = parts[0].span.to(parts[-1].span)
         names = [str(word) for word in modifiers]
         action = ACTIONS.get(verb, Action.LEAVE)
         budget = next((part for part in parts if isinstance(part, Quantity)), None)
         if budget is not None and verb in ACTIONS and not action.offloads:
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
-            verb.report("APL116", message, budget.span, help="leave it out, or write `offload`")
+            mends = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
+            verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", mends=mends)
         return Rule(action, selector.selector, "optional" in names, "override" in names, span, budget)
 
     def budget(self, up_to: Lexeme, limit: Quantity, per_rank: Lexeme) -> Quantity:
@@ -165,12 +173,13 @@ class StatementRules(OrderRules):
             if not near and limit.dimension == "number":
                 help = f"{help}; how many nodes there are is written as `expect exactly {limit.span.text} {name}`"
             message = f"there is no figure `{name}` to expect something of"
-            figure.report("APL116", message, figure.span.to(end.span), help=help)
+            figure.report("APL116", message, figure.span.to(end.span), help=help, write=near)
         elif last.whole is not None:
             _check_whole(name, limit, last.whole)
         elif name in _OF_FORWARD and limit.dimension == "fraction":
             message = f"`{limit.span.one_line}` does not say of what"
-            figure.report("APL201", message, limit.span, help=f"write `{limit.span.one_line} of forward`")
+            share = f"{limit.span.one_line} of forward"
+            figure.report("APL201", message, limit.span, help=f"write `{share}`", write=[share])
         span = word.span.to(last.span)
         return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span)  # type: ignore[arg-type]
 
@@ -191,7 +200,8 @@ class StatementRules(OrderRules):
         if len(rest) == 2 and not selector.span.text.startswith("every"):
             help = "write `every` or `no` before it"
             message = "this expectation does not say whether all of these nodes or none of them"
-            word.report("APL208", message, selector.span, help=help)
+            mends = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
+            word.report("APL208", message, selector.span, help=help, mends=mends)
         span = word.span.to(fate.span)
         return syntax.ExpectFate(quantifier, selector.selector, str(fate), span)  # type: ignore[arg-type]
 
@@ -203,7 +213,7 @@ def _check_whole(name: str, limit: Quantity, whole: Lexeme) -> None:
         message = f"a share is one of `{of}`, not of `{whole}`"
         if name == "exposed":
             message = f"a share of `exposed` is one of the `{of}`, not of `{whole}`"
-        whole.report("APL116", message, help=f"write `of {of}`")
+        whole.report("APL116", message, help=f"write `of {of}`", write=[of])
     elif limit.dimension != "fraction":
         message = f"a share of the {of} is per cent, and `{limit.span.one_line}` is not"
         whole.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
@@ -219,8 +229,10 @@ def report_loose(statement_words: list[Lexeme]) -> None:
             message = f"`{span.one_line}` belongs to a `bucket` alone"
             counts = any(word.type in _COUNTING for word in statement_words)
             help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"
-            origin.report("APL014", message, Span(span.source, span.start, span.end), help=help)
+            at = Span(span.source, span.start, span.end)
+            origin.report("APL014", message, at, help=help, write=["per block"] if counts else [])
             continue
         message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` of its own before it"
         help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"
-        origin.report("APL014", message, Span(span.source, span.start, span.end), help=help)
+        at = Span(span.source, span.start, span.end)
+        origin.report("APL014", message, at, help=help, mends=[left_out(at)])

@@ -20,6 +20,7 @@ MAX_FILE = 4 * 1024 * 1024
 MAX_STATEMENT = 64 * 1024
 MAX_STATEMENTS = 100_000
 MAX_DEPTH = 100
+_MOST_OPEN = 8
 
 _UNREADABLE = re.compile("[\x00\ud800-\udfff]")
 # A comment of another language, `//` or `--` before text, is one to the scanner, and reported: what follows it is no
@@ -80,6 +81,39 @@ def split(source: Source) -> Slices:
     return Slices(tuple(ranges), tuple(diagnostics))
 
 
+def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
+    """Where the statement may begin that a place is in, in the order of the text; None in a comment.
+
+    The last is where it begins by the line ends. The others are those of statements before it that have a parenthesis
+    without its other half: who writes one has not closed it yet.
+    """
+    text, unclosed = source.text, _unclosed(source.text)
+    start, depth = 0, 0
+    opened: list[int] = []
+    for match in _STRUCTURE.finditer(text):
+        mark, at = match.group(), match.start()
+        if at >= offset:
+            break
+        if mark.startswith(("#", "//", "--")):
+            if offset <= match.end():
+                return None
+        elif mark == "(" and at in unclosed:
+            opened.append(start)
+        elif mark == "(":
+            depth += 1
+        elif mark == ")":
+            depth = max(0, depth - 1)
+        elif mark in (";", "\n") and not depth:
+            start = at + 1
+    starts = dict.fromkeys((*opened[-_MOST_OPEN:], start))
+    return tuple(found.end() if (found := _BLANK.match(text, each, offset)) else each for each in starts)
+
+
+def is_blank(text: str, start: int, end: int) -> bool:
+    """Whether a part of a text holds nothing but comments."""
+    return _BLANK.fullmatch(text, start, end) is not None
+
+
 def comments(source: Source) -> list[tuple[int, int]]:
     """The ranges of the comments of a source, without their line ends."""
     return [match.span() for match in _STRUCTURE.finditer(source.text) if match.group().startswith("#")]
@@ -113,7 +147,8 @@ def _unclosed(text: str) -> frozenset[int]:
 
 def _foreign_comment(span: Span) -> Diagnostic:
     text = " ".join(span.text.lstrip("/-").split())
-    return diagnose("APL005", "a comment starts with `#`", span, help=f"write `{f'# {text}' if text else '#'}`")
+    comment = f"# {text}" if text else "#"
+    return diagnose("APL005", "a comment starts with `#`", span, help=f"write `{comment}`", write=(comment,))
 
 
 def _broken_bound(statement: Span, deepest: int) -> Diagnostic | None:

@@ -159,7 +159,7 @@ class SelectorRules(PredicateRules):
             return _in_blocks(BlockSet("any"), word)
         low, high = (integer(numbers, text) for text in str(numbers).split(".."))
         if low > high:
-            numbers.report("APL205", f"the range `{numbers}` runs backwards")
+            numbers.report("APL205", f"the range `{numbers}` runs backwards", write=[f"{high}..{low}"])
         return _in_blocks(BlockSet("range", low=low, high=high), numbers)
 
     def in_first_last(self, word: Any, *rest: Lexeme) -> InBlock:

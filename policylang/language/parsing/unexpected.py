@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from lark.exceptions import UnexpectedToken
 
+from policylang.language.diagnostics import Mend, TextChange, inserted, written
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.predicate_tree import ANNOTATED, CUT, FLAGS
@@ -21,6 +23,8 @@ _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` 
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
 
 
+_WORDS = re.compile("`([^`]+)`")
+_ALL_WORDS = re.compile("`[^`]+`(?:(?:, | or )`[^`]+`)*")
 _ORDERS = ("BUCKET", "PREFETCH", "DELAY", "OVERLAP", "KEEP_ORDER")
 _COLLECTIVES = "such as `all_gather`, `reduce_scatter` or `collective`"
 _AHEAD = "such as `prefetch all_gather 1 block ahead`"
@@ -99,23 +103,26 @@ def explain_unexpected(error: UnexpectedToken, words: Sequence[Lexeme], keywords
         _report_opening(word)
     elif at == 1 and words[0].type == "NAME" and word.type not in _JOINING:
         message = f"`{words[0]}` does not start a statement"
-        word.origin.report("APL012", message, words[0].span, help=_near_opener(words[0]) or _RULE)
+        near = _near_openers(words[0])
+        word.origin.report("APL012", message, words[0].span, help=did_you_mean(near) or _RULE, write=near)
     else:
         _report_word(word, words[:at], expected, keywords)
 
 
 def _report_opening(word: Lexeme) -> None:
+    near: tuple[str, ...] = ()
     if word.type in _JOINING:
         help = _LINES
     elif word.type == "ARROW":
         help = "the selector comes before `->`"
     else:
-        help = _near_opener(word) or _RULE
-    word.report("APL012", f"no statement starts with `{word}`", help=help)
+        near = _near_openers(word)
+        help = did_you_mean(near) or _RULE
+    word.report("APL012", f"no statement starts with `{word}`", help=help, write=near)
 
 
-def _near_opener(word: Lexeme) -> str | None:
-    return did_you_mean(nearest(str(word), (*_OPENERS, *ACTIONS)))
+def _near_openers(word: Lexeme) -> tuple[str, ...]:
+    return nearest(str(word), (*_OPENERS, *ACTIONS))
 
 
 def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
@@ -123,13 +130,28 @@ def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     origin = last.origin
     caret = Span(origin.source, last.span.end, last.span.end)
     if _in_predicate(words, expected):
-        origin.report("APL011", f"a comparison is missing after `{last}`", caret, help=_predicate_help(words, None))
+        help = _predicate_help(words, None)
+        message = f"a comparison is missing after `{last}`"
+        origin.report("APL011", message, caret, help=help, mends=_whole_flags(last))
         return
     missing, help = _missing(words, expected)
+    mends = _missing_words(missing, last)
     if words[0].type not in {"EXPECT", "UNDECIDED"} and "ARROW" in expected:
-        first = words[0] if words[0].type == "NAME" else None
-        help = (_near_opener(first) if first is not None else None) or _RULE
-    origin.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help)
+        near = _near_openers(words[0]) if words[0].type == "NAME" else ()
+        help = did_you_mean(near) or _RULE
+        mends = written(words[0].span, near, near=True)
+    origin.report("APL011", f"the statement ends where {missing} has to follow", caret, help=help, mends=mends)
+
+
+def _missing_words(missing: str, last: Lexeme) -> tuple[Mend, ...]:
+    """The words that have to follow another one, where they are known by themselves."""
+    words = _WORDS.findall(missing)
+    return tuple(inserted(last.span, word) for word in words) if _ALL_WORDS.fullmatch(missing) else ()
+
+
+def _whole_flags(last: Lexeme) -> tuple[Mend, ...]:
+    """The predicates that begin with a word."""
+    return written(last.span, [flag for flag in (*FLAGS, CUT) if flag.split()[0] == last], near=True)
 
 
 def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str], keywords: Mapping[str, str]) -> None:
@@ -141,24 +163,29 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
         word.report("APL015", message, help="choose another name")
         return
     if word.type == "EQUAL" and "COMPARISON" in expected:
-        word.report("APL010", "`=` defines a name, a comparison is `==`", help="write `==`")
+        word.report("APL010", "`=` defines a name, a comparison is `==`", help="write `==`", write=["=="])
         return
-    near = _near_keyword(word, before, expected, keywords) if spelt else None
-    if near is None and _in_predicate(before, expected):
+    near = _near_keywords(word, before, expected, keywords) if spelt else ()
+    if not near and _in_predicate(before, expected):
         message = f"a comparison is missing after `{last}`"
-        word.report("APL010", message, help=_predicate_help(before, word))
+        word.report("APL010", message, help=_predicate_help(before, word), mends=_whole_flags(last))
         return
-    if near is not None or "$END" in expected:
+    if near or "$END" in expected:
         message = f"`{word}` cannot follow `{last}`"
         if expected == {"$END"}:
             message += ", the statement is complete there"
-        if near is None and spelt and "OR" in expected:
-            near = "join two selectors with a comma, `or`, `and` or `except`"
-        word.report("APL010", message, help=near)
+        help, mends = did_you_mean(near), written(word.span, near, near=True)
+        if not near and spelt and "OR" in expected:
+            help = "join two selectors with a comma, `or`, `and` or `except`"
+            at = Span(last.span.source, last.span.end, last.span.end)
+            mends = (Mend("write a comma between them", (TextChange(at, ","),), is_choice=True),)
+        word.report("APL010", message, help=help, mends=mends)
         return
     missing, help = _missing(before, expected)
     message = f"`{word}` cannot follow `{last}`, {missing} has to"
-    word.report("APL010", message, help=_way_out(word, reserved, expected) or help)
+    way_out, write = _way_out(word, reserved, expected)
+    mends = written(word.span, write) if way_out else _missing_words(missing, last)
+    word.report("APL010", message, help=way_out or help, mends=mends)
 
 
 def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
@@ -195,30 +222,31 @@ def _predicate_help(before: Sequence[Lexeme], word: Lexeme | None) -> str | None
     return "a comparison is written as `bytes > 64 MiB`"
 
 
-def _near_keyword(
+def _near_keywords(
     word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str], keywords: Mapping[str, str]
-) -> str | None:
+) -> tuple[str, ...]:
     possible = [text for text, kind in keywords.items() if kind in expected and text.isidentifier()]
     if _opener(before) == "FUSE" and len(before) > 1 and before[-2].type == "FUSE":
         possible = ["chains"]
     if before[0].type == "UNDECIDED" and before[-1].type == "ARROW":
         possible = ["auto", "save", "recompute"]
-    return did_you_mean(nearest(str(word), possible))
+    return nearest(str(word), possible)
 
 
-def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> str | None:
-    """How to say what the misplaced word may have been meant for."""
+def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> tuple[str | None, Sequence[str]]:
+    """How to say what the misplaced word may have been meant for, and what to write in its place."""
     if "EVERYTHING" in expected:
         if word.type == "EVERY":
-            return "a position is written as `every 2nd`; a selector without one means all of its nodes"
+            return "a position is written as `every 2nd`; a selector without one means all of its nodes", ()
         if word.type == "STRING":
-            return "operators are written without quotes"
+            return "operators are written without quotes", (str(word)[1:-1],)
         if reserved:
-            return f"an operator that is named like a word of the language is written `aten.{word}`"
+            return f"an operator that is named like a word of the language is written `aten.{word}`", (f"aten.{word}",)
     if "BUNDLED" in expected and word.type in ("NAME", "PATH"):
-        return f'write `"{word}"`, or `<{str(word).removesuffix(".apl")}>` for a bundled policy'
+        bundled = f"<{str(word).removesuffix('.apl')}>"
+        return f'write `"{word}"`, or `{bundled}` for a bundled policy', (f'"{word}"', bundled)
     if word.type == "EVERY" and "BLOCK" in expected:
-        return "write `block` for all of them, `every 2nd block` for some"
+        return "write `block` for all of them, `every 2nd block` for some", ("block",)
     if reserved and "STRING" in expected and "PATH" in expected:
-        return f'a module that is named like a word of the language is written in quotes, `"{word}"`'
-    return None
+        return f'a module that is named like a word of the language is written in quotes, `"{word}"`', (f'"{word}"',)
+    return None, ()

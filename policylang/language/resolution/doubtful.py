@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import is_magic
-from policylang.language.resolution.public_names import NEVER_TRACED, shown_forms, usual_forms
+from policylang.language.resolution.public_names import NEVER_TRACED, in_place_of, shown_forms, usual_forms
 from policylang.language.syntax import Bucket, Intersection, Operator, Rule, Scheduling, Selector
 from policylang.language.walk import parts, walk
 
@@ -30,7 +30,8 @@ def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]
             message = f"graphs of a step seldom hold `{name.name}`: it is traced as {shown_forms(texts)}"
             if texts == ("everything",):
                 message = f"`{name.name}` is the operator of that name, and every node is `everything`"
-            yield diagnose(SELDOM_IN_GRAPHS, message, name.span, help=f"write `{', '.join(texts)}`")
+            write = [in_place_of(name.span, texts)]
+            yield diagnose(SELDOM_IN_GRAPHS, message, name.span, help=f"write `{', '.join(texts)}`", write=write)
     for part in inside:
         if isinstance(part, Intersection) and (both := _two_operators(part.left, part.right)):
             left, right = both
@@ -39,6 +40,7 @@ def doubtful_selectors(rule: Rule | Bucket | Scheduling) -> Iterator[Diagnostic]
                 f"`{left} and {right}` keeps what is both, and no node is both `{left}` and `{right}`",
                 part.span,
                 help=f"write `{left}, {right}` for the nodes of either",
+                write=[in_place_of(part.span, both)],
             )
 
 

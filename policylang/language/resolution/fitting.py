@@ -48,6 +48,11 @@ _EXAMPLES: dict[Dimension, str] = {
 }
 
 
+def dimensions_of(measured: str) -> tuple[Dimension, ...]:
+    """What a measure of nodes, or a figure to expect something of, is compared with, the usual one first."""
+    return _DIMENSIONS.get(measured, ("number",))
+
+
 def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
     """The predicate with plain figures given their dimension and types their full name; misfits are reported."""
     if isinstance(predicate, syntax.Compare):
@@ -78,7 +83,7 @@ def fit_total(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectT
 def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
     """The figure in the dimension of what it is compared with: a plain number of bytes is bytes. Nobody thinks of
     operators in seconds, so a time has a unit, unless it is zero."""
-    dimensions = _DIMENSIONS.get(measured, ("number",))
+    dimensions = dimensions_of(measured)
     if value.dimension in dimensions:
         return value
     if value.dimension == "number" and dimensions[0] == "seconds" and value.value:
@@ -98,9 +103,8 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
 def _no_unit(measured: str, value: Quantity) -> Diagnostic:
     written = value.span.one_line
     help = f"write `{written} us`, `{written} ms` or `{written} s`"
-    return diagnose(
-        "APL211", f"`{measured}` is compared with a time, and `{written}` has no unit", value.span, help=help
-    )
+    message = f"`{measured}` is compared with a time, and `{written}` has no unit"
+    return diagnose("APL211", message, value.span, help=help, write=[f"{written} {unit}" for unit in ("us", "ms", "s")])
 
 
 def check_path_glob(glob: str, span: Span, report: Report) -> None:
@@ -141,8 +145,8 @@ def _fit_dtype(match: syntax.Match, report: Report) -> syntax.Match:
     pattern = ALIASES.get(pattern, pattern)
     if not any(map(NameGlob(pattern).matches, DTYPES)):
         message = f"there is no tensor type `{match.pattern}`"
-        help = did_you_mean(nearest(pattern, (*DTYPES, *ALIASES)))
-        report(diagnose("APL115", message, _last(match.pattern, match.span), help=help))
+        near = nearest(pattern, (*DTYPES, *ALIASES))
+        report(diagnose("APL115", message, _last(match.pattern, match.span), help=did_you_mean(near), write=near))
     return evolve(match, pattern=pattern)
 
 

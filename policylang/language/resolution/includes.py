@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related
-from policylang.language.files import bundled_file, bundled_names, read_source
+from policylang.language.diagnostics import Diagnostic, Mend, Related, written
+from policylang.language.files import bundled_file, bundled_names, meant_files, read_source
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import MAX_STATEMENTS
@@ -60,6 +60,11 @@ class Expansion:
 
     statements: list[PlacedStatement] = field(factory=list)
     diagnostics: list[Diagnostic] = field(factory=list)
+    files: dict[str, Path] = field(factory=dict)
+    """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
+    where it came from no file."""
+    brought: dict[str, Span] = field(factory=dict)
+    """By the same names, the include in the file that was loaded that leads to each first."""
     _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
     _steps: int = 0
@@ -113,23 +118,39 @@ class Expansion:
         path = bundled_file(include.target)
         if path is None:
             known = bundled_names()
-            help = did_you_mean(nearest(include.target, known)) or f"the library has {', '.join(known)}"
-            self._report("APL103", f"the bundled library has no policy `{include.target}`", include, chain, help=help)
+            near = nearest(include.target, known)
+            help = did_you_mean(near) or f"the library has {', '.join(known)}"
+            mends = written(_target_span(include), [f"<{name}>" for name in near], near=True)
+            message = f"the bundled library has no policy `{include.target}`"
+            self._report("APL103", message, include, chain, help=help, mends=mends)
         return path, f"<{include.target.removesuffix('.apl')}>"
 
     def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
+        self.files.setdefault(name, path)
+        first = chain[1][1] if len(chain) > 1 else include
+        self.brought.setdefault(name, (first or include).span)
         source = self._reader(path, name)
         if isinstance(source, Source):
             return self.parse(source, path.parent, _is_bundled(path))
         if source.span is None:
-            source = evolve(source, span=include.span)
+            meant = [_quoted(each, include) for each in meant_files(path, include.target)]
+            mends = written(_target_span(include), meant, near=(source.help or "").startswith("did"))
+            source = evolve(source, span=include.span, mends=mends)
         self.diagnostics.append(evolve(source, related=_included_from(chain)))
         return None
 
     def _report(
-        self, code: str, message: str, include: Include, chain: IncludeChain, *, help: str | None = None
+        self,
+        code: str,
+        message: str,
+        include: Include,
+        chain: IncludeChain,
+        *,
+        help: str | None = None,
+        mends: Sequence[Mend] = (),
     ) -> None:
-        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=_included_from(chain)))
+        related = _included_from(chain)
+        self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, mends=mends))
 
     def _too_far(self, chain: IncludeChain) -> None:
         if any(diagnostic.code == "APL106" for diagnostic in self.diagnostics):
@@ -139,6 +160,17 @@ class Expansion:
         self.diagnostics.append(diagnose("APL106", message, span))
 
 
+def _target_span(include: Include) -> Span:
+    """Of what is included, with its quotes or brackets."""
+    span = include.span
+    return Span(span.source, span.end - len(include.target) - 2, span.end)
+
+
+def _quoted(name: str, include: Include) -> str:
+    """A file beside the one that is included, or a policy that comes along, as `include` names it."""
+    return name if name.startswith("<") else f'"{os.path.join(os.path.dirname(include.target), name)}"'
+
+
 def expand(source: Source, path: Path | None, read: Reader = read_source) -> Expansion:
     """Parse a source and all it includes, as ``read`` gives it. ``path`` is the file it came from, None for text from
     no file."""
@@ -146,6 +178,8 @@ def expand(source: Source, path: Path | None, read: Reader = read_source) -> Exp
     folder = path.parent if path is not None else Path()
     bundled = path is not None and _is_bundled(path)
     key = str(path.resolve()) if path is not None else source.name
+    if path is not None:
+        expansion.files[source.name] = path
     expansion.add(expansion.parse(source, folder, bundled), ((key, None),))
     return expansion
 

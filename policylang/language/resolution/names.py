@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attrs import define, evolve, field
 
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.diagnostics import Diagnostic, Mend, Related, removed
 from policylang.language.globs import name_glob_problem
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.tree import union_of
@@ -15,7 +15,7 @@ from policylang.language.resolution import prelude
 from policylang.language.resolution.fitting import check_path_glob, fit_predicate
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.resolution.operator_names import PLAIN_FUNCTIONS, OperatorTable, split_operator
-from policylang.language.resolution.public_names import MODULES, python_name, shown_forms, usual_forms
+from policylang.language.resolution.public_names import MODULES, as_one, python_name, shown_forms, usual_forms
 from policylang.language.source import Span
 from policylang.language.syntax import InModule, Let, Operator, Reference, Selector, Union, Where, Word
 from policylang.language.walk import rebuild
@@ -60,7 +60,8 @@ class Definitions:
         if earlier is not None:
             if earlier.span != let.span:  # else the same line, of a file that is included twice
                 related = (Related("defined here before", earlier.span),)
-                self._report("APL107", f"the name `{let.name}` is defined twice", _name_span(let), related=related)
+                message, mends = f"the name `{let.name}` is defined twice", [removed(let.span)]
+                self._report("APL107", message, _name_span(let), related=related, mends=mends)
             return
         found = len(self.diagnostics)
         resolved = evolve(let, selector=self.resolve(let.selector, defining=let.name))
@@ -91,14 +92,16 @@ class Definitions:
         """What was found wrong, the names that nothing used with it, unless this is a library of names for others."""
         for name, let in self._mine.items():
             if name not in self._used and name not in self._bundled and not library:
-                self._report("APL110", f"the name `{name}` is never used", _name_span(let))
+                mends = [removed(let.span)]
+                self._report("APL110", f"the name `{name}` is never used", _name_span(let), mends=mends)
         return self.diagnostics
 
     def _look_up(self, word: Word, defining: str | None) -> Selector:
         text = word.text
         if text == defining:
             help = f"an operator of that name is written `aten.{text}`"
-            self._report("APL108", f"the name `{text}` is defined by itself", word.span, help=help)
+            write = [f"aten.{text}"] if self._is_known(f"aten.{text}") else []
+            self._report("APL108", f"the name `{text}` is defined by itself", word.span, help=help, write=write)
             return word
         if text in self._mine:
             self._used.add(text)
@@ -121,14 +124,15 @@ class Definitions:
             self._known[word.text] = operator, tuple(self.diagnostics[before:])
         else:
             operator, wrong = self._known[word.text]
-            self.diagnostics.extend(evolve(each, span=word.span) for each in wrong)
+            self.diagnostics.extend(each.moved_to(word.span) for each in wrong)
         return word if operator is None else evolve(operator, span=word.span)
 
     def _find_operator(self, word: Word) -> Operator | None:
         text = word.text
         meant = self._meant_by(text)
         if meant is not None:
-            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=meant)
+            help, write = meant
+            self._report("APL101", f"`{text}` is not the name of an operator", word.span, help=help, write=[write])
             return None
         problem = name_glob_problem(text)
         if problem:
@@ -146,20 +150,22 @@ class Definitions:
             return evolve(operator, namespace=PLAIN_FUNCTIONS) if plain else operator
         return self._unknown(word, operator)
 
-    def _meant_by(self, text: str) -> str | None:
-        """The help for what is written as elsewhere: ``aten::mm``, ``torch.mm``, ``nn.Linear``, ``[mm, bmm]``."""
+    def _meant_by(self, text: str) -> tuple[str, str] | None:
+        """The help for what is written as elsewhere (``aten::mm``, ``torch.mm``, ``nn.Linear``, ``[mm, bmm]``), and
+        what stands in place of it."""
         if text.startswith("[") and text.endswith("]"):
-            return f"write `{text[1:-1].strip()}`: selectors are joined without brackets"
+            inner = text[1:-1].strip()
+            return f"write `{inner}`: selectors are joined without brackets", f"({inner})"
         plain = text.replace("::", ".").removeprefix("torch.ops.").removesuffix(".")
         if plain != text and "." not in plain.partition(".")[2].partition(".")[2]:
-            return f"write `{plain}`" if self._is_known(plain) else None
+            return (f"write `{plain}`", plain) if self._is_known(plain) else None
         name = python_name(text)
         if name is None or self._is_known(text):
             return None
         traced = usual_forms(name)
         if traced:
-            return f"write `{', '.join(traced)}`, which it is traced as"
-        return f"write `{name}`" if self._is_known(name) else None
+            return f"write `{', '.join(traced)}`, which it is traced as", as_one(traced)
+        return (f"write `{name}`", name) if self._is_known(name) else None
 
     def _is_known(self, text: str) -> bool:
         operator = split_operator(text, self.operators.has_namespace)
@@ -179,27 +185,32 @@ class Definitions:
             if only_met:
                 message = f"the graph does not call `{word.text}`, and others of its namespace are not known here"
                 mend = _REGISTERED
-            self._report("APL102", message, word.span, help=did_you_mean(self._nearest(word.text)) or mend)
+            near = self._nearest(word.text)
+            self._report("APL102", message, word.span, help=did_you_mean(near) or mend, write=near)
             return split_operator(word.text, lambda _: True) or operator
         kind = "operator" if namespace is not None else "operator, group or name"
-        help = self._elsewhere(word.text) or did_you_mean(self._nearest(word.text))
+        help, write = self._elsewhere(word.text)
+        if help is None:
+            write = self._nearest(word.text)
+            help = did_you_mean(write)
         if help is None and namespace is not None and not listed and not self._is_operator(namespace):
             help = _REGISTERED
-        self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help)
+        self._report("APL101", f"there is no {kind} `{word.text}`", word.span, help=help, write=write)
         return None
 
-    def _elsewhere(self, text: str) -> str | None:
-        """The help for a name that people use, and that no operator has."""
+    def _elsewhere(self, text: str) -> tuple[str | None, Sequence[str]]:
+        """The help for a name that people use, and that no operator has, and what can stand in place of it."""
         if text in _COLLECTIVES:
-            return "write `collective` for all of them, or one of `all_gather`, `reduce_scatter`, `all_reduce`"
+            help = "write `collective` for all of them, or one of `all_gather`, `reduce_scatter`, `all_reduce`"
+            return help, ("collective", "all_gather", "reduce_scatter", "all_reduce")
         if text in _THE_REST:
-            return "what no rule matches is `undecided`: write `undecided -> save`"
+            return "what no rule matches is `undecided`: write `undecided -> save`", ()
         traced = usual_forms(text)
         if traced:
-            return f"it is traced as {shown_forms(traced)}: write `{', '.join(traced)}`"
+            return f"it is traced as {shown_forms(traced)}: write `{', '.join(traced)}`", (as_one(traced),)
         if text in MODULES:
-            return f"a module path stands after `in`: `everything in {text}`"
-        return None
+            return f"a module path stands after `in`: `everything in {text}`", (f"everything in {text}",)
+        return None, ()
 
     def _is_operator(self, name: str) -> bool:
         return bool(self.operators.matches(None, name, None))
@@ -224,9 +235,17 @@ class Definitions:
             self._report("APL111", message, _name_span(let), help=help)
 
     def _report(
-        self, code: str, message: str, span: Span, *, help: str | None = None, related: tuple[Related, ...] = ()
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        *,
+        help: str | None = None,
+        related: tuple[Related, ...] = (),
+        write: Sequence[str] = (),
+        mends: Sequence[Mend] = (),
     ) -> None:
-        self.diagnostics.append(diagnose(code, message, span, help=help, related=related))
+        self.diagnostics.append(diagnose(code, message, span, help=help, related=related, write=write, mends=mends))
 
 
 def _name_span(let: Let) -> Span:

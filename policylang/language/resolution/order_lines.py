@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from attrs import define, field
 
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.diagnostics import Diagnostic, Related, removed
 from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.syntax import (
     Bucket,
@@ -35,6 +35,7 @@ NO_COLLECTIVE = "APL215"
 
 _COMPUTES = frozenset(("aten", "prims", "rngprims", "inductor_prims", "quantized", "builtin"))
 """Namespaces whose operators send nothing; a higher-order operator may, in the graph that it runs."""
+_COLLECTIVES = ("collective", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 _WRITTEN = {"Bucket": "bucket", "Prefetch": "prefetch", "Delay": "delay", "Overlap": "overlap"}
 
 Matches = Callable[[str | None, str, str | None], tuple[str, ...]]
@@ -55,7 +56,8 @@ class OrderLines:
         if earlier is not statement:
             message = f"`{word}` is said twice of the same collectives"
             related = (Related("said here before", earlier.span),)
-            yield diagnose(SAID_TWICE, message, statement.span, help="leave one of the two lines out", related=related)
+            help, mends = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
+            yield diagnose(SAID_TWICE, message, statement.span, help=help, related=related, mends=mends)
         yield from _of_nothing(statement)
         others = list(self._others(statement.selector, lets))
         for each in others:
@@ -64,7 +66,7 @@ class OrderLines:
             if isinstance(each, Everything | Reference):
                 message = f"`{written}` is more than collectives, and `{word}` is said of them alone"
             help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
-            yield diagnose(NO_COLLECTIVE, message, each.span, help=help)
+            yield diagnose(NO_COLLECTIVE, message, each.span, help=help, write=_COLLECTIVES)
         if not others:
             yield from doubtful_selectors(statement)
 

@@ -8,12 +8,13 @@ rows are held against traces of the functions themselves, with and without Induc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from attrs import frozen
 
 from policylang.language.resolution import prelude
+from policylang.language.source import Span
 from policylang.language.syntax import Selector
 
 _SIGMOID_PRODUCT = "div fed by (add fed by (exp fed by neg))"
@@ -195,6 +196,23 @@ def shown_forms(texts: Iterable[str]) -> str:
     """```mm` or `addmm```."""
     quoted = [f"`{text}`" for text in texts]
     return " or ".join(filter(None, (", ".join(quoted[:-1]), *quoted[-1:])))
+
+
+_BEFORE_A_SELECTOR = frozenset(("save", "recompute", "offload", "leave", "="))
+
+
+def as_one(texts: Sequence[str]) -> str:
+    """Several selectors as one that can stand wherever one word does."""
+    joined = ", ".join(texts)
+    return f"({joined})" if " " in joined else joined
+
+
+def in_place_of(span: Span, texts: Sequence[str]) -> str:
+    """The same without the parentheses where the span is all that an action is said of."""
+    text = span.source.text
+    before, after = text[: span.start].rsplit("\n", 1)[-1].split(), text[span.end :].lstrip(" \t")[:1]
+    whole = " ".join(before[-1:]) in _BEFORE_A_SELECTOR and after in ("", "\n", "\r", ";", "#")
+    return ", ".join(texts) if whole else as_one(texts)
 
 
 def _is_whole(text: str) -> bool:

@@ -13,9 +13,11 @@ from attrs import define, evolve, field
 
 from policylang.language import syntax
 from policylang.language.codes import diagnose, is_error
+from policylang.language.devices.lookup import meant_devices
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.diagnostics import Diagnostic, Mend, Related, moved, removed, written
+from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.resolution.doubtful import doubtful_selectors
 from policylang.language.resolution.fitting import check_path_glob, check_version, fit_total
 from policylang.language.resolution.includes import PlacedStatement
@@ -35,6 +37,7 @@ def resolve(
     to be used: what could not be looked up is missing from it."""
     resolver = _Resolver(source, Definitions.of(statements, operators))
     for placed in statements:
+        stop_unless_wanted()
         resolver.take(placed)
     return resolver.finish(statements)
 
@@ -51,12 +54,16 @@ class _Resolver:
     order: OrderLines = field(init=False)
     once: dict[type, Statement] = field(factory=dict)
     device: DeviceProfile | None = None
+    first: Span | None = None
+    """Of the first statement of the loaded file."""
 
     def __attrs_post_init__(self) -> None:
         self.order = OrderLines(self.names.operators.matches)
 
     def take(self, placed: PlacedStatement) -> None:
         statement = placed.statement
+        if not placed.depth:
+            self.first = self.first or statement.span
         if isinstance(statement, syntax.PolicyName):
             self._policy_name(statement, placed)
         elif isinstance(statement, syntax.Requires):
@@ -107,7 +114,10 @@ class _Resolver:
 
     def _policy_name(self, statement: syntax.PolicyName, placed: PlacedStatement) -> None:
         if placed.index:
-            self._report("APL202", "`policy` has to be the first statement", statement.span)
+            mends = [removed(statement.span)]
+            if self.first is not None and syntax.PolicyName not in self.once and not placed.depth:
+                mends.insert(0, moved(statement.span, self.first, "move it to the top"))
+            self._report("APL202", "`policy` has to be the first statement", statement.span, mends=mends)
         elif not placed.depth:
             self.once[syntax.PolicyName] = statement
 
@@ -116,8 +126,13 @@ class _Resolver:
         found = read_device(statement.target, placed.folder)
         if isinstance(found, Diagnostic):
             named = Related("named here", statement.span)
-            own = {"span": statement.span} if found.span is None else {"related": (*found.related, named)}
-            self.diagnostics.append(evolve(found, **own))
+            if found.span is not None:
+                self.diagnostics.append(evolve(found, related=(*found.related, named)))
+                return
+            span = statement.span
+            target = Span(span.source, span.start + len(span.text.rstrip().rsplit(None, 1)[0]) + 1, span.end)
+            mends = written(target, meant_devices(statement.target), near=True)
+            self.diagnostics.append(evolve(found, span=span, mends=mends))
             return
         earlier = self.once.setdefault(syntax.Device, statement)
         if self.device is not None and self.device.canonical != found.canonical:
@@ -125,7 +140,7 @@ class _Resolver:
             if found.name == self.device.name:
                 message = f"a policy has one device, and there are two profiles that are called `{found.name}`"
             related = Related(f"`{self.device.name}` is named here", earlier.span)
-            self._report("APL212", message, statement.span, related)
+            self._report("APL212", message, statement.span, related, mends=[removed(statement.span)])
         self.device = self.device or found
 
     def _only_once(self, statement: syntax.Blocks | syntax.Undecided) -> None:
@@ -133,14 +148,17 @@ class _Resolver:
         if earlier is not None:
             word = "blocks" if isinstance(statement, syntax.Blocks) else "undecided"
             related = Related("said here before", earlier.span)
-            self._report("APL203", f"a policy says `{word}` once", statement.span, related)
+            mends = [removed(statement.span)]
+            self._report("APL203", f"a policy says `{word}` once", statement.span, related, mends=mends)
             return
         self.once[type(statement)] = statement
         if isinstance(statement, syntax.Blocks):
             check_path_glob(statement.glob, statement.span, self.diagnostics.append)
 
-    def _report(self, code: str, message: str, span: Span | None, *related: Related) -> None:
-        self.diagnostics.append(diagnose(code, message, span, related=related))
+    def _report(
+        self, code: str, message: str, span: Span | None, *related: Related, mends: Sequence[Mend] = ()
+    ) -> None:
+        self.diagnostics.append(diagnose(code, message, span, related=related, mends=mends))
 
 
 def _includes(statements: Sequence[PlacedStatement]) -> dict[str, Span]:

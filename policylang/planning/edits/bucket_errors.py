@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, prefixed
 from policylang.language.figures import counted, figure, first_lines
 from policylang.language.syntax import Bucket
 from policylang.planning import refusals
@@ -32,6 +32,7 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
             f"`{text}` finds nothing to put together in this graph",
             span=statement.span,
             help=optional,
+            mends=[prefixed(statement.span, "optional")],
         )
     if not reasons.isdisjoint(LIMITED) and statement.size is not None:
         sizes = sorted(size for each in refused if (size := _bytes(each, facts)))[:2]
@@ -60,6 +61,7 @@ def nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts) 
             f"`{text}` puts nothing together: no two of its {count}{within} are of one kind, dtype and process group",
             span=statement.span,
             help=optional,
+            mends=[prefixed(statement.span, "optional")],
             details=first_lines([f"{kind}: {number:,}" for kind, number in kinds.items()], _MOST_LINES),
         )
     return all_refused(statement, refused)

@@ -9,8 +9,9 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, prefixed
 from policylang.language.figures import counted
+from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -91,6 +92,7 @@ def _attempt(
     for number, statement in enumerate(policy.rewrites):
         if (pick is not None) is not isinstance(statement, Bucket):
             continue
+        stop_unless_wanted()
         unread = unread_pieces(facts)
         own = without_pieces(facts, unread)
         setting = Setting(own, number, capabilities, NodeNames(facts.index), prover, known, ledger, pick, held)
@@ -147,6 +149,7 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
         span=statement.span,
         help=f"if that is as it should be, write `optional {text}`",
         details=(f"{kind.counted}: {nodes}", kind.nothing_found),
+        mends=[prefixed(statement.span, "optional")],
     )
 
 
@@ -163,6 +166,7 @@ def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
         span=statement.span,
         help=f"where that is as it should be, write `optional {text}`",
         details=tuple(listed),
+        mends=[prefixed(statement.span, "optional")],
     )
 
 

@@ -18,7 +18,7 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.builder import GraphBuilder
 from policylang.graph.facts import GraphKind
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, prefixed, removed
 from policylang.language.figures import counted, first_lines, listed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling, Selector
 from policylang.language.walk import tests_of
@@ -164,7 +164,11 @@ def _prefetched(statement: Prefetch, graph: _WeightGraph, reach: dict[int, int])
     if len(graph.blocks) < 2:
         message = f"{_asks(statement)}, and the model has one block: there is none before it"
         return diagnose(
-            NOTHING_AHEAD, message, statement.span, help="leave the line out, or write `optional` before it"
+            NOTHING_AHEAD,
+            message,
+            statement.span,
+            help="leave the line out, or write `optional` before it",
+            mends=[removed(statement.span), prefixed(statement.span, "optional")],
         )
     for unit in chosen:
         reach[unit] = statement.blocks  # of two lines that pick a weight, the later one says how far

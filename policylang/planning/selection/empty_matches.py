@@ -70,10 +70,16 @@ def other_origin_hint(selector: Selector, selections: Selections) -> str:
     user's, as a recorded graph does. Empty where none of the user's is picked either."""
     wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, Where))
     for part, test in ((where, test) for where in wheres for test in predicates(where.predicate)):
-        if isinstance(test, Is) and _lacks_origin(test, selections) and (count := _of_the_user(test, part, selections)):
-            instead = _of_users(test).name
-            return f"where a graph does not say what its inputs are, `{instead}` picks {count:,}; "
+        if isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
+            count = _of_the_user(test, part, selections)
+            return f"where a graph does not say what its inputs are, `{instead.name}` picks {count:,}; "
     return ""
+
+
+def other_origin(test: Is, part: Where, selections: Selections) -> Is | None:
+    """What asks for the user's inputs in place of a kind that the graph knows none of, where that picks something."""
+    asked = _lacks_origin(test, selections) and _of_the_user(test, part, selections)
+    return _of_users(test) if asked else None
 
 
 def _lacks_origin(test: Is, selections: Selections) -> bool:
@@ -200,7 +206,7 @@ def nearest_paths_hint(glob: str, facts: Facts) -> str:
 def nearest_paths(glob: str, facts: Facts, count: int = 3) -> tuple[str, ...]:
     """The module paths most like a glob: one of each family of paths that differ in numbers alone."""
     families = _families(facts.modules)
-    wanted = _numberless(glob.strip("/"))
+    wanted = numberless(glob.strip("/"))
     scored = sorted(
         ((-_likeness(wanted, family), order, path) for order, (family, path) in enumerate(families.items())),
     )
@@ -218,11 +224,12 @@ def _families(modules: Iterable[str]) -> dict[str, str]:
         components = path.split(".")
         for depth in range(1, len(components) + 1):
             ancestor = ".".join(components[:depth])
-            families.setdefault(_numberless(ancestor), ancestor)
+            families.setdefault(numberless(ancestor), ancestor)
     return families
 
 
-def _numberless(path: str) -> str:
+def numberless(path: str) -> str:
+    """A path or glob with `*` for each number in it."""
     return re.sub(r"(?<![^.])(\d+|\*|\[[^\]]*\]|\{[^}]*\})(?![^.])", "*", path)
 
 

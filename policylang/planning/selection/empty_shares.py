@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import floor
 
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Mend, prefixed, written
 from policylang.language.figures import counted
 from policylang.language.formatting.unparse import own_words
-from policylang.language.syntax import InBlock, Policy, Rule
+from policylang.language.source import Span
+from policylang.language.syntax import Expectation, InBlock, Policy, Rule
 from policylang.language.walk import selector_of, with_lets
 from policylang.planning.selection.selectors import Selections
 
 SHARE_OF_NONE = "APL369"
+_SHARE = re.compile(r"\b(?:first|last)\s+\S+(?:\s*%)?\s+of\s+blocks?$")
 
 
 def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]:
@@ -33,8 +36,18 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
                 f"`{words}` of `{statement.span.one_line}` is no block: this graph {has}",
                 span=selector.span,
                 help=_help(statement, part, count),
+                mends=_mends(statement, part, count),
             )
             break
+
+
+def _mends(statement: Rule | Expectation, part: InBlock, count: int) -> list[Mend]:
+    share = _SHARE.search(part.span.text)
+    found: list[Mend] = []
+    if count and share is not None and statement.span.start <= part.span.start < statement.span.end:
+        span = Span(part.span.source, part.span.start + share.start(), part.span.end)
+        found.extend(written(span, [f"{part.which.kind} block"]))
+    return [*found, prefixed(statement.span, "optional")] if isinstance(statement, Rule) else found
 
 
 def _help(statement: object, part: InBlock, count: int) -> str | None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from policylang.graph.facts import Facts
 from policylang.graph.traced_device import OTHER_KERNELS
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, Mend, written
 from policylang.language.syntax import Operator, Policy, Rule
-from policylang.language.walk import with_lets
+from policylang.language.walk import walk, with_lets
 from policylang.operators.names import STAND_INS
 from policylang.planning.selection.selectors import operator_matcher
 
@@ -33,7 +33,15 @@ def named_alone(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
                     f"the model most likely runs `{eager}` in eager",
                     rule.span,
                     help=f"name both, `{_bare(eager)}, {_bare(compiled)}`, or say `matmul`",
+                    mends=_both(rule, eager, compiled),
                 )
+
+
+def _both(rule: Rule, *forms: str) -> tuple[Mend, ...]:
+    """The mends that name both in place of the one that the rule itself names."""
+    named = [part for part in walk(rule.selector) if isinstance(part, Operator)]
+    alone = [part.span for part in named if any(map(operator_matcher(part), forms))]
+    return written(alone[0], [f"({', '.join(map(_bare, forms))})", "matmul"], is_choice=True) if len(alone) == 1 else ()
 
 
 def _names(rule: Rule, policy: Policy) -> list[Callable[[str], bool]]:

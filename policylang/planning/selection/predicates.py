@@ -83,7 +83,7 @@ def compile_predicate(
 
 
 def _compare(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Test:
-    amount = _amount(predicate, facts, prices)
+    amount = amount_of(predicate, facts, prices)
     compare = COMPARISONS[predicate.op]
     limit = predicate.value.value
 
@@ -103,7 +103,8 @@ def column_of(test: Predicate) -> str:
     return "annotations" if isinstance(test, Annotated) else COLUMNS.get(getattr(test, "quantity", ""), "")
 
 
-def _amount(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
+def amount_of(predicate: Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
+    """What a comparison compares of a forward row; None of a row of which the graph does not say it."""
     quantity = predicate.quantity
     if quantity in TIMES:
         return lambda row: None if prices is None else prices.of(quantity, row)

@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 from attrs import define, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
+from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.planning.order.dependencies import Dependencies
 from policylang.planning.order.reading.roles import Role, roles_of
 from policylang.planning.order.reading.shared_memory import awaited
@@ -96,9 +97,11 @@ class _Mover:
 
     def moves(self) -> Moves:
         for wish in sorted(self.prefetches.values(), key=lambda wish: wish.row):
+            stop_unless_wanted()
             self._prefetch(wish)
         late: dict[int, int] = {}
         for wish in sorted(self.delays.values(), key=lambda wish: wish.row):
+            stop_unless_wanted()
             self._delay(wish, late)
         self.found.order = in_order(self.calls, self.before, self.keys)
         return self.found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -9,8 +10,9 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.codes import diagnose
-from policylang.language.diagnostics import Diagnostic, Related
+from policylang.language.diagnostics import Diagnostic, Mend, Related, prefixed, put_before, removed, written
 from policylang.language.figures import counted, figure, first_lines, listed
+from policylang.language.source import Span
 from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
 from policylang.operators.unknown_effects import is_unknown
 from policylang.planning.edits.bucket_errors import nothing_joined
@@ -28,6 +30,7 @@ from policylang.planning.selection.empty_matches import (
     other_origin_hint,
     part_counts,
 )
+from policylang.planning.selection.what_would_match import glob_span, numbered_globs, would_match
 
 NO_COLLECTIVE = "APL371"
 NOTHING_MOVES = "APL373"
@@ -39,6 +42,7 @@ INSIDE = "APL378"
 NONE_IN_GRAPH = "APL379"
 
 _MOST_NAMES = 8
+_PER = re.compile(r"\s+per\s+(?:\d+\s+)?blocks?$")
 
 
 class OrderErrors:
@@ -56,12 +60,14 @@ class OrderErrors:
     def selection(self, statement: Bucket | Scheduling, rows: Collection[int], others: Sequence[int]) -> bool:
         """Whether a selector picks collectives, and nothing but collectives."""
         if others:
-            self.found.append(self._no_collective(statement, others))
+            self.found.append(self._no_collective(statement, rows, others))
         elif not rows and not statement.optional:
             self.found.append(self._nothing(statement))
         return bool(rows) and not others
 
-    def _no_collective(self, statement: Bucket | Scheduling, others: Sequence[int]) -> Diagnostic:
+    def _no_collective(
+        self, statement: Bucket | Scheduling, rows: Collection[int], others: Sequence[int]
+    ) -> Diagnostic:
         facts = self._traced
         more = f", nor are {len(others) - 1:,} more" if len(others) > 1 else ""
         inside = [row for row in others if _runs_a_graph(facts, row)]
@@ -79,6 +85,7 @@ class OrderErrors:
             f"`{_text(statement)}` is about collectives, and `{facts.names[others[0]]}` is none{more}",
             statement.selector.span,
             help=f"narrow it down: `({statement.selector.span.one_line}) and collective`",
+            mends=_narrowed(statement) if rows else (),
             details=_where(facts, others),
         )
 
@@ -95,6 +102,7 @@ class OrderErrors:
                 "cannot be moved",
                 statement.selector.span,
                 help=optional,
+                mends=[prefixed(statement.span, "optional")],
                 details=part_counts(statement.selector, selections),
             )
         if not any(flag & Flag.COLLECTIVE for flag in facts.flags):
@@ -103,12 +111,14 @@ class OrderErrors:
                 f"`{text}` orders collectives, and this graph has none",
                 statement.span,
                 help=f"trace the step as one of several ranks runs it; {optional}",
+                mends=[prefixed(statement.span, "optional")],
             )
         found = diagnose(
             MATCHES_NOTHING,
             f"`{text}` matches nothing in this graph",
             statement.selector.span,
             help=other_origin_hint(statement.selector, selections) + optional,
+            mends=[*would_match(statement.selector, selections), prefixed(statement.span, "optional")],
             details=part_counts(statement.selector, selections),
         )
         include = self._policy.included_by(statement.span)
@@ -210,8 +220,16 @@ class OrderErrors:
                 f"`{_text(statement)}` {what}, and no blocks were found in this graph",
                 statement.span,
                 help=f"name them, `blocks layers.*`; {hint}",
+                mends=self._named_blocks(statement),
             )
         )
+
+    def _named_blocks(self, statement: Bucket | Scheduling) -> tuple[Mend, ...]:
+        named = self._policy.blocks
+        globs = numbered_globs("layers.*" if named is None else named.glob, self._traced)
+        if named is not None:
+            return written(glob_span(named.glob, named.span), globs, near=True)
+        return tuple(put_before(statement.span, f"blocks {glob}") for glob in globs)
 
     def _taken(self, statement: Scheduling, picked: Picked) -> Diagnostic:
         lines = [(self._policy.scheduling[by], count) for by, count in picked.takers.items()]
@@ -221,6 +239,7 @@ class OrderErrors:
             f"`{_text(statement)}` moves nothing: other lines take over {which} it picks",
             statement.span,
             help="remove it, or let its selector pick others as well",
+            mends=[removed(statement.span)],
             related=tuple(Related(f"`{_text(line)}` takes over {count}", line.span) for line, count in lines),
         )
 
@@ -233,6 +252,7 @@ def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) ->
         f"`{_text(statement)}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
         statement.span,
         help=f"leave it out, or write `optional {_text(statement)}`",
+        mends=[removed(statement.span), prefixed(statement.span, "optional")],
         details=first_lines([f"{facts.names[row]}: {left[row]}" for row in rows], _MOST_NAMES),
     )
 
@@ -244,6 +264,7 @@ def _too_many_blocks(statement: Prefetch | Delay, most: int) -> Diagnostic:
         f"{most:,}",
         statement.span,
         help=f"count fewer, or write `optional {_text(statement)}`",
+        mends=[prefixed(statement.span, "optional")],
     )
 
 
@@ -260,6 +281,15 @@ def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnosti
         help="take the collective out of one of them",
         related=(Related(f"`{_text(other)}` is the other", other.span),),
     )
+
+
+def _narrowed(statement: Bucket | Scheduling) -> tuple[Mend, ...]:
+    """The mend that leaves the collectives of a selector; a `per` behind it is the line's own."""
+    span = statement.selector.span
+    own = _PER.search(span.text) if isinstance(statement, Bucket) and statement.blocks is not None else None
+    end = span.end if own is None else span.start + own.start()
+    text = span.source.text[span.start : end]
+    return written(Span(span.source, span.start, end), [f"(({text}) and collective)"])
 
 
 def _keeps(statement: Scheduling) -> bool:

@@ -1,0 +1,56 @@
+// What the server explains, shown as a preview of Markdown beside.
+
+import * as vscode from "vscode";
+import type { Server } from "./server";
+
+const SCHEME = "policylang-explained";
+
+export class Explanations implements vscode.TextDocumentContentProvider, vscode.Disposable {
+    private readonly texts = new Map<string, string>();
+    private readonly changed = new vscode.EventEmitter<vscode.Uri>();
+    readonly onDidChange = this.changed.event;
+    private readonly registered: vscode.Disposable;
+
+    constructor(private readonly server: Server) {
+        this.registered = vscode.workspace.registerTextDocumentContentProvider(SCHEME, this);
+    }
+
+    provideTextDocumentContent(uri: vscode.Uri): string {
+        return this.texts.get(uri.toString()) ?? "";
+    }
+
+    async rule(uri: vscode.Uri, line: number): Promise<void> {
+        await this.show(`line ${line + 1}`, await this.server.ask<string>("policylang.explainRule", uri.toString(), line));
+    }
+
+    async node(uri: vscode.Uri, node: string | undefined, line: number): Promise<void> {
+        const named = node ?? (await this.chosen(uri, line));
+        if (named !== undefined)
+            await this.show(named, await this.server.ask<string>("policylang.explainNode", uri.toString(), named));
+    }
+
+    /** A node of the rule at the cursor, or any that is typed. */
+    private async chosen(uri: vscode.Uri, line: number): Promise<string | undefined> {
+        const nodes = await this.server.ask<string[]>("policylang.nodesOfRule", uri.toString(), line);
+        if (nodes === null || nodes.length === 0)
+            return vscode.window.showInputBox({ title: "policylang: explain a node", prompt: "the name of a node of the snapshot" });
+        return vscode.window.showQuickPick(nodes, { title: `Which of the ${nodes.length} nodes that line ${line + 1} matches?` });
+    }
+
+    private async show(name: string, markdown: string | null): Promise<void> {
+        if (!markdown) {
+            const words = "policylang: nothing to explain here: there is no rule, or no plan on a snapshot.";
+            void vscode.window.showInformationMessage(words);
+            return;
+        }
+        const uri = vscode.Uri.from({ scheme: SCHEME, path: `/${name.replaceAll("/", "_")}.md` });
+        this.texts.set(uri.toString(), markdown);
+        this.changed.fire(uri);
+        await vscode.commands.executeCommand("markdown.showPreviewToSide", uri);
+    }
+
+    dispose(): void {
+        this.registered.dispose();
+        this.changed.dispose();
+    }
+}

@@ -1,0 +1,200 @@
+"""The other end of the connection: what it can do, its settings and folders, and what it is told unasked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lsprotocol import types
+from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams, JsonRpcRequestCancelled
+from pygls.lsp.server import LanguageServer
+
+from policylang.editor.features.published import Shown, published
+from policylang.editor.open_documents import OpenDocuments
+from policylang.editor.state import State
+from policylang.editor.workspace import SECTION, path_of, section_of
+from policylang.language.version import installed_version
+
+_WATCHED = ("**/*.apl", "**/pyproject.toml", "**/*.toml", "**/*.graph", "**/*.json", "**/*.json.gz")
+_POLL = 2.0
+"""Seconds between two looks at the files that open documents depend on, for clients that watch none."""
+_AT_ONCE = 0.3
+"""Seconds that reading a graph may take without a word to the user."""
+_KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
+"""Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
+_EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled)
+
+
+class PolicyServer(LanguageServer):
+    """One connection."""
+
+    def __init__(self) -> None:
+        super().__init__("policylang", installed_version(), types.TextDocumentSyncKind.Full)
+        for method in _KEPT_HERE:
+            self.protocol.fm.builtin_features.pop(method, None)
+        self.documents = OpenDocuments(
+            self._publish, settled_now=self._refresh, loading=self._loading, failed=self._failed
+        )
+        self.shown = Shown()
+        self.markdown = False
+        """Whether the client shows Markdown in hovers."""
+        self.snippets = False
+        """Whether it steps through the placeholders of what it completes."""
+        self.markdown_items = False
+        """Whether it shows Markdown beside them."""
+        self.ended = False
+        """Whether the client said that it would go."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- the beginning ---
+
+    def begin(self, params: types.InitializeParams) -> None:
+        """Take what a client says of itself. Whatever it leaves out is fine."""
+        documents, workspace = self.documents, self.documents.workspace
+        root = params.root_uri or (f"file://{params.root_path}" if params.root_path else None)
+        folders = params.workspace_folders or ([types.WorkspaceFolder(root, "")] if root else [])
+        self.change_folders(folders, ())
+        workspace.started_with = section_of(params.initialization_options)
+        documents.encoding = types.PositionEncodingKind(self.workspace.position_encoding)
+        text = self.client_capabilities.text_document
+        hover = None if text is None else text.hover
+        self.markdown = hover is not None and types.MarkupKind.Markdown in (hover.content_format or ())
+        completed = None if text is None or text.completion is None else text.completion.completion_item
+        self.snippets = completed is not None and bool(completed.snippet_support)
+        formats = None if completed is None else completed.documentation_format
+        self.markdown_items = types.MarkupKind.Markdown in (formats or ())
+        diagnostics = None if text is None else text.publish_diagnostics
+        self.shown = Shown(
+            related=diagnostics is not None and bool(diagnostics.related_information),
+            links=diagnostics is not None and bool(diagnostics.code_description_support),
+            tags=diagnostics is not None and diagnostics.tag_support is not None,
+        )
+
+    async def begun(self) -> None:
+        """The client is ready: ask for its settings, and to be told of changes."""
+        workspace = self.client_capabilities.workspace
+        registrations: list[types.Registration] = []
+        if workspace is not None and (each := workspace.did_change_configuration) and each.dynamic_registration:
+            options: Any = types.DidChangeConfigurationRegistrationOptions(section=SECTION)
+            registrations.append(_registration(types.WORKSPACE_DID_CHANGE_CONFIGURATION, options))
+        watches = workspace is not None and workspace.did_change_watched_files
+        if watches and watches.dynamic_registration:
+            options = types.DidChangeWatchedFilesRegistrationOptions([types.FileSystemWatcher(it) for it in _WATCHED])
+            registrations.append(_registration(types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options))
+        else:
+            self._start(self._poll())
+        if registrations:
+            self.client_register_capability(types.RegistrationParams(registrations))
+        await self.ask_for_settings()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL)
+            self.documents.look_again()
+
+    # --- settings and folders ---
+
+    def change_folders(self, added: Iterable[types.WorkspaceFolder], removed: Iterable[types.WorkspaceFolder]) -> None:
+        folders = self.documents.workspace.folders
+        for gone in removed:
+            folders.pop(gone.uri, None)
+            self.documents.workspace.asked.pop(gone.uri, None)
+        for new in added:
+            if (path := path_of(new.uri)) is not None:
+                folders[new.uri] = path
+
+    async def ask_for_settings(self) -> None:
+        """Those of each folder, and those that belong to none, where the client can say them."""
+        workspace = self.client_capabilities.workspace
+        if workspace is None or not workspace.configuration:
+            return
+        known = self.documents.workspace
+        scopes = [*known.folders, None]
+        items = [types.ConfigurationItem(scope, SECTION) for scope in scopes]
+        try:
+            found = await self.workspace_configuration_async(types.ConfigurationParams(items))
+        except JsonRpcException as error:
+            self.tell(f"the client does not say its settings: {error}", types.MessageType.Warning)
+            return
+        answers = [*(found or ()), *[None] * len(scopes)]
+        known.asked = {scope: section_of(answer) for scope, answer in zip(scopes, answers, strict=False)}
+        self.documents.look_again()
+
+    async def settings_changed(self, settings: object) -> None:
+        """Settings that a client pushes; one that sends none wants to be asked."""
+        self.documents.workspace.pushed = section_of(settings)
+        await self.ask_for_settings()
+        self.documents.look_again()
+
+    # --- what a client is told ---
+
+    def _publish(self, state: State) -> None:
+        document = state.document
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(document.uri, published(state, self.shown), version=document.version)
+        )
+
+    def _refresh(self, state: State) -> None:
+        """Figures are there that were not when the client asked for them last."""
+        workspace = self.client_capabilities.workspace
+        if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
+            self.workspace_inlay_hint_refresh(None)
+
+    def _loading(self, name: str) -> Callable[[], None]:
+        """Show that a graph is read, where that takes longer than a moment."""
+        window = self.client_capabilities.window
+        if window is None or not window.work_done_progress:
+            return lambda: None
+        token = str(uuid.uuid4())
+        begun = False
+
+        async def show() -> None:
+            nonlocal begun
+            await asyncio.sleep(_AT_ONCE)
+            await self.work_done_progress.create_async(token)
+            message = types.WorkDoneProgressBegin("policylang: reading the graph", cancellable=False, message=name)
+            self.work_done_progress.begin(token, message)
+            begun = True
+
+        task = self._start(show())
+
+        def done() -> None:
+            task.cancel()
+            if begun:
+                self.work_done_progress.end(token, types.WorkDoneProgressEnd())
+
+        return done
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- errors ---
+
+    def tell(self, message: str, kind: types.MessageType = types.MessageType.Error) -> None:
+        """A line in the client's log."""
+        self.window_log_message(types.LogMessageParams(kind, f"policylang: {message}"))
+
+    def _failed(self, error: Exception) -> None:
+        import traceback
+
+        traceback.print_exception(error)
+        self.tell(f"this is a bug in policylang: {type(error).__name__}: {error}")
+
+    def report_server_error(self, error: Exception, source: object) -> None:
+        """Of a request that failed its answer says why; the client's log and the standard error say it too."""
+        if isinstance(error, _EXPECTED):
+            return
+        data = error.data if isinstance(error, JsonRpcException) else None
+        if isinstance(data, dict) and "traceback" in data:
+            print(*data["traceback"], error, sep="", file=sys.stderr)
+        self.tell(str(error) or type(error).__name__)
+
+
+def _registration(method: str, options: Any) -> types.Registration:
+    return types.Registration(id=f"policylang-{method}", method=method, register_options=options)

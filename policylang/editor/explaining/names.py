@@ -1,0 +1,255 @@
+"""What the name of an operator, a group or a ``let`` stands for, and what it denotes on the snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+
+from policylang.editor.explaining.article import Article, code
+from policylang.editor.explaining.on_snapshot import backward_counts, part_lines, rows_of, selections_of
+from policylang.editor.explaining.statements import picked
+from policylang.editor.state import State
+from policylang.graph.facts import Facts, Flag
+from policylang.language.figures import counted, figure, joined, listed
+from policylang.language.manifest.tags import tagged
+from policylang.language.parsing.statements import comments
+from policylang.language.resolution import prelude
+from policylang.language.resolution.operator_names import OperatorTable, split_operator
+from policylang.language.resolution.public_names import TRACED_AS
+from policylang.language.source import Span
+from policylang.language.syntax import Difference, Intersection, Let, Operator, Reference, Selector, Union, Word
+from policylang.planning.selection.empty_matches import part_counts
+from policylang.planning.selection.predicates import split_target
+from policylang.planning.selection.selectors import Selections, operator_matcher
+
+_MOST_OPERATORS = 8
+_MOST_NAMES = 8
+_KINDS = (
+    (Flag.VIEW, "another look at the memory of what it reads"),
+    (Flag.RANDOM, "draws random numbers"),
+    (Flag.WRITES, "writes into what it is given"),
+    (Flag.MULTI_OUTPUT, "returns several tensors"),
+    (Flag.COLLECTIVE, "communicates with other ranks"),
+    (Flag.COMPUTE, "on PyTorch's list of compute-intensive operators"),
+    (Flag.EFFECTFUL, "has an effect beyond its result"),
+)
+_TAGS = {"view": Flag.VIEW, "random": Flag.RANDOM, "compute": Flag.COMPUTE}
+"""What the manifest says of an operator, as the graph says it of a node."""
+
+
+def of_name(state: State, part: Word | Operator | Reference) -> Article:
+    """Of a word that selects."""
+    if isinstance(part, Word):
+        return _of_word(state, part)
+    if isinstance(part, Operator):
+        return _operator(state, part)
+    policy = state.text.loaded.policy
+    let = policy.lets.get(part.name) if policy is not None else None
+    if let is None:
+        return Article()
+    if let.span.source.name == prelude.NAME:
+        return _group(state, let, part)
+    return of_let(state, let, part)
+
+
+def of_let(state: State, let: Let, selector: Selector) -> Article:
+    """A name of the policy's own: what it stands for, what its author says of it, and how many nodes that are."""
+    article = Article().policy(let.span.text)
+    own = let.span.source == state.document.source
+    article.say(comment_above(let.span), "" if own else f"Defined in {code(let.span.location)}.")
+    selections = selections_of(state)
+    rows = None if selections is None else rows_of(selections, selector)
+    collectives = None if state.graph is None else picked(state.graph, let)
+    if collectives is not None:
+        article.say(f"The lines that use it pick {counted(collectives, 'collective')} of the whole step.")
+    elif selections is not None and rows is not None:
+        article.say(f"{_counted(rows, selections)}.")
+        counts = part_counts(let.selector, selections)
+        if len(counts) > 1 or not rows:
+            article.items(part_lines(counts))
+    return article
+
+
+def comment_above(span: Span) -> str:
+    """The comment on the lines above a statement, without its marks; else the one behind it on its line."""
+    source = span.source
+    found = {source.line_column(start)[0]: source.text[start:end] for start, end in comments(source)}
+    alone = {line for line in found if source.line_text(line).lstrip().startswith("#")}
+    line, lines = span.line - 1, list[str]()
+    while line in alone:
+        lines.insert(0, found[line])
+        line -= 1
+    if not lines and span.end_line in found:
+        lines = [found[span.end_line]]
+    return " ".join(" ".join(each.lstrip("#").split()) for each in lines)
+
+
+def _of_word(state: State, word: Word) -> Article:
+    """Of a text with errors: its own names first."""
+    for placed in reversed(state.text.expansion.statements):
+        let = placed.statement
+        if isinstance(let, Let) and let.name == word.text:
+            return of_let(state, let, word)
+    group = prelude.group(word.text)
+    if group is not None:
+        return _group(state, group, group.selector)
+    operator = split_operator(word.text, _table().has_namespace)
+    return Article() if operator is None else _operator(state, operator)
+
+
+# --- groups ---
+
+
+def _group(state: State, let: Let, selector: Selector) -> Article:
+    article = Article().say("A group that every policy knows.", comment_above(let.span)).policy(let.span.text)
+    selections = selections_of(state)
+    rows = None if selections is None else rows_of(selections, selector)
+    if selections is not None and rows is not None:
+        article.say(f"{_counted(rows, selections)}.").items(_by_operator(rows, selections.facts))
+        if not rows:
+            article.items(part_lines(part_counts(selector, selections)))
+    return article
+
+
+def _by_operator(rows: Sequence[int], facts: Facts) -> list[str]:
+    """``aten.mm.default: 225``, the most frequent first."""
+    counts = Counter(facts.targets[row] for row in rows).most_common()
+    shown = [f"{code(target)}: {count:,}" for target, count in counts[:_MOST_OPERATORS]]
+    return [*shown, *([f"and {len(counts) - _MOST_OPERATORS} more"] if len(counts) > _MOST_OPERATORS else [])]
+
+
+# --- operators ---
+
+
+def _operator(state: State, operator: Operator) -> Article:
+    article = Article()
+    selections = selections_of(state)
+    rows = None if selections is None else rows_of(selections, operator)
+    if selections is None or rows is None:
+        article.say(*_from_manifest(operator))
+    else:
+        article.say(*_on_graph(operator, rows, selections))
+    article.say(_overloads(operator))
+    targets = _targets(operator, None if selections is None else selections.facts)
+    groups = list(dict.fromkeys(name for target in targets for name in _groups(target)))
+    if groups:
+        article.say(f"In the groups {joined([code(each) for each in groups])}." if len(groups) > 1 else
+                    f"In the group {code(groups[0])}.")  # fmt: skip
+    if people := traced_from(operator.name):
+        article.say(f"What people call {listed([code(each) for each in people], _MOST_NAMES)} may be traced as it.")
+    return article
+
+
+def _on_graph(operator: Operator, rows: Sequence[int], selections: Selections) -> Iterator[str]:
+    facts = selections.facts
+    matches = operator_matcher(operator)
+    backward = sum(count for target, count in backward_counts(facts).items() if matches(target))
+    yield f"{_counted(rows, selections)}" + (f"; {counted(backward, 'node')} of the backward." if backward else ".")
+    if not rows:
+        yield from (line for line in part_lines(part_counts(operator, selections)) if "; " in line)
+        return
+    targets = dict.fromkeys(facts.targets[row] for row in rows)
+    if [*targets] != [operator.text]:
+        yield f"Here it is {listed(_by_operator(rows, facts), _MOST_OPERATORS + 1)}."
+    flags = 0
+    for row in rows:
+        flags |= facts.flags[row]
+    yield _kind(flags)
+    yield _work(rows, facts)
+
+
+def _counted(rows: Sequence[int], selections: Selections) -> str:
+    """``225 nodes of the forward: 7 in each of 32 blocks, 1 outside``."""
+    said = f"{counted(len(rows), 'node')} of the forward"
+    names, block_of = selections.blocks.names, selections.blocks.block_of
+    if not rows or not names:
+        return said
+    by_block = Counter(block_of[row] for row in rows)
+    outside = by_block.pop(-1, 0)
+    parts = []
+    if by_block:
+        least, most = min(by_block.values()), max(by_block.values())
+        count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        if len(by_block) == 1:
+            parts.append(f"{count} in block {code(names[next(iter(by_block))])}")
+        else:
+            all_of = "the " if len(by_block) == len(names) else f"{len(by_block):,} of "
+            parts.append(f"{count} in each of {all_of}{len(names):,} blocks")
+    if outside:
+        parts.append(f"{outside:,} outside the blocks")
+    return f"{said}: {', '.join(parts)}"
+
+
+def _kind(flags: int) -> str:
+    found = [said for bit, said in _KINDS if flags & bit]
+    return f"Categories: {', '.join(found)}." if found else ""
+
+
+def _work(rows: Sequence[int], facts: Facts) -> str:
+    flops = sum(facts.flops[row] for row in rows)
+    uncounted = sorted({facts.uncounted[row] for row in rows if facts.uncounted[row]}) if facts.uncounted else []
+    if uncounted:
+        said = joined([code(each) for each in uncounted])
+        return f"No FLOP formula counts {said}" + (f"; the rest is {figure(flops, 'flops')}." if flops else ".")
+    return f"{figure(flops, 'flops')} in all." if flops else "It multiplies nothing: no FLOPs."
+
+
+def _from_manifest(operator: Operator) -> Iterator[str]:
+    flags = 0
+    for target in _known(operator):
+        flags |= sum(bit for tag, bit in _TAGS.items() if ".".join(split_target(target)[:2]) in tagged(tag))
+    yield _kind(flags)
+
+
+def _overloads(operator: Operator) -> str:
+    """Of one operator its overloads, of a glob the operators that it matches, as the bundled manifest has them."""
+    known = _known(operator)
+    if not known:
+        return "The bundled list of torch's operators has none of that name."
+    names = dict.fromkeys(".".join(split_target(target)[:2]) for target in known)
+    if len(names) > 1:
+        return f"Of torch's operators it means {listed([code(each) for each in names], _MOST_NAMES)}."
+    return f"Overloads: {listed([code(target) for target in known], _MOST_NAMES)}."
+
+
+def _targets(operator: Operator, facts: Facts | None) -> list[str]:
+    """Full names that it stands for: of the snapshot, else of the manifest."""
+    matches = operator_matcher(operator)
+    found = [] if facts is None else [target for target in facts.by_target if matches(target)]
+    return found or list(_known(operator))
+
+
+@lru_cache(maxsize=512)
+def _known(operator: Operator) -> tuple[str, ...]:
+    return _table().matches(operator.namespace, operator.name, operator.overload)
+
+
+@cache
+def _table() -> OperatorTable:
+    return OperatorTable.bundled()
+
+
+@lru_cache(maxsize=4096)
+def _groups(target: str) -> tuple[str, ...]:
+    """The groups into which the name alone puts an operator."""
+    lets = (prelude.group(name) for name in prelude.group_names())
+    return tuple(let.name for let in lets if let is not None and _names(let.selector, target))
+
+
+def _names(selector: Selector, target: str) -> bool:
+    if isinstance(selector, Operator):
+        return operator_matcher(selector)(target)
+    if isinstance(selector, Union):
+        return any(_names(part, target) for part in selector.parts)
+    if isinstance(selector, Difference):
+        return _names(selector.left, target) and not _names(selector.right, target)
+    if isinstance(selector, Intersection):
+        return _names(selector.left, target) and _names(selector.right, target)
+    return False
+
+
+@cache
+def traced_from(name: str) -> tuple[str, ...]:
+    """What people call operations that are traced as an operator of this name."""
+    return tuple(people for people, forms in TRACED_AS.items() if name in forms and people != name)

@@ -1,0 +1,51 @@
+"""What the selectors of a text denote on the snapshot, also where the text has errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from policylang.editor.explaining.article import code, with_code
+from policylang.editor.state import State
+from policylang.graph.blocks import blocks_of
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, Phase
+from policylang.language.syntax import Selector
+from policylang.planning.selection.selectors import Selections
+
+
+def selections_of(state: State) -> Selections | None:
+    """None without a snapshot, and while what the policy denotes is being worked out. Of a text with errors, what needs
+    none of its names can be asked."""
+    if state.graph is not None:
+        return state.graph.selections if state.graph.knows("selections") else None
+    return None if state.facts is None else _without_policy(state.facts)
+
+
+def rows_of(selections: Selections, selector: Selector) -> list[int] | None:
+    """None for a selector with words that nobody has looked up."""
+    try:
+        return selections.rows(selector)
+    except (TypeError, KeyError):
+        return None
+
+
+def part_lines(counts: Sequence[str]) -> list[str]:
+    """The lines of ``part_counts``, what they are of marked as code."""
+    found = (line.partition(": ") for line in counts)
+    return [f"{code(label)}: {with_code(rest)}" if rest else label for label, _, rest in found]
+
+
+@lru_cache(maxsize=2)
+def backward_counts(facts: Facts) -> Mapping[str, int]:
+    """Operator in full to how many backward nodes call it."""
+    phases, ops, targets = facts.phases, facts.ops, facts.targets
+    return Counter(
+        targets[row] for row in range(len(facts)) if phases[row] == Phase.BACKWARD and ops[row] == "call_function"
+    )
+
+
+@lru_cache(maxsize=1)
+def _without_policy(facts: Facts) -> Selections:
+    return Selections(facts, {}, blocks_of(facts), Chains(facts))

@@ -1,0 +1,303 @@
+"""What a statement comes to, and what it means: of each kind of statement a few lines, and a few words for a hint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from policylang.audit.summary.assemble import rewrite_reports
+from policylang.editor.explaining import rules
+from policylang.editor.explaining.amounts import in_short, signed, totals, values
+from policylang.editor.explaining.article import Article, code, with_code
+from policylang.editor.state import GraphState, State
+from policylang.language import syntax
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.figures import counted, figure, listed
+from policylang.language.resolution.includes import PlacedStatement
+from policylang.language.syntax import Statement
+from policylang.language.version import installed_version
+from policylang.language.walk import with_lets
+from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
+from policylang.planning.plan import ExpectationOutcome
+from policylang.planning.value_decision import Why
+from policylang.report.device_times import exposed_text, recomputed_text
+from policylang.report.order.as_text import left_texts, proof_texts, said_of
+from policylang.report.report_text import rewrite_lines
+
+_MOST_NAMES = 4
+_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
+SCHEDULING = (syntax.Bucket, syntax.Prefetch, syntax.Delay, syntax.Overlap, syntax.KeepOrder)
+EXPECTATIONS = (syntax.ExpectTotal, syntax.ExpectCount, syntax.ExpectFate)
+
+
+def article_of(state: State, statement: Statement) -> Article:
+    """Without the meaning of its words."""
+    graph = state.graph
+    if isinstance(statement, syntax.Rule):
+        index = None if graph is None else rules.rule_index(graph, statement)
+        if graph is None or index is None:
+            return rules.in_words(statement)
+        return rules.on_graph(graph, index)
+    if isinstance(statement, syntax.Include):
+        return _include(state, statement)
+    if isinstance(statement, syntax.Requires):
+        return Article().say(f"The version of policylang here is {installed_version()}.")
+    if isinstance(statement, syntax.Device):
+        return _device(state)
+    if graph is None:
+        return Article()
+    if isinstance(statement, syntax.PolicyName):
+        return policy(graph)
+    if isinstance(statement, syntax.Undecided):
+        return _undecided(graph)
+    if isinstance(statement, SCHEDULING):
+        line = line_of(graph, statement)
+        return Article() if line is None else _scheduling(graph, *line)
+    if isinstance(statement, syntax.Fuse | syntax.Collapse):
+        return _rewrite(graph, statement)
+    if isinstance(statement, EXPECTATIONS):
+        outcome = outcome_of(graph, statement)
+        return Article() if outcome is None else _expectation(statement, outcome)
+    return Article()
+
+
+# --- the policy ---
+
+
+def policy(graph: GraphState) -> Article:
+    """The totals of ``policylang plan``."""
+    plan = graph.plan
+    forward = sum(decision is not None for decision in plan.decisions)
+    blocks = counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
+    article = Article().say(f"On {code(graph.name)}: {counted(forward, 'forward value')}, {blocks}.")
+    if not graph.knows("breakdown"):
+        return article
+    found = graph.breakdown
+    under, without = found.under, found.without
+    again = f"{figure(under.amounts.recomputed_bytes, 'bytes')} and {figure(under.amounts.recomputed_flops, 'flops')}"
+    share = figure(under.amounts.recomputed_flops / found.forward_flops, "fraction") if found.forward_flops else ""
+    lines = [
+        f"saved: {figure(under.amounts.saved_bytes, 'bytes')} in {values(under.amounts.saved)}; "
+        f"{figure(without.amounts.saved_bytes, 'bytes')} if nothing is recomputed",
+        f"offloaded: {figure(under.amounts.offloaded_bytes, 'bytes')} in {values(under.amounts.offloaded)}"
+        if under.amounts.offloaded
+        else "",
+        f"recomputed: {again}{share and f', {share} of the forward'}" if under.amounts.recomputed else "",
+        f"peak: {figure(under.peak.bytes, 'bytes')} at {code(under.peak.at)}; "
+        f"{figure(without.peak.bytes, 'bytes')} if nothing is recomputed",
+    ]
+    if under.time is not None and without.time is not None:
+        step, other = (figure(each.step, "seconds") for each in (under.time, without.time))
+        lines.append(f"step: {step}; {other} if nothing is recomputed")
+        lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
+        lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
+    article.items(lines)
+    if under.amounts.open_bytes:
+        article.say(f"{figure(under.amounts.open_bytes, 'bytes')} of what is saved is left to PyTorch's partitioner.")
+    return article
+
+
+def policy_short(graph: GraphState) -> str:
+    return totals(graph.breakdown) if graph.knows("breakdown") else ""
+
+
+# --- files ---
+
+
+def brought(state: State, include: syntax.Include) -> list[PlacedStatement]:
+    """The statements that an include of the document puts in its place."""
+    return [each for each in state.text.expansion.statements if each.include == include.span]
+
+
+def _include(state: State, include: syntax.Include) -> Article:
+    found = [each.statement for each in brought(state, include)]
+    kinds = Counter(_kind(each) for each in found)
+    said = ", ".join(counted(count, kind) for kind, count in kinds.items())
+    article = Article().say(f"It brings {said}." if said else "It brings nothing.")
+    graph = state.graph
+    mine = [] if graph is None else rules_of(graph, include)
+    if graph is not None and mine:
+        article.items(f"{code(graph.plan.rules[at].rule.text)}: {rules.short(graph, at)}" for at in mine)
+    return article
+
+
+def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
+    """The rules of the policy that an include brings."""
+    policy = graph.plan.policy
+    return [at for at, rule in enumerate(policy.rules) if policy.included_by(rule.span) == include.span]
+
+
+def include_short(state: State, include: syntax.Include) -> str:
+    """``2 rules · 291 values``; of a file without rules how many statements it has."""
+    graph = state.graph
+    mine = [] if graph is None else rules_of(graph, include)
+    if graph is None or not mine:
+        return counted(len(brought(state, include)), "statement")
+    decided = sum(len(graph.plan.rules[at].decided) for at in mine)
+    return in_short((counted(len(mine), "rule"), values(decided)))
+
+
+def _kind(statement: Statement) -> str:
+    if isinstance(statement, syntax.Rule):
+        return "rule"
+    if isinstance(statement, EXPECTATIONS):
+        return "expectation"
+    if isinstance(statement, SCHEDULING):
+        return "scheduling line"
+    return "name" if isinstance(statement, syntax.Let) else "other statement"
+
+
+def _device(state: State) -> Article:
+    policy = state.text.loaded.policy
+    named = policy.device if policy is not None else None
+    times = state.graph.plan.times if state.graph is not None else None
+    used = named if times is None else times.device
+    article = Article()
+    if used is not None:
+        article.say(f"Times are those of {code(used.name)}.").items(_figures(used))
+    if used is not None and named is not None and used.name != named.name:
+        article.say("The settings name another device than the policy, and go before it.")
+    return article
+
+
+def _figures(device: DeviceProfile) -> Iterator[str]:
+    for dtype, rate in device.compute.items():
+        yield f"{code(dtype)} products: {figure(max(most for _, most in rate.points), 'flops')} a second at most"
+    yield f"memory: {figure(max(most for _, most in device.bandwidth.points), 'bytes')} a second at most"
+    if device.capacity is not None:
+        yield f"capacity: {figure(device.capacity, 'bytes')}"
+    if device.host_bandwidth is not None:
+        yield f"to and from the host: {figure(device.host_bandwidth, 'bytes')} a second"
+
+
+def _undecided(graph: GraphState) -> Article:
+    plan = graph.plan
+    return Article().say(f"No rule decides {values(undecided(graph))}: {code(f'undecided -> {plan.undecided}')}.")
+
+
+def undecided(graph: GraphState) -> int:
+    """How many values no rule decides, as reports count them: a tuple with its pieces is one."""
+    owners = graph.plan.facts.owners
+    decisions = enumerate(graph.plan.decisions)
+    return sum(by is not None and by.why is Why.UNDECIDED and owners[row] == row for row, by in decisions)
+
+
+# --- rewrites and order ---
+
+
+def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Article:
+    reports = rewrite_reports(graph.plan.policy, graph.plan.edits)
+    found = zip(graph.plan.policy.rewrites, reports, strict=True)
+    mine = next((report for each, report in found if each.span == statement.span), None)
+    if mine is None:
+        return Article()
+    head, *rest = rewrite_lines(mine)
+    what = head.rpartition(f"{mine.text}: ")[2]
+    return Article().say(f"{what[0].upper()}{what[1:]}.").items(line.strip() for line in rest)
+
+
+def rewrite_short(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
+    """``96 rewritten · 96 collectives fewer``."""
+    policy, edits = graph.plan.policy, graph.plan.edits
+    at = next((at for at, each in enumerate(policy.rewrites) if each.span == statement.span), None)
+    if at is None:
+        return ""
+    done = edits.of(at).done
+    fewer = sum(edit.fewer_collectives for edit in done)
+    return in_short((f"{len(done):,} rewritten", counted(fewer, "collective") + " fewer"))
+
+
+def _ordered(graph: GraphState) -> Communication | None:
+    """With what each line is worth, once that is worked out."""
+    if graph.knows("order"):
+        return graph.order
+    return graph.breakdown.communication if graph.knows("breakdown") else None
+
+
+def line_of(graph: GraphState, statement: Statement) -> tuple[Communication, LineInOrder] | None:
+    """What a scheduling line came to; None until that is known."""
+    found, policy = _ordered(graph), graph.plan.policy
+    if found is None:
+        return None
+    spans = [*(policy.rewrites[at].span for at in bucket_statements(policy)), *(e.span for e in policy.scheduling)]
+    mine = (line for span, line in zip(spans, found.lines, strict=False) if span == statement.span)
+    line = next(mine, None)
+    return None if line is None else (found, line)
+
+
+def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> Article:
+    """As ``policylang explain --rule`` says it."""
+    article = Article().say(f"It {said_of(line)}.", exposed_of(found, line))
+    article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
+    for what, names in (("picks", line.matched), ("moves", line.moved)):
+        if names:
+            article.say(f"It {what} {listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))}.")
+    if not graph.knows("order") and found.device is not None:
+        article.say("What it is worth is still being worked out.")
+    return article
+
+
+def exposed_of(found: Communication, line: LineInOrder) -> str:
+    """Empty without a device, and until it is worked out."""
+    lanes = found.planned.lanes
+    if lanes is None or line.exposed_without is None:
+        return ""
+    with_it, without = (figure(each, "seconds") for each in (lanes.exposed, line.exposed_without))
+    return f"Exposed: {with_it} with it, {without} without."
+
+
+def line_short(found: Communication, line: LineInOrder) -> str:
+    """``291 collectives · 289 moved into 64 · exposed −1.2 ms``."""
+    lanes = found.planned.lanes
+    into = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
+    change = ""
+    if lanes is not None and line.exposed_without is not None:
+        less = signed(lanes.exposed - line.exposed_without, "seconds")
+        change = f"exposed {less}" if less else "exposes as much without"
+    return in_short((counted(len(line.matched), "collective"), f"{len(line.moved):,} moved{into}", change))
+
+
+def picked(graph: GraphState, let: syntax.Let) -> int | None:
+    """How many collectives the lines pick by a name that only they use: in the whole step, and not in its forward. None
+    for every other name, and until it is known."""
+    policy = graph.plan.policy
+    used = (each.selector for each in (*policy.rules, *policy.expectations) if not isinstance(each, syntax.ExpectTotal))
+    if any(isinstance(part, syntax.Reference) and part.name == let.name for each in used for part in _all(each, graph)):
+        return None
+    for statement in (*policy.buckets, *policy.scheduling):
+        if statement.selector == syntax.Reference(let.name) and (found := line_of(graph, statement)) is not None:
+            return len(found[1].matched)
+    return None
+
+
+def _all(selector: syntax.Selector, graph: GraphState) -> Iterator[syntax.Selector]:
+    return with_lets(selector, graph.plan.policy)
+
+
+# --- expectations ---
+
+
+def outcome_of(graph: GraphState, expectation: Statement) -> ExpectationOutcome | None:
+    found = zip(graph.plan.policy.expectations, graph.plan.expectations, strict=False)
+    return next((outcome for each, outcome in found if each.span == expectation.span), None)
+
+
+def _expectation(statement: Statement, outcome: ExpectationOutcome) -> Article:
+    margin = margin_text(statement, outcome)
+    return Article().say(
+        f"It {_SAID[outcome.status]}: {with_code(outcome.found)}.",
+        f"Between that and the limit: {margin}." if margin else "",
+    )
+
+
+def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
+    """How far the figure is from the limit; empty where that is not said."""
+    if not outcome.margin:
+        return ""
+    dimension = statement.limit.dimension if isinstance(statement, syntax.ExpectTotal) else "number"
+    return figure(abs(outcome.margin), dimension)
+
+
+def expectation_short(outcome: ExpectationOutcome) -> str:
+    """``held, 219.5 MiB in block 3``."""
+    return f"{outcome.status}, {outcome.found}"

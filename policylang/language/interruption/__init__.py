@@ -1,0 +1,1 @@
+"""Work that may be given up before it is done."""

@@ -1,0 +1,136 @@
+"""What stands around one place of a text that is being written, and what the grammar takes there.
+
+Only what stands before the place counts, and what cannot be read there is passed over: a text is broken for as long as
+somebody writes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from policylang.language.parsing.lexer import Lexeme
+from policylang.language.parsing.parser import halves, reading, words_until
+from policylang.language.parsing.statements import is_blank, starts_before
+from policylang.language.source import Source
+
+# As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
+_BRACKETED = r"\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\}"
+_OPEN_BRACKET = r"[\[{][^\[\]{}\n;#()\"]*"
+_WORD = re.compile(rf"(?:[\w.*?/:]|{_BRACKETED})+(?:{_OPEN_BRACKET})?|{_OPEN_BRACKET}")
+_WHOLE_WORD = re.compile(rf"(?:[\w.*?/:]|{_BRACKETED})+")
+_TEXT = r'"[^"\n]*"?'
+_PASSED = re.compile(
+    rf"(?P<text>{_TEXT})|(?P<word>{_WORD.pattern})|(?P<sign>->|[=<>!]=?|[-→])|(?P<rest>#[^\n]*|\s+|.)", re.DOTALL
+)
+_REST_OF_WORD = re.compile(r"[\w.*?/:]*")
+_REST_OF_TEXT = re.compile(r'[^"\n]*"|[\w.*?/:-]*')
+_BUNDLED = re.compile(r"include\s*(?P<word><[\w.-]*)")
+_REST_OF_BUNDLED = re.compile(r"[\w.-]*>?")
+_DEVICE = re.compile(r"device[^\S\n]+(?P<word>[\w.+-]+)")
+_REST_OF_DEVICE = re.compile(r"[\w.+-]*")
+_MOST_SKIPPED = 16
+"""Characters of one statement that no word has and that are passed over."""
+
+
+@frozen(slots=False)
+class Cursor:
+    """A place in a statement: behind the words before it, and in or behind the word that is being written."""
+
+    source: Source
+    offset: int
+    words: tuple[Lexeme, ...]
+    """Of the statement, before the word at the cursor, without those that cannot stand where they stand."""
+    start: int
+    end: int
+    """Of the word at the cursor; both are the cursor's own where there is none."""
+    accepted: frozenset[str]
+    """The terminals that may stand in place of that word; ``$END`` where the statement may end before it."""
+    begin: int = 0
+    """Of the statement."""
+    seconds: tuple[str, ...] = ()
+    """What makes one terminal with the word before: a word, or the terminal of many."""
+    is_first: bool = False
+    """Whether no statement stands before this one."""
+
+    @property
+    def typed(self) -> str:
+        """The word at the cursor, as far as the cursor."""
+        return self.source.text[self.start : self.offset]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The terminals of the words before."""
+        return tuple(word.type for word in self.words)
+
+
+def cursor_at(source: Source, offset: int) -> Cursor | None:
+    """What stands around a character offset; None in a comment."""
+    starts = starts_before(source, offset)
+    if starts is None:
+        return None
+    for start in starts[:-1]:
+        inside, fits = _within(source, start, offset)
+        if fits:
+            return inside
+    return _within(source, starts[-1], offset)[0]
+
+
+def _within(source: Source, start: int, offset: int) -> tuple[Cursor, bool]:
+    """The cursor in a statement that begins at ``start``, and whether all words before it can stand there."""
+    begin, end = _word_at(source.text, start, offset)
+    words, skipped = _words(source, start, begin)
+    kinds = tuple(word.type for word in words)
+    found = reading(kinds)
+    last = len(words) - 1
+    seconds = _seconds(words, kinds)
+    accepted = frozenset() if seconds and last in found.refused else found.accepted
+    refused = [index for index in found.refused if index != last or not seconds]
+    kept = tuple(word for index, word in enumerate(words) if index not in refused)
+    is_first = is_blank(source.text, 0, start)
+    return Cursor(source, offset, kept, begin, end, accepted, start, seconds, is_first), not refused and not skipped
+
+
+def _seconds(words: Sequence[Lexeme], kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """What makes one terminal with the last word."""
+    if not words:
+        return ()
+    before = reading(kinds[:-1]).accepted
+    return tuple(second for name, (first, second) in halves().items() if first == words[-1] and name in before)
+
+
+def _words(source: Source, start: int, end: int) -> tuple[list[Lexeme], int]:
+    """The words between two offsets, and how many characters were passed over."""
+    words, wrong = words_until(source, start, end)
+    skipped = 0
+    while wrong is not None and wrong < end and skipped < _MOST_SKIPPED:
+        source = Source(source.name, f"{source.text[:wrong]} {source.text[wrong + 1 :]}")
+        words, wrong = words_until(source, start, end)
+        skipped += 1
+    return words, skipped
+
+
+def _word_at(text: str, start: int, offset: int) -> tuple[int, int]:
+    """The range of the word that an offset is in or right behind; empty where there is none."""
+    for opening, rest in ((_BUNDLED, _REST_OF_BUNDLED), (_DEVICE, _REST_OF_DEVICE)):
+        if (found := opening.fullmatch(text, start, offset)) is not None:
+            return found.start("word"), _end(rest, text, offset)
+    position, last = start, None
+    while position < offset and (last := _PASSED.match(text, position, offset)) is not None:
+        position = last.end()
+    if last is None:
+        return offset, offset
+    begin, word = last.start(), last.group()
+    if last.lastgroup == "text" and (len(word) == 1 or not word.endswith('"')):
+        return begin, _end(_REST_OF_TEXT, text, offset)
+    if last.lastgroup == "word":
+        whole = _end(_WHOLE_WORD, text, begin)
+        return begin, whole if whole >= offset else _end(_REST_OF_WORD, text, offset)
+    return (begin, offset) if last.lastgroup == "sign" else (offset, offset)
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    found = pattern.match(text, start)
+    return start if found is None else found.end()

@@ -1,0 +1,227 @@
+"""A server answers each of a hundred edits as the command line does: of the same text, the same diagnostics."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pytest_lsp", reason="needs a client of the language server")
+
+from lsprotocol import types
+from pytest_lsp import ClientServerConfig, make_test_lsp_client
+
+from policylang.api import check, planned_graphs
+from policylang.commands.cli import main
+from policylang.language.resolution.loader import parse_policy
+from policylang.language.resolution.operator_names import OperatorTable
+from tests.editor.conftest import GRAPHS, SERVER
+from tests.editor.realistic_edits import edits
+
+ROOT = GRAPHS.parents[1]
+POLICIES = {
+    file.stem: file.read_text() for file in sorted([*ROOT.glob("policies/*.apl"), *ROOT.glob("examples/*.apl")])
+}
+DOCUMENT = "edited.apl"
+_SEVERITIES = {"error": 1, "warning": 2, "note": 3}
+_ON_A_GRAPH = "APL300"
+"""Codes above it are of a policy on a graph: what has none below can be planned."""
+_LONGEST = 60.0
+
+
+def test_a_few_edits_on_a_small_graph(tmp_path, monkeypatch, capsys) -> None:
+    edited(tmp_path, GRAPHS / "llama3_8b.graph", "llama3_sac", 25, 0, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_hundred_edits_on_a_recorded_step(tmp_path, monkeypatch, capsys, recorded_snapshot, name) -> None:
+    edited(tmp_path, recorded_snapshot, name, 100, None, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def recorded_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The joint graph of 19,655 nodes."""
+    from policylang.graph.files.snapshot import write
+    from tests.support import shared_graphs
+
+    if not (shared_graphs.FOLDER / f"{shared_graphs.JOINT}.json.gz").is_file():
+        pytest.skip("the recorded step is not here")
+    file = tmp_path_factory.mktemp("recorded") / "step.graph"
+    write(shared_graphs.shared_facts(shared_graphs.JOINT), file)
+    return file
+
+
+def edited(
+    folder: Path,
+    graph: Path,
+    name: str,
+    count: int,
+    pause: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Edit a policy in a server, and ask the command line about each text, in a folder that holds what it includes."""
+    monkeypatch.chdir(folder)
+    for each, text in POLICIES.items():
+        (folder / f"{each}.apl").write_text(text)
+    as_a_process_without_torch(monkeypatch)
+    others = [text for each, text in POLICIES.items() if each != name]
+    texts = [POLICIES[name], *islice(edits(POLICIES[name], others, readable, Random(name)), count)]
+    if pause is None and len(name) % 2:
+        texts = [text.replace("\n", "\r\n") for text in texts]
+    planned = 0
+    for version, (text, found) in enumerate(zip(texts, answered(folder, graph, texts, pause), strict=True), 1):
+        said = asked(text, graph, monkeypatch, capsys)
+        assert found.diagnostics == [of_protocol(each, text, folder) for each in said], f"version {version}:\n{text}"
+        planned += not any(each["severity"] == "error" and each["code"] < _ON_A_GRAPH for each in said)
+    assert planned >= count // 3, "of many texts there is a plan"
+
+
+def as_a_process_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line, here, where torch is loaded, looks operators up as a process of its own does; it reads a
+    snapshot once for all texts."""
+    monkeypatch.setattr(check, "operators_at_hand", lambda met=(): OperatorTable.bundled(met=met))
+    monkeypatch.setattr(planned_graphs, "read_any", cache(planned_graphs.read_any))
+
+
+def readable(text: str) -> bool:
+    return parse_policy(text).policy is not None
+
+
+class Answer:
+    def __init__(self, diagnostics: list[dict[str, Any]], hints: Sequence[types.InlayHint] | None) -> None:
+        self.diagnostics = diagnostics
+        self.hints = hints
+
+
+def answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
+    """What a server says of each text, one after the other in one open document."""
+    return asyncio.run(_answered(folder, graph, texts, pause))
+
+
+async def _answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
+    published: dict[int | None, list[types.Diagnostic]] = {}
+    client: Any = await ClientServerConfig(SERVER, client_factory=make_test_lsp_client).start()
+    notice = client.protocol.fm.features[types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS]
+
+    def receive(params: types.PublishDiagnosticsParams) -> None:
+        published[params.version] = list(params.diagnostics)
+
+    client.protocol.fm.features[types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS] = receive
+    assert notice is not None
+    found = []
+    document = (folder / DOCUMENT).as_uri()
+    async with asyncio.timeout(_LONGEST + 5 * len(texts)):
+        await client.initialize_session(_begin(folder, graph, pause))
+        for version, text in enumerate(texts, 1):
+            if version == 1:
+                opened = types.TextDocumentItem(document, "policylang", version, text)
+                client.text_document_did_open(types.DidOpenTextDocumentParams(opened))
+            else:
+                change = types.TextDocumentContentChangeWholeDocument(text)
+                changed = types.VersionedTextDocumentIdentifier(version, document)
+                client.text_document_did_change(types.DidChangeTextDocumentParams(changed, [change]))
+            end = types.Position(text.count("\n") + 1, 0)
+            whole = types.Range(types.Position(0, 0), end)
+            asked = types.InlayHintParams(types.TextDocumentIdentifier(document), whole)
+            hints = await client.text_document_inlay_hint_async(asked)  # waits for the plan of the text
+            found.append(Answer([_plain(each) for each in published[version]], hints))
+        await client.shutdown_session()
+        await client.stop()
+    return found
+
+
+def _begin(folder: Path, graph: Path, pause: int | None) -> types.InitializeParams:
+    related = types.PublishDiagnosticsClientCapabilities(related_information=True, version_support=True)
+    capabilities = types.ClientCapabilities(
+        text_document=types.TextDocumentClientCapabilities(
+            publish_diagnostics=related, inlay_hint=types.InlayHintClientCapabilities()
+        )
+    )
+    place = types.WorkspaceFolder(folder.as_uri(), folder.name)
+    options = {"graph": str(graph), "pause": pause}
+    return types.InitializeParams(capabilities, workspace_folders=[place], initialization_options=options)
+
+
+def asked(text: str, graph: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> list[dict[str, Any]]:
+    """What the command line says of a text, with the name of the document in place of the standard input's."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+    main(["check", "-", "--graph", str(graph), "--output-format", "json"])
+    printed = capsys.readouterr().out.replace("<stdin>", DOCUMENT)
+    return list(json.loads(printed)["diagnostics"])
+
+
+def of_protocol(said: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
+    """A diagnostic of the command line as a server publishes it: what lies in an included file at the include."""
+    own, message = said["location"], said["message"]
+    related = said["related"]
+    if own is not None and own["file"] != DOCUMENT:
+        message = f"{own['file']}:{own['start']['line']}: {message}"
+        related = [{"message": said["message"], "location": own}, *related]
+        here = [each["location"] for each in related if each["location"] and each["location"]["file"] == DOCUMENT]
+        start, end = span(here[0]) if here else include_of(text)
+    else:
+        start, end = (0, 0) if own is None else span(own)
+    notes = [f"note: {each['message']}" for each in related if each["location"] is None]
+    help = [f"help: {said['help']}"] if said["help"] else []
+    return {
+        "code": said["code"],
+        "severity": _SEVERITIES[said["severity"]],
+        "message": "\n".join([message, *said["details"], *notes, *help]),
+        "start": place(text, start),
+        "end": place(text, end),
+        "related": [of_related(each, text, folder) for each in related if each["location"] is not None],
+    }
+
+
+def of_related(each: dict[str, Any], text: str, folder: Path) -> tuple[Any, ...]:
+    name = each["location"]["file"]
+    file = ROOT / "policies" / f"{name[1:-1]}.apl" if name.startswith("<") else folder / name
+    there = text if name == DOCUMENT else file.read_text()
+    start, end = span(each["location"])
+    return each["message"], file.as_uri(), place(there, start), place(there, end)
+
+
+def span(location: dict[str, Any]) -> tuple[int, int]:
+    return location["start"]["offset"], location["end"]["offset"]
+
+
+def include_of(text: str) -> tuple[int, int]:
+    """The one include of a text."""
+    (found,) = re.finditer(r"^include \S+", text, flags=re.MULTILINE)
+    return found.span()
+
+
+def place(text: str, offset: int) -> tuple[int, int]:
+    """Line and UTF-16 unit of a character, the slow way."""
+    before = text[:offset].split("\n")
+    return len(before) - 1, len(before[-1].encode("utf-16-le")) // 2
+
+
+def _plain(found: types.Diagnostic) -> dict[str, Any]:
+    return {
+        "code": found.code,
+        "severity": found.severity.value,
+        "message": found.message,
+        "start": _pair(found.range.start),
+        "end": _pair(found.range.end),
+        "related": [
+            (each.message, each.location.uri, _pair(each.location.range.start), _pair(each.location.range.end))
+            for each in found.related_information or ()
+        ],
+    }
+
+
+def _pair(position: types.Position) -> tuple[int, int]:
+    return position.line, position.character
