@@ -76,6 +76,8 @@ class PolicyLexer(Lexer):  # type: ignore[misc]  # Pygments is optional, so its 
     name = "APL policy language"
     aliases = ("policylang", "apl-policy")
     filenames = ("*.apl",)
+    priority = -0.1
+    """A text that does not look like a policy is left to the lexer of the array language."""
 
     def get_tokens_unprocessed(self, text: str) -> Iterator[tuple[int, object, str]]:
         """Each piece of a text with its kind: none is lost, and a mistake is shown as it stands."""

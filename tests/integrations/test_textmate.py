@@ -66,4 +66,6 @@ def test_themes_know_its_scopes_and_an_editor_its_first_line() -> None:
     first = re.compile(grammar["firstLineMatch"])
     policies = ("policy llama3", "  policy a.b", "policy x  # y", "requires policylang >= 0.2", "# of policylang")
     assert all(map(first.match, policies))
-    assert not any(map(first.match, ("⍝ policy", "r←policy x", "# nothing", "policy", "policy: what holds", "requires 3")))
+    assert not any(
+        map(first.match, ("⍝ policy", "r←policy x", "# nothing", "policy", "policy: what holds", "requires 3"))
+    )
