@@ -193,6 +193,8 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         compared = after is not None and after.type in ("COMPARISON", "PER")
         if (behind in ("EXPECT", "RECOMPUTED") and compared) or (behind == "OF" and after is None):
             return Name.Attribute
+    if opener.type == "FUSE" and behind in ("OVER", "COMMA"):
+        return Name  # a dimension of the user's mesh, whatever else is called so
     if opener.type == "UNDECIDED" and word in FATES:
         return Keyword.Constant
     return Name.Builtin if word in _GROUPS and before != "annotated" else Name
