@@ -116,7 +116,8 @@ async function drive() {
     });
     await see.step("hovering a rule says what it matches", async () => {
         await see.cursor("save attention in block", 7);
-        await see.command("Show or Focus Hover");
+        await page.keyboard.press("Control+K"); // a click would move the mouse, and a hover goes by it
+        await page.keyboard.press("Control+I");
         const hover = await page.waitForSelector(".monaco-hover .monaco-hover-content:has-text('attention')");
         console.log(`     ${(await hover.innerText()).split("\n").slice(0, 4).join(" · ")}`);
         await page.keyboard.press("Escape");
@@ -164,14 +165,21 @@ async function drive() {
         console.log(`     ${(await (await frame.$("#subtitle")).innerText()).trim()}`);
     });
     await see.step("a change of the policy changes the page", async () => {
-        const before = await (await (await see.webview("#memory")).$("#tiles")).innerText();
+        const tiles = async () => {
+            try {
+                return await (await see.webview("#tiles")).innerText("#tiles", { timeout: 1000 });
+            } catch {
+                return undefined; // the frame is being replaced
+            }
+        };
+        const before = await tiles();
         await page.click(".view-line:has-text('save attention')");
         await see.cursor("save attention in block", 24);
         await page.keyboard.type("\nsave matmul in block");
         await page.keyboard.press("Escape");
-        const now = async () => (await (await (await see.webview("#memory")).$("#tiles"))?.innerText()) ?? before;
-        await until("other figures", async () => (await now()) !== before);
-        console.log(`     ${before.replace(/\s+/g, " ").slice(0, 90)}\n  -> ${(await now()).replace(/\s+/g, " ").slice(0, 90)}`);
+        let now;
+        await until("other figures", async () => (now = await tiles()) !== undefined && now !== before);
+        for (const each of [before, now]) console.log(`     ${each.replace(/\s+/g, " ").slice(0, 90)}`);
     });
     await see.step("a rule is explained as Markdown", async () => {
         await see.cursor("save attention in block", 7);
@@ -274,8 +282,7 @@ class Seen {
         await this.page.keyboard.press("F1");
         await this.page.waitForSelector(".quick-input-widget input");
         await this.page.keyboard.type(title);
-        await this.page.waitForSelector(`.quick-input-widget .monaco-list-row:has-text('${title}')`);
-        await this.page.keyboard.press("Enter");
+        await this.page.click(`.quick-input-widget .monaco-list-row[aria-label^="${title}"]`);
     }
 
     /** The text of the line that has these words, hints and all. */
