@@ -50,6 +50,8 @@ _PUBLIC = {
 __all__ = sorted([*_PUBLIC, "report"])
 
 
+_NOTEBOOK = "policylang.integrations.notebook"
+
 # Importing a package binds its name in this one. That happens here, once, so that the function keeps the name.
 import_module("policylang.report")
 
@@ -66,6 +68,16 @@ def report(subject: Any) -> Report:
     from policylang.api.report import report_on
 
     return report_on(subject)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext policylang`` calls: registers ``%%policy`` and ``%policy``."""
+    import_module(_NOTEBOOK).register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What ``%unload_ext policylang`` calls."""
+    import_module(_NOTEBOOK).unregister(shell)
 
 
 def __getattr__(name: str) -> Any:

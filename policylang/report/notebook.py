@@ -11,7 +11,10 @@ from policylang.planning.plan import Plan
 from policylang.report.device_times import seconds_text
 from policylang.report.report_text import bytes_text, report_text, timed
 
-_NUMBERS = 'style="text-align: right"'
+_WORDS, _NUMBERS = 'style="text-align: left"', 'style="text-align: right"'
+"""Said of each cell: notebooks put all to the right."""
+_FIXED = 'style="font-family: monospace"'
+"""And notebooks take the font of a `pre` from around it."""
 
 
 def report_html(report: Report) -> str:
@@ -31,18 +34,23 @@ def report_html(report: Report) -> str:
         rows.append(("", f"undecided -> {report.undecided_fate}", count, count, kept, *nothing))
     heading, _, rest = report_text(report).partition("\n")
     below = rest.strip().rpartition("\n\n")[2] if report.rules else rest.strip()
-    return _html(heading, rows if report.rules or report.undecided else (), below)
+    return table_html(heading, rows if report.rules or report.undecided else (), below)
 
 
 def plan_html(plan: Plan) -> str:
     """What each rule matches and decides, and what came of the expectations."""
-    rows = [("line", "rule", "matched", "decided")]
+    said = [f"{each.text}: {each.status}, {each.found}" for each in plan.expectations]
+    said += [f"{each.code}: {each.message}" for each in plan.diagnostics]
+    return table_html(str(plan), rule_rows(plan), "\n".join(said))
+
+
+def rule_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """What each rule matches and decides, below the names of the columns."""
+    rows: list[tuple[str, ...]] = [("line", "rule", "matched", "decided")]
     for outcome in plan.rules:
         numbers = f"{len(outcome.matched):,}", f"{len(outcome.decided):,}"
         rows.append((file_name(outcome.rule.source), outcome.rule.text, *numbers))
-    said = [f"{each.text}: {each.status}, {each.found}" for each in plan.expectations]
-    said += [f"{each.code}: {each.message}" for each in plan.diagnostics]
-    return _html(str(plan), rows, "\n".join(said))
+    return rows
 
 
 def plan_line(plan: Plan) -> str:
@@ -55,19 +63,19 @@ def plan_line(plan: Plan) -> str:
     return f"policy {plan.policy.name} on a {plan.facts.kind.value} graph of {nodes}: {', '.join(found)}"
 
 
-def _html(heading: str, rows: Sequence[Sequence[str]], below: str) -> str:
+def table_html(heading: str, rows: Sequence[Sequence[str]], below: str) -> str:
+    """A heading, a table whose first row names its columns, and text in a fixed width."""
     parts = [f"<p><b>{escape(heading)}</b></p>"]
     if rows:
         head, *body = rows
-        parts.append(
-            "<table><thead><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr></thead><tbody>"
-        )
-        parts += ["<tr>" + "".join(_cell(at, cell) for at, cell in enumerate(row)) + "</tr>" for row in body]
+        parts.append(f"<table><thead>{_row('th', head)}</thead><tbody>")
+        parts += [_row("td", row) for row in body]
         parts.append("</tbody></table>")
     if below:
-        parts.append(f"<pre>{escape(below)}</pre>")
+        parts.append(f"<pre {_FIXED}>{escape(below)}</pre>")
     return "".join(parts)
 
 
-def _cell(at: int, text: str) -> str:
-    return f"<td>{escape(text)}</td>" if at < 2 else f"<td {_NUMBERS}>{escape(text)}</td>"
+def _row(tag: str, cells: Sequence[str]) -> str:
+    shown = (f"<{tag} {_WORDS if at < 2 else _NUMBERS}>{escape(cell)}</{tag}>" for at, cell in enumerate(cells))
+    return f"<tr>{''.join(shown)}</tr>"

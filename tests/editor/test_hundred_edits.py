@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -31,12 +32,7 @@ ROOT = GRAPHS.parents[1]
 POLICIES = {
     file.stem: file.read_text() for file in sorted([*ROOT.glob("policies/*.apl"), *ROOT.glob("examples/*.apl")])
 }
-WITHOUT_PAUSE = [
-    sys.executable,
-    "-c",
-    "from policylang.editor.server import server; made = server(); made.documents.pause = 0.0; made.start_io(); "
-    "made.documents.close()",
-]
+DOCUMENT = "edited.apl"
 _SEVERITIES = {"error": 1, "warning": 2, "note": 3}
 _ON_A_GRAPH = "APL300"
 """Codes above it are of a policy on a graph: what has none below can be planned."""
@@ -44,13 +40,13 @@ _LONGEST = 60.0
 
 
 def test_a_few_edits_on_a_small_graph(tmp_path, monkeypatch, capsys) -> None:
-    edited(tmp_path, GRAPHS / "llama3_8b.graph", "llama3_sac", 25, WITHOUT_PAUSE, monkeypatch, capsys)
+    edited(tmp_path, GRAPHS / "llama3_8b.graph", "llama3_sac", 25, 0, monkeypatch, capsys)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_hundred_edits_on_a_recorded_step(tmp_path, monkeypatch, capsys, recorded_snapshot, name) -> None:
-    edited(tmp_path, recorded_snapshot, name, 100, SERVER, monkeypatch, capsys)
+    edited(tmp_path, recorded_snapshot, name, 100, None, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +67,7 @@ def edited(
     graph: Path,
     name: str,
     count: int,
-    command: Sequence[str],
+    pause: int | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,12 +78,12 @@ def edited(
     as_a_process_without_torch(monkeypatch)
     others = [text for each, text in POLICIES.items() if each != name]
     texts = [POLICIES[name], *islice(edits(POLICIES[name], others, readable, Random(name)), count)]
-    if command is SERVER and len(name) % 2:
+    if pause is None and len(name) % 2:
         texts = [text.replace("\n", "\r\n") for text in texts]
     planned = 0
-    for version, (text, found) in enumerate(zip(texts, answered(folder, graph, texts, command), strict=True), 1):
+    for version, (text, found) in enumerate(zip(texts, answered(folder, graph, texts, pause), strict=True), 1):
         said = asked(text, graph, monkeypatch, capsys)
-        assert found.diagnostics == [of_protocol(each, text) for each in said], f"version {version}:\n{text}"
+        assert found.diagnostics == [of_protocol(each, text, folder) for each in said], f"version {version}:\n{text}"
         planned += not any(each["severity"] == "error" and each["code"] < _ON_A_GRAPH for each in said)
     assert planned >= count // 3, "of many texts there is a plan"
 
@@ -109,14 +105,14 @@ class Answer:
         self.hints = hints
 
 
-def answered(folder: Path, graph: Path, texts: Sequence[str], command: Sequence[str]) -> list[Answer]:
+def answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
     """What a server says of each text, one after the other in one open document."""
-    return asyncio.run(_answered(folder, graph, texts, command))
+    return asyncio.run(_answered(folder, graph, texts, pause))
 
 
-async def _answered(folder: Path, graph: Path, texts: Sequence[str], command: Sequence[str]) -> list[Answer]:
+async def _answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
     published: dict[int | None, list[types.Diagnostic]] = {}
-    client: Any = await ClientServerConfig(list(command), client_factory=make_test_lsp_client).start()
+    client: Any = await ClientServerConfig(SERVER, client_factory=make_test_lsp_client).start()
     notice = client.protocol.fm.features[types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS]
 
     def receive(params: types.PublishDiagnosticsParams) -> None:
@@ -125,9 +121,9 @@ async def _answered(folder: Path, graph: Path, texts: Sequence[str], command: Se
     client.protocol.fm.features[types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS] = receive
     assert notice is not None
     found = []
-    document = (folder / "edited.apl").as_uri()
+    document = (folder / DOCUMENT).as_uri()
     async with asyncio.timeout(_LONGEST + 5 * len(texts)):
-        await client.initialize_session(_begin(folder, graph))
+        await client.initialize_session(_begin(folder, graph, pause))
         for version, text in enumerate(texts, 1):
             if version == 1:
                 opened = types.TextDocumentItem(document, "policylang", version, text)
@@ -146,7 +142,7 @@ async def _answered(folder: Path, graph: Path, texts: Sequence[str], command: Se
     return found
 
 
-def _begin(folder: Path, graph: Path) -> types.InitializeParams:
+def _begin(folder: Path, graph: Path, pause: int | None) -> types.InitializeParams:
     related = types.PublishDiagnosticsClientCapabilities(related_information=True, version_support=True)
     capabilities = types.ClientCapabilities(
         text_document=types.TextDocumentClientCapabilities(
@@ -154,7 +150,7 @@ def _begin(folder: Path, graph: Path) -> types.InitializeParams:
         )
     )
     place = types.WorkspaceFolder(folder.as_uri(), folder.name)
-    options = {"graph": str(graph)}
+    options = {"graph": str(graph), "pause": pause}
     return types.InitializeParams(capabilities, workspace_folders=[place], initialization_options=options)
 
 
@@ -162,22 +158,49 @@ def asked(text: str, graph: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) 
     """What the command line says of a text, with the name of the document in place of the standard input's."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
     main(["check", "-", "--graph", str(graph), "--output-format", "json"])
-    printed = capsys.readouterr().out.replace("<stdin>", "edited.apl")
+    printed = capsys.readouterr().out.replace("<stdin>", DOCUMENT)
     return list(json.loads(printed)["diagnostics"])
 
 
-def of_protocol(said: dict[str, Any], text: str) -> dict[str, Any]:
-    """A diagnostic of the command line as a server publishes it."""
+def of_protocol(said: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
+    """A diagnostic of the command line as a server publishes it: what lies in an included file at the include."""
+    own, message = said["location"], said["message"]
+    related = said["related"]
+    if own is not None and own["file"] != DOCUMENT:
+        message = f"{own['file']}:{own['start']['line']}: {message}"
+        related = [{"message": said["message"], "location": own}, *related]
+        here = [each["location"] for each in related if each["location"] and each["location"]["file"] == DOCUMENT]
+        start, end = span(here[0]) if here else include_of(text)
+    else:
+        start, end = (0, 0) if own is None else span(own)
+    notes = [f"note: {each['message']}" for each in related if each["location"] is None]
     help = [f"help: {said['help']}"] if said["help"] else []
-    here = said["location"] is not None and said["location"]["file"] == "edited.apl"
-    start, end = (said["location"][each]["offset"] if here else 0 for each in ("start", "end"))
     return {
         "code": said["code"],
         "severity": _SEVERITIES[said["severity"]],
-        "message": "\n".join([said["message"], *said["details"], *help]),
+        "message": "\n".join([message, *said["details"], *notes, *help]),
         "start": place(text, start),
         "end": place(text, end),
+        "related": [of_related(each, text, folder) for each in related if each["location"] is not None],
     }
+
+
+def of_related(each: dict[str, Any], text: str, folder: Path) -> tuple[Any, ...]:
+    name = each["location"]["file"]
+    file = ROOT / "policies" / f"{name[1:-1]}.apl" if name.startswith("<") else folder / name
+    there = text if name == DOCUMENT else file.read_text()
+    start, end = span(each["location"])
+    return each["message"], file.as_uri(), place(there, start), place(there, end)
+
+
+def span(location: dict[str, Any]) -> tuple[int, int]:
+    return location["start"]["offset"], location["end"]["offset"]
+
+
+def include_of(text: str) -> tuple[int, int]:
+    """The one include of a text."""
+    (found,) = re.finditer(r"^include \S+", text, flags=re.MULTILINE)
+    return found.span()
 
 
 def place(text: str, offset: int) -> tuple[int, int]:
@@ -191,6 +214,14 @@ def _plain(found: types.Diagnostic) -> dict[str, Any]:
         "code": found.code,
         "severity": found.severity.value,
         "message": found.message,
-        "start": (found.range.start.line, found.range.start.character),
-        "end": (found.range.end.line, found.range.end.character),
+        "start": _pair(found.range.start),
+        "end": _pair(found.range.end),
+        "related": [
+            (each.message, each.location.uri, _pair(each.location.range.start), _pair(each.location.range.end))
+            for each in found.related_information or ()
+        ],
     }
+
+
+def _pair(position: types.Position) -> tuple[int, int]:
+    return position.line, position.character

@@ -76,6 +76,18 @@ def project_settings(folder: Path) -> tuple[ProjectSettings, tuple[Diagnostic, .
     return ProjectSettings(), ()
 
 
+def as_typed(value: str) -> str:
+    """A file as one would type it in the current folder, never to be taken for a bundled name; other words stay."""
+    if not os.path.isabs(value):
+        return value
+    try:
+        found = os.path.relpath(value)
+    except ValueError:  # on another drive
+        return value
+    found = found if os.sep in found or "." in found else os.path.join(os.curdir, found)
+    return min(found, value, key=len)
+
+
 def _of_file(file: Path, name: str) -> tuple[ProjectSettings, tuple[Diagnostic, ...]] | None:
     """None for a file without the table."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ def tell_settings(options: argparse.Namespace) -> None:
 
 
 def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
-    from policylang.api.project.settings import project_settings
+    from policylang.api.project.settings import as_typed, project_settings
     from policylang.errors import PolicyMeaningError
 
     settings, problems = project_settings(Path())
@@ -85,25 +84,13 @@ def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
         raise PolicyMeaningError([evolve(each, details=(*each.details, mend)) for each in problems])
     if not (options.graph or settings.graph):
         return Taken()
-    values = {key: _from_here(value) for key in wanted if (value := getattr(settings, key)) is not None}
+    values = {key: as_typed(value) for key in wanted if (value := getattr(settings, key)) is not None}
     for key, value in values.items():
         setattr(options, key, [value] if isinstance(getattr(options, key), list) else value)
-    return Taken(values, "" if settings.file is None else _from_here(str(settings.file)), settings.places)
+    return Taken(values, "" if settings.file is None else as_typed(str(settings.file)), settings.places)
 
 
 def need_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> None:
     """Raises ``UsageError`` where neither the command line nor the project names a graph."""
     if options.graph is None:
         raise UsageError("no graph is given", f"name one with `{how}`, {_IN_PROJECT}")
-
-
-def _from_here(value: str) -> str:
-    """A file as one would type it in the current folder, never to be taken for a bundled name; other words stay."""
-    if not os.path.isabs(value):
-        return value
-    try:
-        found = os.path.relpath(value)
-    except ValueError:  # on another drive
-        return value
-    found = found if os.sep in found or "." in found else os.path.join(os.curdir, found)
-    return min(found, value, key=len)
