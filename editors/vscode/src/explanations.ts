@@ -29,6 +29,10 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
             await this.show(named, await this.server.ask<string>("policylang.explainNode", uri.toString(), named));
     }
 
+    async code(code: string): Promise<void> {
+        await this.show(code, await this.server.ask<string>("policylang.explainCode", code));
+    }
+
     /** A node of the rule at the cursor, or any that is typed. */
     private async chosen(uri: vscode.Uri, line: number): Promise<string | undefined> {
         const nodes = await this.server.ask<string[]>("policylang.nodesOfRule", uri.toString(), line);

@@ -30,6 +30,8 @@ export function activate(context: vscode.ExtensionContext): void {
         explanations,
         new SnapshotItem(made),
         ...Object.entries(commands).map(([name, does]) => vscode.commands.registerCommand(name, does)),
+        // code actions name it, the palette does not
+        vscode.commands.registerCommand("policylang.explainCode", (code: string) => explanations.code(code)),
         vscode.workspace.onDidOpenTextDocument((document) => void made.serve(document)),
         vscode.workspace.onDidGrantWorkspaceTrust(() => void made.restart()),
         vscode.workspace.onDidChangeConfiguration((change) => {
