@@ -33,6 +33,22 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
         await this.show(code, await this.server.ask<string>("policylang.explainCode", code));
     }
 
+    async code(code: string): Promise<void> {
+        await this.show(code, await this.server.ask<string>("policylang.explainCode", code));
+    }
+
+    /** The code of what is wrong at the cursor, or one that is typed. */
+    async codeAtCursor(): Promise<void> {
+        const editor = vscode.window.activeTextEditor;
+        const all = editor === undefined ? [] : vscode.languages.getDiagnostics(editor.document.uri);
+        const here = all.filter((each) => editor !== undefined && each.range.intersection(editor.selection) !== undefined);
+        const codes = [...new Set(here.map(codeOf).filter((code) => code !== undefined))];
+        const title = "policylang: explain a diagnostic";
+        const asked = async () => (await vscode.window.showInputBox({ title, prompt: "its code, as APL301" }))?.trim();
+        const code = codes.length > 1 ? await vscode.window.showQuickPick(codes, { title }) : (codes[0] ?? (await asked()));
+        if (code) await this.code(code.toUpperCase());
+    }
+
     /** A node of the rule at the cursor, or any that is typed. */
     private async chosen(uri: vscode.Uri, line: number): Promise<string | undefined> {
         const nodes = await this.server.ask<string[]>("policylang.nodesOfRule", uri.toString(), line);
@@ -43,7 +59,7 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
 
     private async show(name: string, markdown: string | null): Promise<void> {
         if (!markdown) {
-            const words = "policylang: nothing to explain here: there is no rule, or no plan on a snapshot.";
+            const words = "policylang: there is nothing to explain: no rule or no such code, or no plan on a snapshot.";
             void vscode.window.showInformationMessage(words);
             return;
         }
@@ -57,4 +73,10 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
         this.registered.dispose();
         this.changed.dispose();
     }
+}
+
+function codeOf(diagnostic: vscode.Diagnostic): string | undefined {
+    if (diagnostic.source !== "policylang") return undefined;
+    const code = typeof diagnostic.code === "object" ? diagnostic.code.value : diagnostic.code;
+    return code === undefined ? undefined : String(code);
 }
