@@ -33,17 +33,10 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
         await this.show(code, await this.server.ask<string>("policylang.explainCode", code));
     }
 
-    async code(code: string): Promise<void> {
-        await this.show(code, await this.server.ask<string>("policylang.explainCode", code));
-    }
-
-    /** The code of what is wrong at the cursor, or one that is typed. */
+    /** The code of what is wrong at the cursor, else on its line, else one that is typed. */
     async codeAtCursor(): Promise<void> {
-        const editor = vscode.window.activeTextEditor;
-        const all = editor === undefined ? [] : vscode.languages.getDiagnostics(editor.document.uri);
-        const here = all.filter((each) => editor !== undefined && each.range.intersection(editor.selection) !== undefined);
-        const codes = [...new Set(here.map(codeOf).filter((code) => code !== undefined))];
         const title = "policylang: explain a diagnostic";
+        const codes = codesAtCursor();
         const asked = async () => (await vscode.window.showInputBox({ title, prompt: "its code, as APL301" }))?.trim();
         const code = codes.length > 1 ? await vscode.window.showQuickPick(codes, { title }) : (codes[0] ?? (await asked()));
         if (code) await this.code(code.toUpperCase());
@@ -75,8 +68,17 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
     }
 }
 
-function codeOf(diagnostic: vscode.Diagnostic): string | undefined {
-    if (diagnostic.source !== "policylang") return undefined;
-    const code = typeof diagnostic.code === "object" ? diagnostic.code.value : diagnostic.code;
-    return code === undefined ? undefined : String(code);
+function codesAtCursor(): string[] {
+    const editor = vscode.window.activeTextEditor;
+    if (editor === undefined) return [];
+    const all = vscode.languages.getDiagnostics(editor.document.uri).filter((each) => each.source === "policylang");
+    const line = editor.document.lineAt(editor.selection.active.line).range;
+    const at = (place: vscode.Range) => all.filter((each) => each.range.intersection(place) !== undefined);
+    const here = at(editor.selection);
+    return [...new Set((here.length > 0 ? here : at(line)).map(codeOf).filter((code) => code !== undefined))];
+}
+
+function codeOf({ code }: vscode.Diagnostic): string | undefined {
+    const value = typeof code === "object" ? code.value : code;
+    return value === undefined ? undefined : String(value);
 }

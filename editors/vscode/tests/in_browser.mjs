@@ -49,7 +49,7 @@ save first 2 projection per block
 save everything in block where crosses block
 save topk in block
 
-expect saved <= 6 GiB
+expect saved <= 12 GiB
 `;
 const DEAD = "save topk in block";
 
@@ -73,7 +73,7 @@ function prepare() {
         "workbench.secondarySideBar.defaultVisibility": "hidden",
         "chat.commandCenter.enabled": false,
         "editor.minimap.enabled": false,
-        "editor.fontSize": 13,
+        "editor.fontSize": 12,
         "telemetry.telemetryLevel": "off",
     };
     writeFileSync(path.join(home, "data/User/settings.json"), JSON.stringify(settings));
@@ -128,14 +128,8 @@ async function drive() {
         await page.keyboard.press("F12");
         await page.waitForSelector('.statusbar-item:has-text("Ln 5")');
     });
-    if (options.screenshot) {
-        await see.cursor(DEAD, 8);
-        await page.waitForTimeout(600);
-        await see.picture(options.screenshot);
-        console.log(`screenshot: ${options.screenshot}`);
-    }
     await see.step("completion offers what the grammar and the graph have", async () => {
-        await see.cursor("expect saved <= 6 GiB", 22);
+        await see.cursor("expect saved <= 12 GiB", 23);
         await page.keyboard.type("\nsave att");
         await page.keyboard.press("Control+Space");
         try {
@@ -146,7 +140,23 @@ async function drive() {
             for (let typed = 0; typed < 9; typed++) await page.keyboard.press("Backspace");
         }
     });
+    await see.step("the page of the plan stands beside, and its scripts run", async () => {
+        await see.command("policylang: show this plan");
+        const frame = await see.webview("#memory");
+        await until("the chart", async () => (await frame.$("#memory svg")) !== null);
+        await until("the values, which a script draws", async () => (await frame.$$("#list [role=option]")).length > 3);
+        console.log(`     ${(await (await frame.$("#subtitle")).innerText()).trim()}`);
+    });
+    if (options.screenshot) {
+        await page.keyboard.press("Control+B"); // the files go, the policy has their place
+        await page.click(".view-line:has-text('topk')");
+        await see.cursor(DEAD, 8);
+        await page.waitForTimeout(1500);
+        await see.picture(options.screenshot);
+        console.log(`screenshot: ${options.screenshot}`);
+    }
     await see.step("the quick fix writes `optional`, and the error goes", async () => {
+        await page.click(".view-line:has-text('topk')");
         await see.cursor(DEAD, 8);
         await page.keyboard.press("Control+.");
         const fix = await page.waitForSelector(".action-widget .monaco-list-row:has-text('optional')");
@@ -156,13 +166,6 @@ async function drive() {
         await page.keyboard.press("Enter");
         await until("the text changed", async () => (await see.line("topk in block")).includes("optional save topk"));
         await until("no error", async () => (await page.$(".squiggly-error")) === null);
-    });
-    await see.step("the page of the plan stands beside, and its scripts run", async () => {
-        await see.command("policylang: show this plan");
-        const frame = await see.webview("#memory");
-        await until("the chart", async () => (await frame.$("#memory svg")) !== null);
-        await until("the values, which a script draws", async () => (await frame.$$("#list [role=option]")).length > 3);
-        console.log(`     ${(await (await frame.$("#subtitle")).innerText()).trim()}`);
     });
     await see.step("a change of the policy changes the page", async () => {
         const tiles = async () => {
@@ -184,8 +187,7 @@ async function drive() {
     await see.step("a rule is explained as Markdown", async () => {
         await see.cursor("save attention in block", 7);
         await see.command("policylang: explain this rule");
-        const frame = await see.webview(".markdown-body");
-        console.log(`     ${(await frame.innerText(".markdown-body")).trim().split("\n").slice(0, 3).join(" · ")}`);
+        await see.preview("save attention in block");
     });
     await see.step("a node is chosen among those of the rule, and explained", async () => {
         await page.click(".view-line:has-text('save attention')");
@@ -194,7 +196,19 @@ async function drive() {
         const rows = await page.waitForSelector(".quick-input-widget .monaco-list-row:has-text('attention')");
         const node = (await rows.innerText()).trim();
         await page.keyboard.press("Enter");
-        await until(node, async () => (await (await see.webview(".markdown-body")).innerText(".markdown-body")).includes(node));
+        await page.waitForSelector(`.tab:has-text("Preview ${node}.md")`);
+        await see.preview(node);
+    });
+    await see.step("a diagnostic is explained by the page of its code", async () => {
+        await page.click(".view-line:has-text('topk')");
+        await see.cursor("optional save topk", 1);
+        await page.keyboard.type("x ");
+        await page.waitForSelector(".squiggly-error");
+        await see.command("policylang: explain a diagnostic");
+        await see.preview("APL012: not a statement");
+        await page.click(".view-line:has-text('topk')");
+        await see.cursor("x optional", 3);
+        for (let typed = 0; typed < 2; typed++) await page.keyboard.press("Backspace");
     });
     await see.step("another snapshot is chosen, written to the settings, and planned on", async () => {
         await page.click(".view-line:has-text('save attention')");
@@ -308,6 +322,17 @@ class Seen {
             found.map((each) => [Number.parseInt(each.style.top, 10), each.innerText.replaceAll("\u00a0", " ")]),
         );
         return tops.sort(([one], [other]) => one - other).map(([, text]) => text);
+    }
+
+    /** A preview of Markdown that has these words. */
+    async preview(words) {
+        let text = "";
+        await until(`a preview with ${words}`, async () => {
+            const frame = await this.webview(".markdown-body");
+            text = await frame.innerText(".markdown-body", { timeout: 1000 }).catch(() => "");
+            return text.includes(words);
+        });
+        console.log(`     ${text.trim().split(/\n+/).slice(0, 3).join(" · ")}`);
     }
 
     /** The frame of a panel that has what a selector names. */
