@@ -210,6 +210,17 @@ async function drive() {
         await see.cursor("x optional", 3);
         for (let typed = 0; typed < 2; typed++) await page.keyboard.press("Backspace");
     });
+    await see.step("a server that is killed is started again, and knows what is open", async () => {
+        const before = serversOf(serving.pid);
+        assert.equal(before.length, 1, `servers: ${before.join(", ")}`);
+        process.kill(before[0], "SIGKILL");
+        await until("another server", () => serversOf(serving.pid).some((each) => each !== before[0]));
+        await page.click(".view-line:has-text('save attention')");
+        await see.cursor("save attention in block", 6);
+        await page.keyboard.type("n");
+        await page.waitForSelector(".squiggly-error");
+        await page.keyboard.press("Backspace");
+    });
     await see.step("another snapshot is chosen, written to the settings, and planned on", async () => {
         await page.click(".view-line:has-text('save attention')");
         await page.click('.statusbar-item:has-text("llama3_8b")');
@@ -239,6 +250,23 @@ async function drive() {
         const words = (await said.innerText()).replace(/\s+/g, " ");
         assert.ok(words.includes(`${command} -m pip install "policylang[lsp]"`), words);
         console.log(`     ${words}`);
+    });
+    await see.step("each folder of a workspace has its own snapshot", async () => {
+        writeFileSync(path.join(folder, ".vscode/settings.json"), "{}");
+        const other = path.join(home, "other");
+        mkdirSync(other);
+        writeFileSync(path.join(other, "small.apl"), "save attention\n");
+        writeFileSync(path.join(other, "pyproject.toml"), '[tool.policylang]\ngraph = "../training/gpt2.graph"\n');
+        const both = path.join(home, "both.code-workspace");
+        writeFileSync(both, JSON.stringify({ folders: [{ path: "training" }, { path: "other" }], settings: {} }));
+        await page.goto(`http://127.0.0.1:${port}/?workspace=${both}`);
+        await page.waitForSelector(".explorer-folders-view .monaco-list-row:has-text('other')");
+        await see.opens("mine.apl");
+        await page.waitForSelector('.statusbar-item:has-text("llama3_8b")');
+        await see.opens("small.apl");
+        await page.waitForSelector('.statusbar-item:has-text("gpt2")');
+        await until("its hint", async () => (await see.line("save attention")).includes("12 values"));
+        assert.equal(serversOf(serving.pid).length, 1);
     });
     await see.step("in a workspace that is not trusted nothing is started", async () => {
         writeFileSync(path.join(folder, ".vscode/settings.json"), "{}");
@@ -346,6 +374,15 @@ class Seen {
         });
         return found;
     }
+}
+
+/** The language servers below a process. */
+function serversOf(root) {
+    const listed = execFileSync("ps", ["-eo", "pid=,ppid=,args="], { encoding: "utf8" }).trim().split("\n");
+    const all = listed.map((line) => /^\s*(\d+)\s+(\d+)\s+(.*)$/.exec(line)).filter(Boolean);
+    const parents = new Map(all.map(([, pid, parent]) => [Number(pid), Number(parent)]));
+    const below = (pid) => pid === root || (parents.has(pid) && below(parents.get(pid)));
+    return all.filter(([, pid, , args]) => /policylang lsp/.test(args) && below(Number(pid))).map(([, pid]) => Number(pid));
 }
 
 async function until(what, holds, milliseconds = 15_000) {
