@@ -58,6 +58,6 @@ install_node_packages() {
 
 use_node_packages_where_they_install() {
     has_node || { echo "node 20 is not here: the tests of the editors' files are skipped" >&2; return; }
-    install_node_packages --fetch-retries 1 --fetch-timeout 15000 ||
+    install_node_packages --fetch-retries 1 --fetch-retry-mintimeout 1000 --fetch-timeout 15000 ||
         echo "the packages of editors/vscode do not install here: their tests are skipped" >&2
 }

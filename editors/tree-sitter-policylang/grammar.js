@@ -108,12 +108,12 @@ module.exports = grammar({
     _atom: $ => choice(
       'everything',
       field('name', $.identifier),
-      field('name', alias($._soft, $.identifier)),
+      field('name', $._soft),
       field('operator', $.path),
       $.parenthesized,
     ),
     // Words that open a statement, and are names wherever a name can stand.
-    _soft: _ => choice('device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep'),
+    _soft: $ => choice(...['device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep'].map(word => alias(word, $.identifier))),
     parenthesized: $ => seq('(', $._selector, ')'),
 
     _filter: $ => choice($.place, $.where, $.chain_of, $.per, $.from),

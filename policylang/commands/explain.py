@@ -1,6 +1,7 @@
-"""Explain a diagnostic code, or what a policy decides on a graph.
+"""Explain a diagnostic code, a word of the language, or what a policy decides on a graph.
 
-With a code such as APL101: its long form; with nothing: all codes. With a policy and --graph, --node NAME says of each
+With a code such as APL101: its long form; with nothing: all codes. With a word such as save or 'crosses block': what it
+means, and an example. With a policy and --graph, --node NAME says of each
 rule in turn whether it matches the node, which part of it leaves the node out, and who won; --rule LINE what each part
 of a rule matches, and which rules take its nodes over. A node is named by its name, by a glob over names, or by the
 path of its module as a policy writes it behind `in`; of several nodes there is a line each.
@@ -11,6 +12,7 @@ exposed; of a scheduling line, --rule says what it picks and moves, and what wou
 examples:
 
   policylang explain APL301
+  policylang explain recompute
   policylang explain mine.apl --graph llama3_8b.graph --node mm_3
   policylang explain mine.apl --graph llama3_8b.graph --node 'layers.0.attention.*'
   policylang explain mine.apl --graph llama3_8b.graph --rule 12 --device h100-sxm
@@ -24,8 +26,7 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import (
@@ -46,20 +47,18 @@ from policylang.commands.shared.output import say
 from policylang.commands.shared.project import add_project, take_settings, tell_settings
 
 if TYPE_CHECKING:
-    from policylang.graph.facts import Facts
     from policylang.language.codes import Code
+    from policylang.language.meanings.dictionary import Meaning
     from policylang.language.source import Span
     from policylang.planning.plan import Plan
-
-    class _Explanation(Protocol):
-        def to_dict(self) -> dict[str, Any]: ...
+    from policylang.report.asked_about import Explained
 
 
 _CODE_LIKE = re.compile(r"APL\d*$", re.IGNORECASE)
 _WIDEST = 100
 _VERSION = 1
 NAME = "explain"
-SUMMARY = "explain a diagnostic code, a node or a rule"
+SUMMARY = "explain a diagnostic code, a word, a node or a rule"
 _MOST_LINES = 12
 
 
@@ -101,9 +100,9 @@ def run(options: argparse.Namespace) -> Exit:
         tell_settings(options)
         _on_graph(options)
     elif options.output_format == "json":
-        print(json.dumps(_codes_data() if options.subject is None else _code_data(options.subject), indent=2))
+        print(json.dumps(_codes_data() if options.subject is None else _subject_data(options.subject), indent=2))
     else:
-        say(_codes() if options.subject is None else _code(options.subject))
+        say(_codes() if options.subject is None else _subject(options.subject))
     return Exit.CLEAN
 
 
@@ -112,7 +111,7 @@ def _on_graph(options: argparse.Namespace) -> None:
     device = read_profile(options.device)
     plan = planned(read_policy(options.subject, facts), facts, options.path, device)
     warn_of_devices(facts, plan)
-    found: Sequence[_Explanation]
+    found: Sequence[Explained]
     if options.node is not None:
         found = _of_node(plan, options.node)
     else:
@@ -123,95 +122,26 @@ def _on_graph(options: argparse.Namespace) -> None:
         say("\n\n".join(map(str, found)))
 
 
-def _of_node(plan: Plan, asked: str) -> Sequence[_Explanation]:
-    """What rules decide of it, and, of a collective under scheduling lines, what these do."""
-    from policylang.planning.inspection.collective_places import collective_asked, placed
-    from policylang.planning.inspection.communication import communication
-    from policylang.report.explanation import explain_node, explain_nodes
-    from policylang.report.order.explained import CollectiveExplanation
+def _of_node(plan: Plan, asked: str) -> Sequence[Explained]:
+    from policylang.report.asked_about import NothingToExplain, explain_named
 
-    ordered = communication(plan)
-    collective = None if ordered is None else collective_asked(ordered, asked)
-    if ordered is not None and collective is not None:
-        row = plan.facts.index.get(asked)
-        decided = [explain_node(plan, row)] if row is not None and plan.decisions[row] is not None else []
-        return [*decided, CollectiveExplanation(placed(ordered, collective))]
-    rows = _rows(plan, asked)
-    return [explain_node(plan, *rows) if asked in plan.facts.index else explain_nodes(plan, asked, rows)]
+    try:
+        return explain_named(plan, asked)
+    except NothingToExplain as error:
+        raise UsageError(*error.args) from None
 
 
-def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> _Explanation:
+def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
     """Of a rule, or of a line that schedules."""
     from policylang.planning.capabilities import capabilities_for
-    from policylang.planning.inspection.communication import bucket_statements, communication
-    from policylang.planning.inspection.line_worth import weighed
-    from policylang.report.explanation import explain_rule
-    from policylang.report.order.explained import explain_line
+    from policylang.report.asked_about import explain_statement, explained_statements
 
-    lines = [plan.policy.rewrites[at].span for at in bucket_statements(plan.policy)]
-    lines += [each.span for each in plan.policy.scheduling]
-    ordered = communication(plan)
-    at = _line_asked(policy, text, [] if ordered is None else lines)
-    if ordered is not None and at is not None:
-        return explain_line(weighed(ordered, plan, capabilities_for(plan.facts.kind, path), at), at)
-    return explain_rule(plan, _rule(plan, policy, text, [] if ordered is None else lines))
-
-
-def _rows(plan: Plan, asked: str) -> list[int]:
-    """The rows that rules range over of the node of a name, else of those whose names a glob matches, else of those in
-    a module."""
-    from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
-
-    facts = plan.facts
-    if asked in facts.index:
-        return [_row(plan, asked)]
-    found: list[int] = []
-    if is_magic(asked) and "." not in asked:
-        matches = NameGlob(asked).matches
-        found = [row for row, name in enumerate(facts.names) if matches(name)]
-    if not found and path_glob_problem(asked) is None:
-        covers = cache(PathGlob(asked).covers)
-        found = [row for row in range(len(facts)) if covers(facts.modules[row] or facts.modules[facts.owners[row]])]
-    decided = [row for row in found if plan.decisions[row] is not None]
-    if not decided:
-        raise _no_node(facts, asked, found)
-    return decided
-
-
-def _no_node(facts: Facts, asked: str, found: Sequence[int]) -> UsageError:
-    from policylang.language.nearest import did_you_mean, nearest
-    from policylang.planning.selection.empty_matches import nearest_paths
-
-    if found:
-        return UsageError(f"no rule ranges over what `{asked}` names: {_listed(facts, found)}", _FORWARD)
-    near = nearest(asked, (facts.names[each] for each in facts.forward))
-    if "." in asked or not near:
-        near = (*near, *nearest_paths(asked, facts, count=2))[:3]
-    mend = did_you_mean(near) or "node names are those of the graph, such as mm_3: `policylang show GRAPH --module …`"
-    return UsageError(f"the graph has no node `{asked}`", mend)
-
-
-_MOST_NAMES = 4
-_FORWARD = "rules decide about the forward's operators alone"
-
-
-def _listed(facts: Facts, rows: Sequence[int]) -> str:
-    from policylang.language.figures import listed
-
-    return listed([facts.names[row] for row in rows], _MOST_NAMES)
-
-
-def _row(plan: Plan, name: str) -> int:
-    """The row of a node that rules range over."""
-    from policylang.graph.facts import Phase
-
-    facts = plan.facts
-    row = facts.index[name]
-    if plan.decisions[row] is None:
-        kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
-        what = kinds.get(Phase(facts.phases[row]), "not a call")
-        raise UsageError(f"no rule ranges over `{name}`, which is {what}", _FORWARD)
-    return row
+    rules, lines = explained_statements(plan)
+    spans = [*lines, *rules]
+    at = _line_asked(policy, text, spans)
+    if at is None:
+        raise _no_rule(policy, text, [*rules, *lines])
+    return explain_statement(plan, spans[at], capabilities_for(plan.facts.kind, path))
 
 
 def _line_asked(policy: str, text: str, spans: Sequence[Span]) -> int | None:
@@ -229,16 +159,12 @@ def _own(policy: str) -> str:
     return STDIN_NAME if policy == STDIN else find_policy(policy)[1]
 
 
-def _rule(plan: Plan, policy: str, text: str, others: Sequence[Span]) -> int:
-    """The rule that a line names. ``others``: the other statements that could have been named."""
-    spans = [rule.span for rule in plan.policy.rules]
-    at = _line_asked(policy, text, spans)
-    if at is not None:
-        return at
+def _no_rule(policy: str, text: str, spans: Sequence[Span]) -> UsageError:
+    """``spans``: the statements that could have been named."""
     own = _own(policy)
-    lines = [span.location if span.source.name != own else str(span.line) for span in (*spans, *others)]
+    lines = [span.location if span.source.name != own else str(span.line) for span in spans]
     shown = ", ".join(lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], "…"])
-    raise UsageError(
+    return UsageError(
         f"no rule of the policy begins in line `{text}`", f"its rules begin in {shown or 'no line: it has none'}"
     )
 
@@ -254,6 +180,27 @@ def _codes_data() -> dict[str, Any]:
 
     codes = [{"code": code, "title": e.title, "severity": e.severity.value} for code, e in sorted(CODES.items())]
     return {"version": _VERSION, "codes": codes}
+
+
+def _subject_data(subject: str) -> dict[str, Any]:
+    from policylang.report.word_meanings import meanings_data
+
+    word, found = _meanings(subject)
+    return {"version": _VERSION, **meanings_data(word, found)} if found else _code_data(subject)
+
+
+def _subject(subject: str) -> str:
+    """Of a word all that it means, else the long form of a code."""
+    from policylang.report.word_meanings import meanings_text
+
+    return meanings_text(*_meanings(subject)) or _code(subject)
+
+
+def _meanings(subject: str) -> tuple[str, Sequence[Meaning]]:
+    from policylang.language.meanings.dictionary import senses
+
+    word = " ".join(subject.split())
+    return word, senses(word)
 
 
 def _code_data(code: str) -> dict[str, Any]:
@@ -278,6 +225,8 @@ def _entry(code: str) -> Code:
     from difflib import get_close_matches
 
     from policylang.language.codes import CODES
+    from policylang.language.meanings.dictionary import meanings
+    from policylang.language.nearest import did_you_mean, nearest
 
     entry = CODES.get(code.upper())
     if entry is not None:
@@ -287,7 +236,9 @@ def _entry(code: str) -> Code:
     near = get_close_matches(code.upper(), CODES, n=1)
     mend = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
     if not near and not _CODE_LIKE.match(code):
-        raise UsageError(f"`{code}` is neither a diagnostic code nor a policy that is here", f"{mend}; {_HOW}")
+        mend = did_you_mean(nearest(code, (word for each in meanings() for word in each.words))) or mend
+        said = f"`{code}` is neither a diagnostic code nor a word of the language nor a policy that is here"
+        raise UsageError(said, f"{mend}; {_HOW}")
     raise UsageError(f"no diagnostic has the code `{code}`", mend)
 
 

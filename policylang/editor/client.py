@@ -23,6 +23,8 @@ _POLL = 2.0
 """Seconds between two looks at the files that open documents depend on, for clients that watch none."""
 _AT_ONCE = 0.3
 """Seconds that reading a graph may take without a word to the user."""
+_KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
+"""Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
 _EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled)
 
 
@@ -31,12 +33,18 @@ class PolicyServer(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__("policylang", installed_version(), types.TextDocumentSyncKind.Full)
+        for method in _KEPT_HERE:
+            self.protocol.fm.builtin_features.pop(method, None)
         self.documents = OpenDocuments(
             self._publish, settled_now=self._refresh, loading=self._loading, failed=self._failed
         )
         self.shown = Shown()
         self.markdown = False
         """Whether the client shows Markdown in hovers."""
+        self.snippets = False
+        """Whether it steps through the placeholders of what it completes."""
+        self.markdown_items = False
+        """Whether it shows Markdown beside them."""
         self.ended = False
         """Whether the client said that it would go."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,6 +62,10 @@ class PolicyServer(LanguageServer):
         text = self.client_capabilities.text_document
         hover = None if text is None else text.hover
         self.markdown = hover is not None and types.MarkupKind.Markdown in (hover.content_format or ())
+        completed = None if text is None or text.completion is None else text.completion.completion_item
+        self.snippets = completed is not None and bool(completed.snippet_support)
+        formats = None if completed is None else completed.documentation_format
+        self.markdown_items = types.MarkupKind.Markdown in (formats or ())
         diagnostics = None if text is None else text.publish_diagnostics
         self.shown = Shown(
             related=diagnostics is not None and bool(diagnostics.related_information),

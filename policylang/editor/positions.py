@@ -54,6 +54,8 @@ class Positions:
         start = self._starts[position.line]
         end = self._starts[position.line + 1] if position.line + 1 < len(self._starts) else len(self.text)
         line = self.text[start:end].rstrip("\r\n")
+        if self.encoding is types.PositionEncodingKind.Utf32 or line.isascii():
+            return start + min(position.character, len(line))
         units = 0
         for index, character in enumerate(line):
             units += self._units(character)

@@ -16,8 +16,9 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
 from policylang.editor.client import PolicyServer
 from policylang.editor.connection import serve_stdio
 from policylang.editor.features import actions as acting
-from policylang.editor.features import completion, definition, hints, hover, layout, outline
+from policylang.editor.features import completion, hints, hover
 from policylang.editor.features.rule_nodes import NODES_OF_RULE, nodes_of_rule
+from policylang.editor.navigation import register_navigation
 from policylang.editor.positions import changed_text
 from policylang.editor.state import State
 from policylang.editor.workspace import SETTINGS, path_of
@@ -113,56 +114,20 @@ def server() -> PolicyServer:
         state = await settled(params.text_document.uri)
         return hints.hints(state, *_offsets(state, params.range), markdown=made.markdown)
 
-    @made.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[" ", ".", "<", '"', "("]))
+    @made.feature(
+        types.TEXT_DOCUMENT_COMPLETION,
+        types.CompletionOptions(trigger_characters=completion.TRIGGERS, resolve_provider=True),
+    )
     async def completed(params: types.CompletionParams) -> types.CompletionList:
         state = await now(params.text_document.uri)
-        return completion.completion(state, state.document.positions.offset(params.position))
+        trigger = None if params.context is None else params.context.trigger_character
+        return completion.completion(
+            state, state.document.positions.offset(params.position), snippets=made.snippets, trigger=trigger
+        )
 
-    @made.feature(types.TEXT_DOCUMENT_DEFINITION)
-    async def defined(params: types.DefinitionParams) -> list[types.Location]:
-        state = await now(params.text_document.uri)
-        return definition.definition(state, state.document.positions.offset(params.position))
-
-    @made.feature(types.TEXT_DOCUMENT_REFERENCES)
-    async def referred(params: types.ReferenceParams) -> list[types.Location]:
-        state = await now(params.text_document.uri)
-        offset = state.document.positions.offset(params.position)
-        return definition.references(state, documents.states(), offset, declaration=params.context.include_declaration)
-
-    @made.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
-    async def renameable(params: types.PrepareRenameParams) -> types.Range | None:
-        state = await now(params.text_document.uri)
-        return definition.renameable(state, state.document.positions.offset(params.position))
-
-    @made.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
-    async def renamed(params: types.RenameParams) -> types.WorkspaceEdit:
-        state = await now(params.text_document.uri)
-        offset = state.document.positions.offset(params.position)
-        found = definition.renamed(state, documents.states(), offset, params.new_name)
-        if isinstance(found, str):
-            raise JsonRpcInvalidParams(found)
-        return found
-
-    @made.feature(types.TEXT_DOCUMENT_DOCUMENT_LINK)
-    async def linked(params: types.DocumentLinkParams) -> list[types.DocumentLink]:
-        return definition.document_links(await now(params.text_document.uri))
-
-    @made.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
-    async def outlined(params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
-        return outline.symbols(await now(params.text_document.uri))
-
-    @made.feature(types.TEXT_DOCUMENT_FOLDING_RANGE)
-    async def folded(params: types.FoldingRangeParams) -> list[types.FoldingRange]:
-        return outline.folding(await now(params.text_document.uri))
-
-    @made.feature(types.TEXT_DOCUMENT_FORMATTING)
-    async def formatted(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        return layout.formatted(await now(params.text_document.uri))
-
-    @made.feature(types.TEXT_DOCUMENT_RANGE_FORMATTING)
-    async def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
-        state = await now(params.text_document.uri)
-        return layout.formatted_between(state, *_offsets(state, params.range))
+    @made.feature(types.COMPLETION_ITEM_RESOLVE)
+    def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
+        return completion.resolved(documents.state(completion.uri_of(item)), item, markdown=made.markdown_items)
 
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION)
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
@@ -189,6 +154,7 @@ def server() -> PolicyServer:
         device = None if settings.device is None else settings.device.name
         return {"graph": settings.graph, "path": settings.path, "device": device}
 
+    register_navigation(made, now, documents.states, lambda: [*documents.workspace.folders.values()])
     return made
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from policylang.api.devices import load_device
 from policylang.api.planned_graphs import PathName
@@ -47,8 +47,7 @@ class EditorSettings:
     """Seconds without a change after which a policy is planned on the snapshot."""
     problems: tuple[Diagnostic, ...] = ()
     plans: bool = True
-    """Whether a plan would be one under what was asked for: not where the path, the device or the project's settings
-    are none."""
+    """Whether a plan would be one under what was asked for: not where part of that is none."""
 
 
 @define(eq=False)
@@ -92,15 +91,14 @@ class Workspace:
         if "device" in client and (given := _text("device", client["device"], found)) is not None:
             is_file = os.path.basename(given) != given or given.endswith(".toml")
             device = str(_file(given, base)) if is_file else given
-        settings = EditorSettings(graph, pause=_pause(client, found), plans=not any(map(is_error, problems)))
-        settings = _with_path(settings, client.get("path", project.path), found)
+        taken = _path(client.get("path", project.path), found)
         profile = None if device is None else self._device(device)
         if isinstance(profile, Diagnostic):
             found.append(profile)
-            settings = evolve(settings, plans=False)
-        else:
-            settings = evolve(settings, device=profile)
-        return evolve(settings, problems=tuple(found))
+            profile = None
+        plans = not any(map(is_error, found))
+        pause = _pause(client, found)
+        return EditorSettings(graph, taken, profile, pause, tuple(found), plans)
 
     def _from_client(self, folder: Path | None) -> Mapping[str, Any]:
         uri = next((uri for uri, each in self.folders.items() if each == folder), None)
@@ -181,14 +179,12 @@ def _pause(client: Mapping[str, Any], problems: list[Diagnostic]) -> float:
     return PAUSE
 
 
-def _with_path(settings: EditorSettings, given: object, problems: list[Diagnostic]) -> EditorSettings:
-    if given is None:
-        return settings
-    if given in PLANNED:
-        return evolve(settings, path=cast("PathName", given))
+def _path(given: object, problems: list[Diagnostic]) -> PathName | None:
+    if given is None or given in PLANNED:
+        return cast("PathName | None", given)
     help = did_you_mean(nearest(str(given), PLANNED)) or f"one of {', '.join(PLANNED)}"
     problems.append(diagnose(WRONG_SETTING, f"`{_shown(given)}` is no path that policies are planned for", help=help))
-    return evolve(settings, plans=False)
+    return None
 
 
 def _shown(value: object) -> str:

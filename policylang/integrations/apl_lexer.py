@@ -150,10 +150,17 @@ def _kinds(words: Sequence[Lexeme]) -> Iterator[object]:
             yield Keyword.Declaration
         elif asked and _is_asked(word, before, after):
             yield Name.Attribute
+        elif word in UNITS and before is not None and before.type in ("INT", "NUMBER") and not _counts(words[:index]):
+            yield Number
         elif opener is not None and (word.type in _NAMES or placed):
             yield _kind_of_name(word, opener, before, after)
         else:
             yield _PLAIN.get(word.type, Operator.Word)
+
+
+def _counts(words: Sequence[Lexeme]) -> bool:
+    """Whether the number at the end of some words says how many: what follows it is a name."""
+    return len(words) > 1 and words[-2].type in ("FIRST", "LAST", "EXACTLY", "LEAST", "MOST")
 
 
 def _is_asked(word: Lexeme, before: Lexeme | None, after: Lexeme | None) -> bool:
@@ -162,7 +169,7 @@ def _is_asked(word: Lexeme, before: Lexeme | None, after: Lexeme | None) -> bool
         return word.partition("[")[0] in _MEASURED
     if word.type != "NAME":
         return False
-    if word == "annotated" and after is not None and after.type in (*_NAMES, "STRING"):
+    if word == "annotated" and after is not None and after.type in (*_NAMES, "STRING", "BLOCK", "SAVED"):
         return True
     first = "is" if before == "not" else before
     return f"{first} {word}" in _FLAGS or f"{word} {after}" in _FLAGS
@@ -174,10 +181,10 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         return fixed
     if opener.type == "REQUIRES":
         return Number
+    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
+        return Operator.Word
     if behind in _PLACES:
         return Name.Namespace
-    if behind in ("INT", "NUMBER") and word in UNITS:
-        return Number
     if behind == "COMPARISON":
         return Name.Constant
     if opener.type == "EXPECT" and word in _FIGURES:
@@ -186,6 +193,4 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
             return Name.Attribute
     if opener.type == "UNDECIDED" and word in FATES:
         return Keyword.Constant
-    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
-        return Operator.Word
-    return Name.Builtin if word in _GROUPS else Name
+    return Name.Builtin if word in _GROUPS and before != "annotated" else Name

@@ -101,6 +101,11 @@ LOCATION = of(
         "message": MESSAGE,
     }
 )
+REPLACEMENT = of({"deletedRegion": REGION, "insertedContent": of({"text": TEXT})}, "deletedRegion")
+CHANGE = of(
+    {"artifactLocation": ARTIFACT, "replacements": several(REPLACEMENT, minItems=1)}, "artifactLocation", "replacements"
+)
+FIX = of({"description": MESSAGE, "artifactChanges": several(CHANGE, minItems=1, uniqueItems=True)}, "artifactChanges")
 RULE = of(
     {
         "id": TEXT,
@@ -118,6 +123,7 @@ RESULT = of(
         "message": MESSAGE,
         "locations": several(LOCATION),
         "relatedLocations": several(LOCATION, uniqueItems=True),
+        "fixes": several(FIX, uniqueItems=True),
     },
     "message",
 )
@@ -153,6 +159,27 @@ def test_sarif_is_what_the_standard_demands(case: str) -> None:
             region = place["physicalLocation"]["region"]
             start = sum(map(len, text.splitlines(keepends=True)[: region["startLine"] - 1])) + region["startColumn"] - 1
             assert start == region["charOffset"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_mends_of_both_forms_for_machines_are_the_same_edits(case: str) -> None:
+    found = json.loads(golden(case, "json").read_text(encoding="utf-8"))["diagnostics"]
+    results = json.loads(golden(case, "sarif").read_text(encoding="utf-8"))["runs"][0]["results"]
+    assert any(each["mends"] for each in found) or case == "include"
+    for each, result in zip(found, results, strict=True):
+        said = [
+            [(c["location"]["start"]["offset"], c["location"]["end"]["offset"], c["text"]) for c in mend["changes"]]
+            for mend in each["mends"]
+        ]
+        fixes = [
+            [
+                (r["deletedRegion"]["charOffset"], r["deletedRegion"]["charLength"], r["insertedContent"]["text"])
+                for change in fix["artifactChanges"]
+                for r in change["replacements"]
+            ]
+            for fix in result.get("fixes", [])
+        ]
+        assert [[(start, end - start, text) for start, end, text in mend] for mend in said] == fixes
 
 
 def test_a_clean_policy_is_an_empty_log(tmp_path: Path) -> None:

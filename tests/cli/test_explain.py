@@ -29,6 +29,34 @@ def test_an_unknown_code(policylang):
     assert "help: did you mean `APL" in outcome.err
 
 
+def test_a_word(policylang):
+    outcome = policylang("explain", "crosses  block")
+    assert outcome.code == 0
+    assert outcome.out == (
+        "crosses block (predicate): A node of another block, or outside all blocks, reads it in the forward.\n\n"
+        "    save everything in block where crosses block\n\nMore in docs/language.md, Properties.\n"
+    )
+    assert policylang("explain", "users").out.count("More in") == 2  # `users of mm`, and `where users > 1`
+
+
+def test_a_word_for_machines(policylang):
+    found = json.loads(policylang("explain", "recompute", "--output-format", "json").out)
+    assert found["word"] == "recompute"
+    (meaning,) = found["meanings"]
+    assert meaning == {
+        "sense": "action",
+        "text": "What the nodes compute is not kept: they run a second time, in the backward, where it is needed.",
+        "example": "recompute everything in block",
+        "section": "Rules",
+    }
+
+
+def test_a_misspelt_word(policylang):
+    outcome = policylang("explain", "recompte")
+    assert outcome.code == 2
+    assert "help: did you mean `recompute`" in outcome.err
+
+
 GRAPH = """
     %x = input
     %w = parameter
@@ -170,7 +198,7 @@ def test_nodes_there_are_not(explain, asked, said):
         (("llama3_sac",), "`llama3_sac` is a policy"),
         (("nowhere.apl",), "`nowhere.apl` is a policy"),
         (("-",), "`-` is a policy"),
-        (("lama",), "`lama` is neither a diagnostic code nor a policy that is here"),
+        (("lama",), "`lama` is neither a diagnostic code nor a word of the language nor a policy that is here"),
         (("p.apl", "--graph", "g.graph"), "what is to be explained of `p.apl`? a node, or a rule\n"
                                           "help: policylang explain p.apl --graph GRAPH --node NAME (or --rule LINE)"),
         (("p.apl", "--node", "mm"), "a node or a rule is explained of a policy on a graph"),

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.codes import CODES, is_error, is_syntax
+from policylang.language.codes import CODES, is_error
 from policylang.language.diagnostics import Diagnostic, Mend, Severity
+from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import split
 from policylang.language.resolution.loader import load_policy, parse_policy
 from policylang.language.source import Source, Span
@@ -30,6 +31,9 @@ def told(text: str) -> list[tuple[str, str]]:
     return [(mend.title, mend.applied(found.span.source)) for mend in found.mends]
 
 
+H100 = "did you mean `h100-sxm`?"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -45,18 +49,24 @@ def told(text: str) -> list[tuple[str, str]]:
         ("undecided save", [("write `undecided ->`", "undecided -> save")]),
         ("save the mm", [("leave `the` out", "save mm")]),
         ("save mm where is not viw", [("did you mean `is not view`?", "save mm where is not view")]),
-        ("save mm up to 8 GiB per rank", [("leave `up to 8 GiB per rank` out", "save mm"), ("write `offload`", "offload mm up to 8 GiB per rank")]),
+        (
+            "save mm up to 1 B per rank",
+            [("leave `up to 1 B per rank` out", "save mm"), ("write `offload`", "offload mm up to 1 B per rank")],
+        ),
         ("let a = mm\nsave bmm", [("remove the line", "save bmm")]),
         ("let a = mm; save bmm", [("remove the line", "save bmm")]),
         ("save bmm; let a = mm # why", [("remove the line", "save bmm # why")]),
         ("save bmm\r\nlet a = mm  # why\r\n", [("remove the line", "save bmm\r\n")]),
         ("save bmm\r\nlet a = mm", [("remove the line", "save bmm")]),
         ("save bmm\n  let a = (\n    mm)\nsave add", [("remove the line", "save bmm\nsave add")]),
-        ("# on top\nsave mm\npolicy late", [("move it to the top", "# on top\npolicy late\nsave mm"), ("remove the line", "# on top\nsave mm")]),
+        (
+            "# on top\nsave mm\npolicy p",
+            [("move it to the top", "# on top\npolicy p\nsave mm"), ("remove the line", "# on top\nsave mm")],
+        ),
         ("save aten.where", []),
         ("save where", [("write `aten.where`", "save aten.where")]),
         ("include <fsdq>", [("did you mean `<fsdp>`?", "include <fsdp>")]),
-        ("device h10\nsave mm where time > 3 us", [("did you mean `h100-sxm`?", "device h100-sxm\nsave mm where time > 3 us")]),
+        ("device h10; expect step time < 1 s", [(H100, "device h100-sxm; expect step time < 1 s")]),
     ],
 )  # fmt: skip
 def test_what_is_written(text: str, expected: list[tuple[str, str]]) -> None:
@@ -168,9 +178,12 @@ def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, mend: Mend)
     better = mend.applied(source)
     assert better != text
     after = parse_policy(better).diagnostics
-    of = is_syntax if is_syntax(each) else is_error
-    wrong = [sum(map(of, which)) for which in (found, after)]
-    assert wrong[1] <= wrong[0], (text, mend, [left.message for left in after])
+    wrong = [sum(map(is_error, which)) for which in (found, after)]
+    if each in parse_file(source)[1]:  # what can be read now has names that could not be looked up before
+        wrong = [len(parse_file(Source("<policy>", which))[1]) for which in (text, better)]
+    # a quote that is closed hides no statement behind it any more, a bracket that goes no names
+    hidden = each.code == "APL006" or each.message.startswith("`[")
+    assert wrong[1] <= wrong[0] or hidden, (text, mend, [left.message for left in after])
     if each.severity is not Severity.ERROR:
         assert sum(map(is_error, after)) <= sum(map(is_error, found)), (text, mend)
 

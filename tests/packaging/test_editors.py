@@ -1,4 +1,4 @@
-"""The extension for VS Code agrees with the package: its version, its settings, its snippets, what lies in the .vsix."""
+"""The extension for VS Code agrees with the package: version, settings, snippets, and what lies in the .vsix."""
 
 from __future__ import annotations
 

@@ -137,10 +137,13 @@ async function drive() {
         await see.cursor("expect saved <= 6 GiB", 22);
         await page.keyboard.type("\nsave att");
         await page.keyboard.press("Control+Space");
-        const row = await page.waitForSelector(".suggest-widget.visible .monaco-list-row:has-text('attention')");
-        console.log(`     ${(await row.innerText()).replace(/\s+/g, " ")}`);
-        await page.keyboard.press("Escape");
-        for (let typed = 0; typed < 9; typed++) await page.keyboard.press("Backspace");
+        try {
+            const row = await page.waitForSelector(".suggest-widget.visible .monaco-list-row:has-text('attention')");
+            console.log(`     ${(await row.innerText()).replace(/\s+/g, " ")}`);
+        } finally {
+            await page.keyboard.press("Escape");
+            for (let typed = 0; typed < 9; typed++) await page.keyboard.press("Backspace");
+        }
     });
     await see.step("the quick fix writes `optional`, and the error goes", async () => {
         await see.cursor(DEAD, 8);
@@ -204,6 +207,29 @@ async function drive() {
         const words = (await said.innerText()).replace(/\s+/g, " ");
         assert.match(words, /pip install "policylang\[lsp\]"/);
         console.log(`     ${words}`);
+    });
+    await see.step("a server that cannot start says why in its own words", async () => {
+        const bare = path.join(home, "bare");
+        execFileSync("python3", ["-m", "venv", "--without-pip", bare]);
+        const command = path.join(bare, "bin/python");
+        writeFileSync(path.join(folder, ".vscode/settings.json"), JSON.stringify({ "policylang.command": command }));
+        const said = await page.waitForSelector(".notification-toast:has-text('No module named')");
+        const words = (await said.innerText()).replace(/\s+/g, " ");
+        assert.ok(words.includes(`${command} -m pip install "policylang[lsp]"`), words);
+        console.log(`     ${words}`);
+    });
+    await see.step("in a workspace that is not trusted nothing is started", async () => {
+        writeFileSync(path.join(folder, ".vscode/settings.json"), "{}");
+        const user = path.join(home, "data/User/settings.json");
+        const settings = JSON.parse(readFileSync(user, "utf8"));
+        const untrusted = { "security.workspace.trust.enabled": true, "security.workspace.trust.startupPrompt": "never" };
+        writeFileSync(user, JSON.stringify({ ...settings, ...untrusted }));
+        await page.goto(uri);
+        await page.waitForSelector('.statusbar-item:has-text("Restricted Mode")');
+        await page.waitForSelector('.statusbar-item:has-text("policylang")');
+        await page.waitForTimeout(4000);
+        assert.equal(await page.$(".squiggly-error"), null);
+        assert.equal(await page.$(".notification-toast:has-text('policylang')"), null);
     });
     console.log(see.missed === 0 ? "all seen" : `${see.missed} not seen`);
     process.exitCode = see.missed === 0 ? 0 : 1;

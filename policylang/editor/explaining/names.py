@@ -132,7 +132,7 @@ def _operator(state: State, operator: Operator) -> Article:
         article.say(*_on_graph(operator, rows, selections))
     article.say(_overloads(operator))
     targets = _targets(operator, None if selections is None else selections.facts)
-    groups = [name for name in prelude.group_names() if any(_has(name, target) for target in targets)]
+    groups = list(dict.fromkeys(name for target in targets for name in _groups(target)))
     if groups:
         article.say(f"In the groups {joined([code(each) for each in groups])}." if len(groups) > 1 else
                     f"In the group {code(groups[0])}.")  # fmt: skip
@@ -231,10 +231,10 @@ def _table() -> OperatorTable:
 
 
 @lru_cache(maxsize=4096)
-def _has(group: str, target: str) -> bool:
-    """Whether the name alone puts an operator into a group."""
-    let = prelude.group(group)
-    return let is not None and _names(let.selector, target)
+def _groups(target: str) -> tuple[str, ...]:
+    """The groups into which the name alone puts an operator."""
+    lets = (prelude.group(name) for name in prelude.group_names())
+    return tuple(let.name for let in lets if let is not None and _names(let.selector, target))
 
 
 def _names(selector: Selector, target: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from attrs import fields, frozen, has
@@ -12,7 +14,7 @@ from policylang.language.parsing.lexer import Lexeme
 from policylang.language.parsing.parser import words_of
 from policylang.language.parsing.statements import comments, split
 from policylang.language.source import Source, Span
-from policylang.language.syntax import Let, Policy, Statement
+from policylang.language.syntax import Policy, Statement
 
 
 @frozen
@@ -46,17 +48,36 @@ class Pointed:
 def pointed_at(state: State, offset: int) -> Pointed | None:
     """None outside statements, and in comments."""
     source = state.document.source
-    if any(start <= offset < end for start, end in comments(source)):
+    ranges, remarks = _cut(source)
+    here = _around(ranges, offset)
+    if here is None or _around(remarks, offset) is not None:
         return None
-    for start, end in split(source).ranges:
-        if start <= offset < end:
-            words = words_of(source, start, end)
-            if not words or offset >= words[-1].span.end:
-                return None
-            at = next((index for index, word in enumerate(words) if word.span.start <= offset < word.span.end), None)
-            statement = _statement(state, start, words[-1].span.end)
-            return Pointed(words, at, statement, () if statement is None else tuple(_holding(statement, offset)))
-    return None
+    words = _words(source, *here)
+    if not words or offset >= words[-1].span.end:
+        return None
+    at = next((index for index, word in enumerate(words) if word.span.start <= offset < word.span.end), None)
+    statement = _statement(state, here[0], words[-1].span.end)
+    return Pointed(words, at, statement, () if statement is None else tuple(_holding(statement, offset)))
+
+
+Ranges = Sequence[tuple[int, int]]
+"""Of characters, in order, none of which overlap."""
+
+
+@lru_cache(maxsize=4)
+def _cut(source: Source) -> tuple[Ranges, Ranges]:
+    """The statements and the comments of a text. A pointer asks again and again."""
+    return split(source).ranges, tuple(comments(source))
+
+
+@lru_cache(maxsize=16)
+def _words(source: Source, start: int, end: int) -> Sequence[Lexeme]:
+    return words_of(source, start, end)
+
+
+def _around(ranges: Ranges, offset: int) -> tuple[int, int] | None:
+    at = bisect_right(ranges, offset, key=lambda each: each[0]) - 1
+    return ranges[at] if at >= 0 and offset < ranges[at][1] else None
 
 
 def own_statements(policy: Policy, source: Source) -> list[Statement]:
@@ -100,8 +121,3 @@ def _parts(node: Any) -> Iterator[Any]:
         for part in value if isinstance(value, tuple) else (value,):
             if has(type(part)) and isinstance(getattr(part, "span", None), Span):
                 yield part
-
-
-def name_of_let(let: Let, words: Sequence[Lexeme]) -> Lexeme | None:
-    """The word that a ``let`` defines."""
-    return next((word for word in words[1:2] if word == let.name), None)

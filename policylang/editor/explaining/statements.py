@@ -192,7 +192,8 @@ def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Art
     if mine is None:
         return Article()
     head, *rest = rewrite_lines(mine)
-    return Article().say(head.rpartition(f"{mine.text}: ")[2] + ".").items(line.strip() for line in rest)
+    what = head.rpartition(f"{mine.text}: ")[2]
+    return Article().say(f"{what[0].upper()}{what[1:]}.").items(line.strip() for line in rest)
 
 
 def rewrite_short(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:

@@ -16,8 +16,7 @@ def nodes_of_rule(state: State, line: int) -> list[str]:
     rows = {
         row
         for outcome in plan.rules
-        if outcome.rule.span.source == source
-        and outcome.rule.span.line - 1 <= line <= outcome.rule.span.end_line - 1
+        if outcome.rule.span.source == source and outcome.rule.span.line - 1 <= line <= outcome.rule.span.end_line - 1
         for row in outcome.matched
     }
     return [plan.facts.names[row] for row in sorted(rows)]

@@ -133,7 +133,8 @@ class Lexer:
         text = source.text
         position = start
         while position < end:
-            named = _DEVICE.match(text, position, end) if [word.type for word in lexemes] == ["DEVICE"] else None
+            is_named = len(lexemes) == 1 and lexemes[0].type == "DEVICE"
+            named = _DEVICE.match(text, position, end) if is_named else None
             if named is not None:
                 word = named.group()
                 lexemes.append(Lexeme.make("NAME" if word.isidentifier() else "PATH", word, position, origin))

@@ -179,40 +179,47 @@ def _mended(problems: list[Diagnostic], source: Source, start: int, end: int) ->
         if not good.strip():
             mends = [evolve(mends[0], title=mend.help or "leave it out")]
     found = diagnose(mend.code or first.code, mend.message, span, help=mend.help, mends=mends)
-    return [found]
+    return [_proved(found, source, start, end)]
 
 
 def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
-    """With those of its mends with which the statement is read further than without them."""
+    """With those of its mends with which the statement is read further than without them, and no more is wrong."""
     if problem.span is None or not problem.mends or end - start > _LONGEST:
         return evolve(problem, mends=())
     text = source.text[start:end]
-    stopped = _stops(text)
+    stopped, count = _trial(text)
     kept = []
     for mend in problem.mends:
         better = mend.applied(source)[start : end + len(mend.applied(source)) - len(source.text)]
-        reached = _stops(better)
-        if reached is None or (stopped is not None and len(better) - reached < len(text) - stopped):
+        reached, left = _trial(better)
+        further = stopped is not None and reached is not None and len(better) - reached < len(text) - stopped
+        if reached is None or (further and left <= count):
             kept.append(mend)
     return evolve(problem, mends=tuple(kept))
 
 
 def _stops(text: str) -> int | None:
     """Where a statement's text cannot be read any further."""
+    return _trial(text)[0]
+
+
+def _trial(text: str) -> tuple[int | None, int]:
+    """Where a statement's text cannot be read any further, and how much is wrong with it."""
     words, origin = _lexer().lex(Source("", text), 0, len(text))
     stop = len(text)
     if not origin.problems:
         if not words:  # a comment
-            return None
+            return None, 0
         try:
             _reduce(_lark(), words)
         except UnexpectedToken as error:
-            return stop if error.token.type == "$END" else int(error.token.start_pos or 0)
+            stop = stop if error.token.type == "$END" else int(error.token.start_pos or 0)
+            return stop, 1 + len(origin.problems)
         report_loose(words)
         if not origin.problems:
-            return None
+            return None, 0
     spans = (problem.span for problem in origin.problems)
-    return min((span.start for span in spans if span is not None), default=0)
+    return min((span.start for span in spans if span is not None), default=0), len(origin.problems)
 
 
 def _reduce(lark: Lark, words: list[Lexeme]) -> Statement:

@@ -17,6 +17,7 @@ from policylang.language.syntax import (
     And,
     InModule,
     Is,
+    Match,
     Not,
     Operator,
     Or,
@@ -77,7 +78,12 @@ def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Me
                     yield mend, _with(selector, part, form.selector)
         elif isinstance(part, Where):
             for test in predicates(part.predicate):
-                if isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
+                if isinstance(test, Match) and test.property == "module" and test.op == "==":
+                    for glob in near_globs(test.pattern, selections.facts):
+                        (mend,) = written(glob_span(test.pattern, test.span), [glob], near=True)
+                        predicate = _replaced(part.predicate, test, evolve(test, pattern=glob))
+                        yield mend, _with(selector, part, evolve(part, predicate=predicate))
+                elif isinstance(test, Is) and (instead := other_origin(test, part, selections)) is not None:
                     (mend,) = written(test.span, [instead.name])
                     yield mend, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, instead)))
 

@@ -24,6 +24,14 @@ def render_json(diagnostics: Iterable[Diagnostic], **more: Any) -> str:
             "location": _location(each.span),
             "related": [{"message": other.message, "location": _location(other.span)} for other in each.related],
             "details": list(each.details),
+            "mends": [
+                {
+                    "title": mend.title,
+                    "changes": [{"location": _location(c.span), "text": c.text} for c in mend.changes],
+                    "is_choice": mend.is_choice,
+                }
+                for mend in each.mends
+            ],
         }
         for each in diagnostics
     ]

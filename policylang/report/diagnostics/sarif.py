@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from policylang.language.codes import CODES
-from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.diagnostics import Diagnostic, Mend, Severity
 from policylang.language.source import Span
 from policylang.language.version import installed_version
 
@@ -59,7 +59,26 @@ def _result(diagnostic: Diagnostic, codes: Sequence[str]) -> dict[str, Any]:
     ]
     if related:
         result["relatedLocations"] = related
+    fixes = [fix for mend in diagnostic.mends if (fix := _fix(mend)) is not None]
+    if fixes:
+        result["fixes"] = fixes
     return result
+
+
+def _fix(mend: Mend) -> dict[str, Any] | None:
+    """None for a mend of a text that is no file."""
+    changes = []
+    for source in mend.sources:
+        replacements = []
+        for change in mend.changes:
+            if change.span.source == source:
+                location = _location(change.span)
+                if location is None:
+                    return None
+                region = location["physicalLocation"]["region"]
+                replacements.append({"deletedRegion": region, "insertedContent": {"text": change.text}})
+        changes.append({"artifactLocation": {"uri": _uri(source.name)}, "replacements": replacements})
+    return {"description": {"text": mend.title}, "artifactChanges": changes}
 
 
 def _message(diagnostic: Diagnostic) -> str:

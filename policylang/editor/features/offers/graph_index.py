@@ -93,6 +93,11 @@ class GraphIndex:
         named += [group.dim for group in self.facts.groups.values() if group.dim]
         return tuple(dict.fromkeys(named))
 
+    def prepare(self) -> None:
+        """Count what most places want."""
+        for each in (self.operators, self.groups, self.modules):
+            assert each is not None
+
     def values(self, measured: str, index: int | None = None) -> Counter[float] | Counter[str]:
         """The values that a measure or a property of the forward's calls takes, and how often."""
         key = (measured, index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 from attrs import frozen
 from lsprotocol import types
@@ -28,7 +29,7 @@ class Offer:
     snippet: str = ""
     """The text for clients that step through placeholders, ``saved <= ${1:4 GiB}``."""
     about: str = ""
-    """What is explained of it when somebody asks: ``bundled:fsdp``. Empty: its text."""
+    """What it is, ``bundled:fsdp``, for who asks what that means. Empty for a word that means what it says."""
     typed: str | None = None
     """What stands for it in the text so far, where it does not begin so: a glob that it fits."""
 
@@ -63,8 +64,10 @@ def _fit(offer: Offer, typed: str) -> int | None:
     return 1 if len(bare) > 1 and any(text.startswith(bare, at.end()) for at in _BREAK.finditer(text)) else None
 
 
-def protocol_items(offers: Iterable[Offer], range: types.Range, uri: str, *, snippets: bool) -> Iterator[types.CompletionItem]:
-    """The offers as the protocol has them, in their order."""
+def protocol_items(
+    offers: Iterable[Offer], range: types.Range, data: dict[str, Any], *, snippets: bool
+) -> Iterator[types.CompletionItem]:
+    """The offers as the protocol has them, in their order. ``data``: what every item carries to be explained by."""
     for number, offer in enumerate(islice(offers, MOST)):
         is_snippet = snippets and bool(offer.snippet)
         yield types.CompletionItem(
@@ -75,5 +78,5 @@ def protocol_items(offers: Iterable[Offer], range: types.Range, uri: str, *, sni
             filter_text=offer.text if offer.typed is None else offer.typed,
             insert_text_format=types.InsertTextFormat.Snippet if is_snippet else types.InsertTextFormat.PlainText,
             text_edit=types.TextEdit(range, offer.snippet if is_snippet else offer.text),
-            data={"uri": uri, "about": offer.about or offer.text},
+            data={**data, "about": offer.about},
         )

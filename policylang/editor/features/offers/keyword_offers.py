@@ -51,6 +51,7 @@ _EXAMPLES = {
     "at least": "at least ${1:1} $0",
     "at most": "at most ${1:1} $0",
     "cut per": "cut per ${1:2 GiB}",
+    "from": "from ${1:1st}",
 }
 """What usually follows a word, for who steps through placeholders."""
 _LIMITS = {
@@ -82,7 +83,9 @@ def keyword_offers(cursor: Cursor) -> Iterator[Offer]:
         found.update(dict.fromkeys(texts.get(second, () if second.isupper() else (second,))))
     yield from _distances(cursor)
     for text in sorted(found, key=lambda text: (*_rank(text, cursor), text)):
-        yield Offer(text, Kind.Keyword if text[0].isalpha() else Kind.Operator, snippet=_snippet(text, cursor))
+        kind = Kind.Keyword if text[0].isalpha() else Kind.Operator
+        about = "position:from" if text == "from" else ""
+        yield Offer(text, kind, snippet=_snippet(text, cursor), about=about)
     yield from _numbers(cursor)
 
 
@@ -136,7 +139,7 @@ def _snippet(text: str, cursor: Cursor) -> str:
         return _WHOLES[statement]
     if text == "within":
         return "within ${1:1 GiB} of peak"
-    if text in ("exactly", "at least", "at most", "cut per") or not cursor.kinds or text == "every":
+    if text in ("exactly", "at least", "at most", "cut per", "from") or not cursor.kinds or text == "every":
         return _EXAMPLES.get(text, "")
     return _EXAMPLES.get(text, "") if cursor.kinds in (("OPTIONAL",), ("OVERRIDE",)) else ""
 

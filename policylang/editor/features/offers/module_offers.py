@@ -27,9 +27,7 @@ def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool
         yield Offer(text, Kind.Module, str(Count(nodes, forward)), about=f"module:{path}", typed=shown_for)
 
 
-def _paths(
-    index: GraphIndex, typed: str, lists_first: bool
-) -> Iterator[tuple[str, list[ModuleBranch], str | None]]:
+def _paths(index: GraphIndex, typed: str, lists_first: bool) -> Iterator[tuple[str, list[ModuleBranch], str | None]]:
     """Each glob that is offered, the modules that it leads to, and what is typed for it where it is a glob itself."""
     tree, anchored = index.modules, typed.startswith("/")
     *head, tail = split_outside_braces(typed.removeprefix("/"))

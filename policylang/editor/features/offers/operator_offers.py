@@ -125,7 +125,11 @@ def _names(namespace: str, called: Tree) -> Iterator[Offer]:
 
 
 def _overloads(
-    stem: str, counts: Mapping[str, Count], known: Mapping[str, Mapping[str, tuple[str, ...]]], space: str | None, name: str
+    stem: str,
+    counts: Mapping[str, Count],
+    known: Mapping[str, Mapping[str, tuple[str, ...]]],
+    space: str | None,
+    name: str,
 ) -> Iterator[Offer]:
     for overload, count in counts.items():
         if overload:
@@ -173,4 +177,3 @@ def _all(overloads: Mapping[str, Count]) -> Count:
     for count in overloads.values():
         total.add(count)
     return total
-

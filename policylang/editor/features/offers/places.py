@@ -24,6 +24,7 @@ from policylang.editor.features.offers.predicate_offers import (
 from policylang.editor.state import State
 from policylang.language.parsing.cursor import Cursor
 from policylang.language.parsing.parser import is_policy_name
+from policylang.language.parsing.predicate_tree import MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import FATES, FIGURES
 from policylang.language.resolution.fitting import LANGUAGE_VERSION
 
@@ -140,7 +141,8 @@ def _blocks(place: Place) -> Iterator[Offer]:
 
 def _predicate(place: Place) -> Iterator[Offer]:
     yield from predicate_offers(place.index, place.cursor)
-    yield from keyword_offers(place.cursor)
+    known = ("from", "is", "not", *MEASURES, *PROPERTIES)  # alone they say nothing that is not offered in full
+    yield from (each for each in keyword_offers(place.cursor) if each.text not in known)
 
 
 def _kinds_of_flag(place: Place) -> Iterator[Offer]:

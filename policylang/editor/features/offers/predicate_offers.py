@@ -44,7 +44,9 @@ def predicate_offers(index: GraphIndex | None, cursor: Cursor) -> Iterator[Offer
         yield Offer(each, Kind.Property, about=f"property:{each}")
     for flag in FLAGS:
         yield Offer(flag, Kind.EnumMember, about=f"flag:{flag}")
-    yield Offer("crosses cut per 2 GiB", Kind.EnumMember, snippet="crosses cut per ${1:2 GiB}", about="flag:crosses cut")
+    yield Offer(
+        "crosses cut per 2 GiB", Kind.EnumMember, snippet="crosses cut per ${1:2 GiB}", about="flag:crosses cut"
+    )
     for offer in _annotations(index, "annotated "):
         yield offer
     yield Offer("not")

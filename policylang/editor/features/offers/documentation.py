@@ -1,0 +1,65 @@
+"""What is said of an offer when somebody looks at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from policylang.editor.explaining.article import Article, with_code
+from policylang.editor.explaining.names import of_name
+from policylang.editor.explaining.word_senses import meaning_at
+from policylang.editor.features.offers.file_offers import comment_of
+from policylang.editor.state import State
+from policylang.language.devices.lookup import SUFFIX as DEVICE_SUFFIX
+from policylang.language.files import SUFFIX
+from policylang.language.meanings.dictionary import Meaning, Sense, meaning
+from policylang.language.parsing.cursor import Cursor
+from policylang.language.parsing.lexer import Lexeme, StatementOrigin
+from policylang.language.parsing.parser import terminal_texts, words_of
+from policylang.language.resources import devices_folder, policies_folder
+from policylang.language.source import Source
+from policylang.language.syntax import Word
+
+
+_NAMES = ("op", "group", "let")
+_SENSES: dict[str, Sense] = {
+    "flag": "predicate",
+    "measure": "measure",
+    "property": "property",
+    "figure": "figure",
+    "unit": "unit",
+    "position": "position",
+}
+
+
+def documentation(state: State, cursor: Cursor | None, text: str, about: str) -> Article:
+    """Of the offer of ``text`` at a place; empty where there is nothing to say."""
+    kind, _, name = about.partition(":")
+    if kind == "bundled":
+        return _comment(policies_folder() / f"{name}{SUFFIX}")
+    if kind == "device":
+        return _comment(devices_folder() / f"{name}{DEVICE_SUFFIX}")
+    if kind in _NAMES:
+        return of_name(state, Word(name))
+    sense = _SENSES.get(kind)
+    found = None if sense is None else meaning(name, sense)
+    if found is None and cursor is not None:
+        found = _in_its_place(cursor, text)
+    return Article() if found is None else Article().say(with_code(found.text)).policy(found.example)
+
+
+def _comment(file: Path) -> Article:
+    """The paragraphs of a bundled file's first comment."""
+    return Article().say(*(with_code(" ".join(part.split())) for part in comment_of(file).split("\n\n")))
+
+
+def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
+    """Of a word of the language, in the sense that it has behind the words before it."""
+    origin = StatementOrigin(Source("", text))
+    terminal = next(
+        (name for name, texts in terminal_texts().items() if text in texts and name in cursor.accepted), None
+    )
+    if terminal is not None:
+        words = [Lexeme.make(terminal, text, 0, origin)]
+    else:
+        words = words_of(origin.source, 0, len(text))
+    return meaning_at([*cursor.words, *words], len(cursor.words)) if words else None

@@ -1,0 +1,79 @@
+"""Policies in files and in an editor, for tests of what reaches beyond one document."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from attrs import frozen
+from lsprotocol import types
+
+from policylang.editor.policy_files import PolicyFiles, PolicyFolder
+from policylang.editor.positions import Positions
+from policylang.editor.state import Document, State, read_text
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.files import read_source
+from policylang.language.source import Source
+
+
+@frozen
+class Editor:
+    """A folder with policies, some of them open with other texts than on disk."""
+
+    folder: Path
+    unsaved: Mapping[str, str] = {}
+
+    @classmethod
+    def on(cls, folder: Path, files: Mapping[str, str], unsaved: Mapping[str, str] | None = None) -> Editor:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(text.encode())
+        return cls(folder, unsaved or {})
+
+    def state(self, name: str) -> State:
+        document = self._document(name)
+        return State(document, read_text(document, None, self._read))
+
+    def around(self, *open_ones: str, workspace: bool = True) -> PolicyFiles:
+        documents = [self._document(each) for each in {**dict.fromkeys(open_ones), **dict.fromkeys(self.unsaved)}]
+        return PolicyFolder().files([self.folder] if workspace else [], documents)
+
+    def text(self, name: str) -> str:
+        return self.unsaved.get(name) or (self.folder / name).read_bytes().decode()
+
+    def shown(self, uri: str, range: types.Range) -> str:
+        """``file:line:text`` of a place."""
+        path = Path(uri.removeprefix("file://"))
+        name = os.path.relpath(path, self.folder) if path.is_relative_to(self.folder) else f"<{path.stem}>"
+        text = self.text(name) if not name.startswith("<") else path.read_text(encoding="utf-8")
+        positions = Positions(text)
+        found = text[positions.offset(range.start) : positions.offset(range.end)]
+        return f"{name}:{range.start.line + 1}:{found}"
+
+    def after(self, edit: types.WorkspaceEdit) -> dict[str, str]:
+        """The texts of the files that an edit changes, as it leaves them."""
+        changes = dict(edit.changes or {})
+        for each in edit.document_changes or ():
+            assert isinstance(each, types.TextDocumentEdit)
+            changes[each.text_document.uri] = list(each.edits)  # type: ignore[arg-type]
+        made = {}
+        for uri, edits in changes.items():
+            name = os.path.relpath(uri.removeprefix("file://"), self.folder)
+            text = self.text(name)
+            positions = Positions(text)
+            for each in sorted(edits, key=lambda it: positions.offset(it.range.start), reverse=True):
+                start, end = positions.offset(each.range.start), positions.offset(each.range.end)
+                text = text[:start] + each.new_text + text[end:]
+            made[name] = text
+        return made
+
+    def _document(self, name: str) -> Document:
+        path = self.folder / name
+        return Document(path.as_uri(), 1, Source(name, self.text(name)), path)
+
+    def _read(self, path: Path, name: str) -> Source | Diagnostic:
+        for each, text in self.unsaved.items():
+            if os.path.realpath(self.folder / each) == os.path.realpath(path):
+                return Source(name, text)
+        return read_source(path, name)

@@ -1,0 +1,480 @@
+"""What is offered at a place, held against the grammar, the command line and what people type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policylang.commands.cli import main
+from policylang.editor.features.completion import completion, resolved
+from policylang.editor.features.offers.graph_index import index_of
+from policylang.editor.features.offers.items import MOST, Offer
+from policylang.editor.features.offers.keyword_offers import MARKS, keyword_offers
+from policylang.editor.features.offers.places import Place, offers_at
+from policylang.editor.state import Document, State, read_text
+from policylang.language.codes import diagnose
+from policylang.language.files import bundled_names, read_source
+from policylang.language.parsing.cursor import Cursor, cursor_at
+from policylang.language.parsing.parser import parse_file, reading, terminal_texts, words_of, words_until
+from policylang.language.parsing.statements import split
+from policylang.language.source import Source
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAPHS = ROOT / "docs" / "graphs"
+TEXTS = [path.read_text() for path in sorted(ROOT.glob("[pet]*/**/*.apl"))] + [
+    block.partition("\n")[2] for block in (ROOT / "docs" / "language.md").read_text().split("```apl")[1:]
+]
+TEXTS = [text.partition("\n```")[0] for text in TEXTS]
+NUMBERS = {"INT", "NUMBER", "ORDINAL", "RANGE", "EVERY_NTH"}
+At = Callable[..., list[str]]
+
+
+def state(text: str, facts=None) -> State:
+    document = Document("untitled:policy", 1, Source("policy.apl", text))
+    return State(document, read_text(document, facts, read_source), None, facts)
+
+
+def offered(here: State, cursor: Cursor) -> list[Offer]:
+    return list(offers_at(Place(here, cursor, index_of(here.facts)))[0])
+
+
+@pytest.fixture
+def at(state_of) -> At:
+    """The labels at the `|` of a text."""
+
+    def found(text: str, graph: str | None = None, **options) -> list[str]:
+        return [item.label for item in items(state_of, text, graph, **options)]
+
+    return found
+
+
+def items(state_of, text: str, graph: str | None = None, *, trigger: str | None = None, snippets: bool = False):
+    offset = text.index("|")
+    here = state_of(text.replace("|", "", 1), graph)
+    return completion(here, offset, trigger=trigger, snippets=snippets).items
+
+
+def inserted(state_of, text: str, label: str, graph: str | None = None, *, snippets: bool = False) -> str:
+    """The text with an item put where it belongs."""
+    (item,) = (each for each in items(state_of, text, graph, snippets=snippets) if each.label == label)
+    plain = text.replace("|", "", 1)
+    positions = state(plain).document.positions
+    start, end = positions.offset(item.text_edit.range.start), positions.offset(item.text_edit.range.end)
+    return plain[:start] + item.text_edit.new_text + plain[end:]
+
+
+# --- the grammar ---
+
+
+def is_free(word: str, kind: str, cursor: Cursor) -> bool:
+    """Whether only the user knows the word: a name where he gives one, a number, an operator, a module, a file."""
+    if kind in MARKS or kind in NUMBERS or kind == "STRING":
+        return True
+    is_value = cursor.kinds[-1:] == ("COMPARISON",) or word == "annotated"
+    own = cursor.kinds[-1:] in (("POLICY",), ("LET",), ("OVER",), ("COMMA",))
+    names = (
+        "EVERYTHING" in cursor.accepted
+        or cursor.kinds[-1:] == ("DEVICE",)
+        or ("STRING" in cursor.accepted and "CUT" not in cursor.accepted)
+    )
+    return kind in ("NAME", "PATH") and (
+        own or names or is_value or "[" in word or str(cursor.words[-1]) == "annotated"
+    )
+
+
+def places() -> list[tuple[State, Cursor, str, str]]:
+    """Every word of every statement that can be read, with the place that it stands in."""
+    found = []
+    for text in TEXTS:
+        source = Source("policy.apl", text)
+        here = State(Document("untitled:policy", 1, source), None)  # type: ignore[arg-type]
+        for start, end in split(source).ranges:
+            words = words_of(source, start, end)
+            if reading(tuple(word.type for word in words)).refused or parse_file(Source("", text[start:end]))[1]:
+                continue
+            for word in words:
+                before = f"{text[: word.span.start]} "  # a word may follow the one before without a blank
+                cursor = cursor_at(Source("policy.apl", before), len(before))
+                assert cursor is not None
+                found.append((here, cursor, str(word), word.type))
+    return found
+
+
+PLACES = places()
+
+
+def test_there_are_places_of_every_kind() -> None:
+    assert len(PLACES) > 1500
+    assert {kind for _, _, _, kind in PLACES} >= terminal_texts().keys() - {"LPAR", "RPAR"}
+
+
+def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policylang.editor.features.offers.places.lets_above", lambda text, cursor: {})
+    known: dict[tuple, set[str]] = {}
+    missing = []
+    for here, cursor, word, kind in PLACES:
+        if is_free(word, kind, cursor):
+            continue
+        key = (cursor.kinds, str(cursor.words[-1]) if cursor.words else "", cursor.is_first)
+        if key not in known:
+            known[key] = {offer.text.split()[0] for offer in offered(here, cursor)}
+        if word.split()[0] not in known[key]:
+            missing.append((" ".join(map(str, cursor.words)), word))
+    assert missing == []
+
+
+def distinct() -> list[tuple[Cursor, str]]:
+    """A place for each set of terminals behind each word, with the text before it."""
+    found = {}
+    for _, cursor, _, _ in PLACES:
+        key = (cursor.accepted, cursor.kinds[-1:], cursor.kinds[:1])
+        found.setdefault(key, (cursor, cursor.source.text[cursor.begin : cursor.start]))
+    return list(found.values())
+
+
+def is_read(text: str) -> bool:
+    words, wrong = words_until(Source("", text), 0, len(text))
+    return wrong is None and not reading(tuple(word.type for word in words)).refused
+
+
+def test_whatever_is_offered_is_read_where_it_is_put(state_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policylang.editor.features.offers.places.lets_above", lambda text, cursor: {})
+    here = state_of("", "tensor_parallel.graph")
+    wrong = []
+    for cursor, before in distinct():
+        chosen = offered(here, cursor)
+        assert len({offer.text for offer in keyword_offers(cursor)}) == len(list(keyword_offers(cursor)))
+        for offer in chosen:
+            for text in {offer.text, offer.example}:
+                if not text.endswith((".", "/")) and not is_read(f"{before}{text}"):
+                    halves = text in ("keep", "half", "up", "step")
+                    wrong += [] if halves else [f"{before}▮{text}"]
+    assert wrong == []
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_policy_can_be_written_from_what_is_offered_alone(data: st.DataObject) -> None:
+    facts = GRAPH
+    text = ""
+    for _ in range(data.draw(st.integers(1, 12))):
+        here = state(text, None)
+        cursor = cursor_at(here.document.source, len(text))
+        assert cursor is not None
+        choices = [each for each in offered(evolve_facts(here, facts), cursor) if not each.text.endswith((".", "/"))]
+        if not choices:
+            break
+        text += f"{data.draw(st.sampled_from(choices)).example} "
+        assert is_read(text), text
+
+
+GRAPH = None
+
+
+def evolve_facts(here: State, facts) -> State:
+    return here
+
+
+# --- what the snapshot has ---
+
+
+def test_counts_are_those_of_show(state_of, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["show", str(GRAPHS / "fsdp.graph"), "--output-format", "json"])
+    nodes = json.loads(capsys.readouterr().out)["nodes"]
+    shown = {item.label: item.detail for item in items(state_of, "save aten.|", "fsdp.graph") if "nodes" in item.detail}
+    assert len(shown) > 15
+    for label, detail in shown.items():
+        mine = [node for node in nodes if node["operator"].startswith(f"{label}.")]
+        forward = sum(node["phase"] == "forward" for node in mine)
+        assert detail == f"{len(mine):,} nodes, {forward:,} forward"
+    modules = {item.label: item.detail for item in items(state_of, "save mm in layers.0.|", "fsdp.graph")}
+    for label, detail in modules.items():
+        mine = [node for node in nodes if f"{node['module']}.".startswith(f"{label}.")]
+        forward = sum(node["phase"] == "forward" and node["operator"] != "get_attr" for node in mine)
+        assert detail == f"{len(mine):,} nodes, {forward:,} forward"
+
+
+def test_groups_and_operators_of_the_snapshot_come_before_others(at: At) -> None:
+    found = at("save a|", "fsdp.graph")
+    assert found[:3] == ["attention", "all_gather", "allgather"]
+    assert found.index("activation") < found.index("all_to_all") < found.index("addmm")
+    assert found.index("add") < found.index("addmm")
+    assert "mm" in at("save m|", "fsdp.graph") and "mm" in at("save m|")
+
+
+def test_names_are_known_below_their_line_and_not_above(at: At) -> None:
+    text = "let early = mm\nsave |\nlet late = bmm\n"
+    found = at(text, "fsdp.graph")
+    assert "early" in found and "late" not in found
+    assert found.index("matmul") < found.index("early") < found.index("mul")
+    assert "own" not in at("let own = |")
+
+
+def test_names_of_included_files_are_known_below_their_include(at: At, tmp_path: Path) -> None:
+    (tmp_path / "names.apl").write_text("let mine = mm\n")
+    assert "mine" in at('include "names.apl"\nsave |')
+    assert "mine" not in at('save |\ninclude "names.apl"\n')
+
+
+def test_an_operator_that_is_called_like_a_word_or_a_group_has_its_namespace(at: At) -> None:
+    found = at("save |", "fsdp.graph")
+    assert "aten.view" in found and "view" in found  # the operator, and the group
+    assert "aten.where" in at("save wher|") and "where" not in at("save wher|")
+
+
+def test_namespaces_and_overloads_come_component_by_component(at: At) -> None:
+    assert "_c10d_functional." in at("save _c|", "fsdp.graph")
+    assert at("save _c10d_functional.wait|", "fsdp.graph")[0] == "_c10d_functional.wait_tensor"
+    assert at("save aten.add.|", "fsdp.graph")[0] == "aten.add.Tensor"
+    assert "add.Scalar" in at("save add.S|", "fsdp.graph")
+    assert at("save flash|", "llama3_8b.graph")[0] == "_scaled_dot_product_flash_attention"
+
+
+def test_globs_show_what_they_match(state_of) -> None:
+    found = items(state_of, "save aten.*atten|", "llama3_8b.graph")
+    assert found[0].label == "aten._scaled_dot_product_flash_attention"
+    assert found[0].filter_text == "aten.*atten"  # an editor filters by what is typed
+    assert [each.label for each in items(state_of, "save aten.{mm,sil|", "fsdp.graph")] == ["aten.{mm,silu}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "among"),
+    [
+        ("save mm in l|", "layers.*", "layers"),
+        ("save mm in layers.|", "layers.*", "layers.31"),
+        ("save mm in /|", "/model", "/lm_head"),
+        ("save mm in layers.*.self|", "layers.*.self_attn", "layers.*.self_attn"),
+        ("save mm in layers.**.q|", "layers.**.q_proj", "layers.**.q_proj"),
+        ("save mm outside layers.{0,3|", "layers.{0,3}", "layers.{0,31}"),
+        ("save mm where module == layers.|", "layers.*", "layers.0"),
+        ("blocks |", "layers.*", "model"),
+        ("save mm in *_pro|", "q_proj", "up_proj"),
+        ('save mm in "layers.|"', '"layers.*"', '"layers.0"'),
+    ],
+)
+def test_module_paths_come_component_by_component(at: At, text: str, first: str, among: str) -> None:
+    found = at(text, "llama3_8b.graph")
+    assert found[0] == first and among in found
+
+
+def test_a_module_that_is_called_like_a_word_is_quoted(state_of, tmp_path: Path) -> None:
+    graph = tmp_path / "odd.graph.txt"
+    graph.write_text(
+        "%x = input\n%a = aten.mm.default(%x, %x) block\n%b = aten.mm.default(%a, %a) my-part.0\noutput(%b)\n"
+    )
+    found = [each.label for each in items(state_of, "save mm in |", graph)]
+    assert '"block"' in found and '"my-part"' in found
+    for label in ('"block"', '"my-part"'):
+        assert is_read(inserted(state_of, "save mm in |", label, graph))
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("save mm where dtype == |", ["bf16", "bfloat16"]),
+        ("save mm where device == |", ["cuda", "cuda:0"]),
+        ("save mm where bytes |", [">", ">="]),
+        ("save mm where dtype |", ["==", "!="]),
+        ("save mm where bytes > 64|", ["64 MiB", "64 GiB"]),
+        ("save mm where flops > 2 |", ["TFLOP", "GFLOP"]),
+        ("save mm where time > 2 |", ["ms", "us"]),
+        ("save mm where crosses |", ["block", "cut per 2 GiB"]),
+        ("save mm where is not |", ["view", "random"]),
+        ("save mm where from |", ["parameter", "buffer"]),
+        ("expect |", ["saved", "saved per block"]),
+        ("expect recomputed |", ["flops", "operators"]),
+        ("expect saved <= 30% of |", ["forward"]),
+        ("expect exposed <= 30% of |", ["step"]),
+        ("undecided -> |", ["auto", "save"]),
+        ("requires policylang >= |", ["0.2"]),
+        ("fuse all_gather |", ["chains"]),
+        ("collapse |", ["round_trips"]),
+        ("prefetch all_gather 1 block |", ["ahead"]),
+        ("bucket all_gather |", ["per block", "up to"]),
+        ("overlap collective within 1 GiB of |", ["peak"]),
+        ("recompute every |", ["1st", "2nd"]),
+        ("mm -> |", ["recompute", "save"]),
+        ("mm |", ["->", "in"]),
+        ("save first mm |", ["in", "where"]),
+    ],
+)
+def test_what_comes_first(at: At, text: str, first: list[str]) -> None:
+    assert at(text, "fsdp.graph")[: len(first)] == first
+
+
+def test_sizes_are_those_of_the_graph(state_of) -> None:
+    here = state_of("", "fsdp.graph")
+    sizes = {here.facts.bytes[row] for row in here.facts.forward}
+    found = [each for each in items(state_of, "save mm where bytes > |", "fsdp.graph") if each.detail != "such as"]
+    assert found[0].label == "4008 MiB" and max(sizes) == 4008 * 2**20
+
+
+def test_mesh_dimensions_come_from_the_graph(at: At) -> None:
+    assert at("fuse all_gather chains over |", "tensor_parallel.graph") == list(index_of_dims("tensor_parallel.graph"))
+    assert at("fuse all_gather chains over |") == []
+
+
+def index_of_dims(graph: str) -> tuple[str, ...]:
+    from policylang.api.planned_graphs import facts_of
+
+    index = index_of(facts_of(GRAPHS / graph))
+    assert index is not None
+    return index.dims
+
+
+# --- files ---
+
+
+def test_bundled_policies_come_with_their_first_sentence(state_of) -> None:
+    found = {each.label: each for each in items(state_of, "include <|")}
+    assert set(found) == {f"<{name}>" for name in bundled_names() if name != "prelude"}
+    assert found["<llama3_sac>"].detail.startswith("Selective checkpointing for decoder-only transformers")
+    here = state("include <")
+    assert "recompute" in resolved(here, found["<llama3_sac>"]).documentation.value
+
+
+def test_files_beside_and_below(state_of, tmp_path: Path) -> None:
+    (tmp_path / "other.apl").write_text("save mm\n")
+    (tmp_path / "mine.apl").write_text("")
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "deep.apl").write_text("")
+    (tmp_path / "cluster.toml").write_text("")
+    labels = [each.label for each in items(state_of, 'include "|')]
+    assert labels == ['"other.apl"', '"parts/']  # not itself
+    assert [each.label for each in items(state_of, 'include "parts/|"')] == ['"parts/deep.apl"']
+    assert inserted(state_of, 'include "pa|"', '"parts/') == 'include "parts/'
+    assert '"cluster.toml"' in [each.label for each in items(state_of, "device |")]
+    assert inserted(state_of, "device h1|", "h100-sxm") == "device h100-sxm"
+    assert inserted(state_of, "device h100-|sxm", "h100-sxm") == "device h100-sxm"
+
+
+def test_a_text_without_a_file_has_none_beside() -> None:
+    found = completion(state('include "'), 9)
+    assert found.items == []
+    assert "<fsdp>" in [each.label for each in completion(state("include "), 8).items]
+
+
+# --- the text ---
+
+
+@pytest.mark.parametrize("text", ["# sa|", "save mm  # sa|ve", "# |", "save (mm, # a|\n bmm)", "// sa|"])
+def test_nothing_in_comments(at: At, text: str) -> None:
+    assert at(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "becomes"),
+    [
+        ("sa|ve mm", "save", "save mm"),
+        ("save aten.m|m.default in block", "aten.mm", "save aten.mm in block"),
+        ("save mm in layers.*.att|ention.wq", "layers.*.attention", "save mm in layers.*.attention"),
+        ("include <fs|", "<fsdp>", "include <fsdp>"),
+        ("include <fs|dp_tp>", "<fsdp>", "include <fsdp>"),
+        ("save mm where by|", "bytes", "save mm where bytes"),
+        ("save mm where bytes >| 3", ">=", "save mm where bytes >= 3"),
+        ("save mm where bytes > 64|", "64 MiB", "save mm where bytes > 64 MiB"),
+        ("save mm up| ", "up to", "save mm up to "),
+        ("save first mm per bl|", "block", "save first mm per block"),
+        ("mm -|", "->", "mm ->"),
+        ("save mm in layers.{0,|}", "layers.{0,1}", "save mm in layers.{0,1}"),
+        ("save mm\r\nrec|\r\n", "recompute", "save mm\r\nrecompute\r\n"),
+        ('save mm in "🦙.x"; sa|', "save", 'save mm in "🦙.x"; save'),
+        ("save (  # 🦙🦙\n  m|, bmm)", "mm", "save (  # 🦙🦙\n  mm, bmm)"),
+    ],
+)
+def test_an_item_replaces_the_word_at_the_cursor(state_of, text: str, label: str, becomes: str) -> None:
+    assert inserted(state_of, text, label, "fsdp.graph") == becomes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sav mm in |",
+        "save mm bmm in |",
+        "save all-gather in |",
+        "save (mm\nsave bmm in |",
+        "save mm ! in |",
+        "save (\n  mm in |",
+        "save (mm, first (\n bmm in |",
+        "let x = mm\nfoo foo foo\nsave x in |\n)))\n((",
+        "optional save mm; save bmm in |",
+        "save mm in |\nrecompute ((",
+    ],
+)
+def test_a_broken_text_is_completed_by_what_can_be_read_before(at: At, text: str) -> None:
+    assert at(text, "fsdp.graph")[:2] == ["block", "first block"]
+
+
+def test_a_parenthesis_that_is_never_closed_does_not_swallow_what_follows(at: At) -> None:
+    assert "recompute" in at("save (mm bmm\n\nrec|")
+    assert at("save (\n    m|\n", "fsdp.graph")[0] == "matmul"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "(", '"', '"|', "{", "[", "<", "%", "\x00", "é", "🦙", "save (((((", "in", ";;", "\r"]
+)
+@pytest.mark.parametrize("more", ["|", " |", "x|", '"|', "{|", "[|", "<|", ".|", "*|", "-|", "|x", "|\n)", "/|"])
+def test_no_text_is_too_odd(state_of, text: str, more: str) -> None:
+    for before in (text, f"save {text}", f"save mm in {text}", f"save mm where {text}"):
+        whole = before.replace("|", "") + more
+        items(state_of, whole)
+        items(state_of, whole, "tutorial.graph")
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from([*'save (mm){}[]"<>.,;#\n*/-|=%🦙', "in ", "where ", "per ", "layers."]), max_size=12))
+def test_random_texts_are_answered(parts: list[str]) -> None:
+    text = "".join(parts)
+    here = state(text)
+    for offset in range(len(text) + 1):
+        for item in completion(here, offset).items[:5]:
+            found = item.text_edit.range
+            positions = here.document.positions
+            assert positions.offset(found.start) <= offset <= positions.offset(found.end)
+
+
+# --- what clients do with it ---
+
+
+def test_placeholders_for_clients_that_have_them(state_of) -> None:
+    assert inserted(state_of, "let|", "let") == "let"
+    assert inserted(state_of, "expect s|", "saved", snippets=True) == "expect saved <= ${1:4 GiB}"
+    assert inserted(state_of, "expect s|", "saved") == "expect saved"
+    assert inserted(state_of, "offload mm |", "up to", snippets=True) == "offload mm up to ${1:8 GiB} per rank"
+
+
+def test_a_blank_opens_a_list_only_where_the_statement_goes_on(at: At) -> None:
+    assert at("save |", trigger=" ") and at("save mm in |", trigger=" ") and at("mm -> |", trigger=" ")
+    assert at("save mm |", trigger=" ") == []  # who goes on with Enter wants a new line
+    assert at("  |", trigger=" ") == []
+    assert at("save mm |") != []
+
+
+def test_long_lists_are_cut_and_asked_for_again(state_of) -> None:
+    text = "save aten."
+    here = state_of(text)
+    found = completion(here, len(text))
+    assert found.is_incomplete and len(found.items) == MOST
+    assert [item.sort_text for item in found.items] == sorted(item.sort_text for item in found.items)
+    there = state_of("undecided -> ")
+    assert not completion(there, 13).is_incomplete
+
+
+def test_items_say_what_they_mean_when_asked(state_of) -> None:
+    text = "save mm "
+    here = state_of(text)
+    found = {item.label: resolved(here, item) for item in completion(here, len(text)).items}
+    assert "in" in found and all(item.documentation is not None for item in found.values())
+    assert all(item.documentation is None for item in completion(here, len(text)).items)
+    assert resolved(None, found["in"]).label == "in"  # the document is closed by now
+
+
+def test_no_word_is_left_out_by_a_broken_include(at: At) -> None:
+    assert "save" in at('include "none.apl"\nsa|')
+    assert diagnose("APL010", "x", None).code == "APL010"

@@ -1,0 +1,169 @@
+"""The figures at the ends of statements: those of ``policylang plan``, where the statements end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
+
+from lsprotocol import types
+
+from policylang.editor.features.hints import hints
+from policylang.editor.state import State
+from policylang.language.figures import figure
+from policylang.language.parsing.parser import parse_file
+from policylang.planning.inspection.marginal_cost import MOST_RULES
+from tests.editor.test_hover import ORDERED, POLICIES, SAC, TEXTS, command, signed, state_of
+from tests.support.drawn import examples
+
+
+def shown(state: State) -> dict[str, list[str]]:
+    """By the statement that they stand behind, the labels."""
+    text, positions = state.document.source.text, state.document.positions
+    ends = {each.span.end: each.span.one_line for each in state.text.file.statements}
+    found: dict[str, list[str]] = {}
+    for each in hints(state, 0, len(text)):
+        assert isinstance(each.label, str)
+        found.setdefault(ends[positions.offset(each.position)], []).append(each.label)
+    return found
+
+
+def tooltip(state: State, label: str) -> str:
+    found = next(
+        each for each in hints(state, 0, len(state.document.source.text), markdown=False) if each.label == label
+    )
+    assert isinstance(found.tooltip, types.MarkupContent)
+    return found.tooltip.value
+
+
+@pytest.mark.parametrize("device", [None, "h100-sxm"])
+def test_rules_and_totals_are_those_of_plan(device) -> None:
+    plan = command("plan", SAC, "tutorial.graph", *(["--device", device] if device else []))
+    found = shown(state_of(SAC, "tutorial.graph", device))
+    for rule in plan["rules"]:
+        worth, decided = rule["worth"], rule["decided"]
+        parts = [f"{decided:,} value{'' if decided == 1 else 's'}"]
+        if worth is not None:
+            pairs = [(worth["saved_bytes"], "bytes"), (worth["recomputed_flops"], "flops")]
+            pairs += [(worth["recomputed_seconds"], "seconds")] if device else []
+            parts += [signed(amount, unit) for amount, unit in pairs if amount] or ["changes nothing"]
+        assert found[rule["text"]] == [" · ".join(parts)]
+    under = plan["with"]
+    totals = [
+        f"keeps {figure(under['saved_bytes'], 'bytes')}",
+        f"recomputes {figure(under['recomputed_flops'] / plan['forward_flops'], 'fraction')}",
+        f"peak {figure(max(under['peak']['forward'], under['peak']['backward']), 'bytes')}",
+        *([f"step {figure(under['step_seconds'], 'seconds')}"] if device else []),
+    ]
+    assert found["policy llama3_sac"] == [" · ".join(totals)]
+
+
+def test_other_statements() -> None:
+    text = (
+        "let wide = mm\nblocks layers.*\nrecompute everything in block; save wide\ninclude <fsdp>\n"
+        "undecided -> save\nexpect exactly 7 mm per block\nexpect saved <= 1 MiB\n"
+    )
+    state = state_of(text, "fsdp.graph")
+    assert state.graph is not None
+    found, rules = shown(state), state.graph.plan.rules
+    assert found["let wide = mm"][0] == "57 nodes"
+    assert found["let wide = mm"][1].startswith("keeps ")
+    assert found["blocks layers.*"] == ["8 blocks"]
+    assert found["include <fsdp>"] == [f"1 rule · {len(rules[2].decided):,} values"]
+    for each in command("plan", text, "fsdp.graph")["expectations"]:
+        assert found[each["text"]] == [f"{each['status']}, {each['found']}"]
+    assert found["undecided -> save"][0].endswith(" values")
+
+
+def check_scheduling(text: str, device: str | None) -> dict[str, list[str]]:
+    found = shown(state_of(text, "fsdp.graph", device))
+    order = command("plan", text, "fsdp.graph", *(["--device", device] if device else []))["order"]
+    (line,) = order["lines"]
+    into = f" into {sum(len(bucket['collectives']) for bucket in line['buckets'])}" if line["buckets"] else ""
+    label = f"{len(line['matched'])} collectives · {len(line['moved'])} moved{into}"
+    if device:
+        change = order["as_planned"]["exposed_seconds"] - line["exposed_seconds_without"]
+        label += f" · exposed {signed(change, 'seconds')}"
+    assert found[line["text"]][0] == label
+    return found
+
+
+def test_scheduling_lines() -> None:
+    check_scheduling(ORDERED, "h100-sxm")
+
+
+@pytest.mark.slow
+def test_buckets_and_lines_without_a_device() -> None:
+    text = "let gathers = all_gather where from parameter\nbucket gathers per block\n"
+    for device in (None, "h100-sxm"):
+        found = check_scheduling(text, device)
+        assert found["let gathers = all_gather where from parameter"][0] == "150 collectives"
+
+
+def test_figures_come_when_they_are_known() -> None:
+    text = "policy mine\nrecompute everything in block\nsave mm\n"
+    state = state_of(text, "tutorial.graph", weighed=False)
+    assert shown(state) == {"recompute everything in block": ["276 values"], "save mm": ["29 values"]}
+    assert state.graph is not None
+    assert not state.graph.knows("breakdown")
+
+
+def test_nothing_is_said_of_a_text_with_errors_and_without_a_snapshot() -> None:
+    assert hints(state_of("save mm\n"), 0, 100) == []
+    assert hints(state_of("save mm\nsave mmm\n", "tutorial.graph"), 0, 100) == []
+    assert hints(state_of("", "tutorial.graph"), 0, 0) == []
+
+
+def test_hints_stand_at_the_ends_of_statements_before_comments() -> None:
+    text = '# 😀\r\nsave (  # 😀\r\n  mm,\r\n  bmm\r\n) in "layers.*"  # behind\r\nundecided -> save # 😀\r\n'
+    found = hints(state_of(text, "tutorial.graph"), 0, len(text))
+    assert {(each.position.line, each.position.character) for each in found} == {(4, 15), (5, 17)}
+    assert all(each.padding_left for each in found)
+
+
+def test_only_the_range_that_is_asked_for() -> None:
+    text = "policy mine\nsave mm\nsave attention\n"
+    state = state_of(text, "tutorial.graph")
+    lines = [[each.position.line for each in hints(state, start, end)] for start, end in ((0, 11), (12, 20), (20, 36))]
+    assert lines == [[0], [1], [2]]
+
+
+def test_tooltips_say_more() -> None:
+    state = state_of("recompute everything in block\nsave mm\n", "tutorial.graph")
+    label = shown(state)["save mm"][0]
+    assert "It matches 29 nodes, decides 29." in tooltip(state, label)
+    assert "It buys FLOPs" in tooltip(state, label)
+
+
+def test_very_many_rules_are_not_weighed_and_the_tooltip_says_so() -> None:
+    facts = state_of("save mm\n", "tutorial.graph").facts
+    assert facts is not None
+    names = [facts.modules[row] for row in facts.forward if facts.modules[row]]
+    modules = list(dict.fromkeys(names))
+    text = "\n".join(f"save everything where module == /{module}" for module in modules)
+    text += "\n" + "\n".join(f"optional recompute everything where numel == {n} or is view" for n in range(5))
+    state = state_of(text, "tutorial.graph", weighed=False)
+    assert state.graph is not None
+    state.graph.look()
+    object.__setattr__(state.graph, "worth", ())  # as of rules beyond the bound
+    assert str(MOST_RULES) in tooltip(state, shown(state)[f"save everything where module == /{modules[0]}"][0])
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.stem)
+def test_hints_of_every_policy_stand_at_the_ends_of_its_statements(policy) -> None:
+    state = state_of(policy.read_text(encoding="utf-8"), "tutorial.graph", weighed=False)
+    if state.graph is not None:
+        state.graph.look()
+        assert shown(state) or not state.text.file.statements
+
+
+@settings(max_examples=examples(20, 300), deadline=None)
+@given(st.sampled_from(TEXTS), st.integers(0, 4000), st.integers(1, 400))
+def test_hints_of_a_stretch_of_a_policy_stand_at_the_ends_of_its_statements(text: str, start: int, length: int) -> None:
+    piece = text[start % len(text) :][:length]
+    state = state_of.__wrapped__(piece, "tutorial.graph", weighed=False)
+    ends = {each.span.end for each in parse_file(state.document.source)[0].statements}
+    for each in hints(state, 0, len(piece)):
+        assert state.document.positions.offset(each.position) in ends

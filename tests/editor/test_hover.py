@@ -1,0 +1,466 @@
+"""What is under the pointer, on real snapshots: the figures are those that the command line prints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
+
+from lsprotocol import types
+
+from policylang.api.devices import load_device
+from policylang.api.planned_graphs import facts_of
+from policylang.commands.cli import main
+from policylang.editor.features.hover import hover
+from policylang.editor.state import Document, State, read_graph, read_text
+from policylang.graph.facts import Facts, Phase
+from policylang.language.figures import figure
+from policylang.language.files import read_source
+from policylang.language.globs import PathGlob
+from policylang.language.source import Source
+from tests.support.drawn import examples
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAPHS = ROOT / "docs" / "graphs"
+POLICIES = sorted((ROOT / "policies").glob("*.apl"))
+SAC = (ROOT / "policies" / "llama3_sac.apl").read_text(encoding="utf-8")
+MINUS = "−"
+
+
+@cache
+def snapshot(graph: str) -> Facts:
+    return facts_of(GRAPHS / graph)
+
+
+@cache
+def state_of(text: str, graph: str | None = None, device: str | None = None, *, weighed: bool = True) -> State:
+    document = Document("file:///tmp/mine.apl", 1, Source("mine.apl", text), Path("/tmp/mine.apl"))
+    facts = None if graph is None else snapshot(graph)
+    read = read_text(document, facts, read_source)
+    profile = None if device is None else load_device(device)
+    planned = None if facts is None else read_graph(read, facts, str(graph), None, profile)
+    if planned is not None and weighed:
+        planned.look()
+        planned.weigh()
+    return State(document, read, planned, facts)
+
+
+def said(state: State, needle: str, skip: int = 0, *, markdown: bool = False) -> str:
+    """The hover at the first place of a text; ``skip`` characters into it."""
+    found = hover(state, state.document.source.text.index(needle) + skip, markdown=markdown)
+    assert found is not None
+    assert isinstance(found.contents, types.MarkupContent)
+    return found.contents.value
+
+
+def covered(state: State, needle: str, skip: int = 0) -> str:
+    """The text that the hover says it is of."""
+    text, positions = state.document.source.text, state.document.positions
+    found = hover(state, text.index(needle) + skip)
+    assert found is not None
+    assert found.range is not None
+    return text[positions.offset(found.range.start) : positions.offset(found.range.end)]
+
+
+@cache
+def command(name: str, text: str, graph: str, *more: str) -> Any:
+    """The JSON of a command, of a policy as text."""
+    out = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out):
+        file = Path(folder) / "mine.apl"
+        file.write_text(text, encoding="utf-8")
+        main([name, str(file), "--graph", str(GRAPHS / graph), *more, "--output-format", "json"])
+    return json.loads(out.getvalue())
+
+
+# --- rules ---
+
+
+@pytest.mark.parametrize("device", [None, "h100-sxm"])
+def test_a_rule_says_what_plan_says(device) -> None:
+    state = state_of(SAC, "tutorial.graph", device)
+    plan = command("plan", SAC, "tutorial.graph", *(["--device", device] if device else []))
+    for rule in plan["rules"]:
+        shown = said(state, rule["text"])
+        assert f"matches {rule['matched']:,} node" in shown
+        assert f"decides {rule['decided']:,}." in shown
+        worth = rule["worth"]
+        if worth is None:
+            assert "Compared with" not in shown
+            continue
+        assert f"saved {signed(worth['saved_bytes'], 'bytes')}, " in shown
+        assert f"recomputed {signed(worth['recomputed_flops'], 'flops')}, " in shown
+        assert f"peak {signed(worth['peak_bytes'], 'bytes')}. It {worth['verdict']}" in shown
+        assert (f"its time {signed(worth['recomputed_seconds'] or 0, 'seconds')}" in shown) is (device is not None)
+        price, unit = (worth["seconds_per_gib"], "seconds") if device else (worth["flops_per_gib"], "flops")
+        if price is not None:
+            assert f"at {figure(price, unit)} a GiB." in shown
+
+
+def test_a_rule_says_what_becomes_of_its_values_block_by_block() -> None:
+    state = state_of(SAC, "tutorial.graph")
+    groups = command("plan", SAC, "tutorial.graph")["groups"]
+    line = SAC[: SAC.index("save matmul")].count("\n") + 1
+    mine = [
+        (group, entry) for group in groups for entry in group["values"] if (entry["source"] or "").endswith(f":{line}")
+    ]
+    kept = sum(entry["bytes"] * len(group["blocks"]) for group, entry in mine if entry["fate"] == "saved")
+    assert kept
+    shown = said(state, "save matmul")
+    assert f"Of what it decides: {figure(kept, 'bytes')} saved" in shown
+    for group in groups:
+        assert (group["label"] in shown) is any(group is other for other, _ in mine)
+
+
+def test_a_rule_says_what_explain_says() -> None:
+    state = state_of(SAC, "tutorial.graph")
+    line = SAC[: SAC.index("recompute everything")].count("\n") + 1
+    explained = command("explain", SAC, "tutorial.graph", "--rule", str(line))
+    shown = said(state, "recompute everything in block")
+    for other in explained["taken_over"]:
+        number = other["source"].rpartition(":")[2]
+        count = other["why"].split()[0]
+        assert f"- {count} taken over by line {number}: {other['text']}" in shown
+    assert f"It decides {explained['names'][0]} in model.layers.0" in shown
+    for part in explained["parts"]:
+        assert f"- {part}" in shown
+
+
+def test_a_rule_that_no_plan_has_says_what_it_means() -> None:
+    shown = said(state_of("optional save attention in block"), "attention", -1)
+    assert "kept for the backward" in shown
+    assert "The nodes are those of attention in block." in shown
+    assert "may find nothing" in shown
+    assert "64 MiB on each rank" in said(state_of("offload mm up to 64 MiB per rank"), "offload")
+
+
+def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
+    text = "recompute everything\nsave mm\nexpect saved <= 1 TiB\n"
+    state = state_of(text, "tutorial.graph", weighed=False)
+    assert "still being worked out" in said(state, "save mm")
+    assert state.graph is not None
+    assert not any(state.graph.knows(each) for each in ("worth", "order", "breakdown", "selections"))
+    for offset in range(len(text)):
+        hover(state, offset)
+    assert not state.graph.knows("worth")
+
+
+def test_several_rules_of_one_line_say_so() -> None:
+    state = state_of("save mm; save attention\n", "tutorial.graph")
+    assert "What the rules of this line decide" in said(state, "save attention")
+
+
+def signed(amount: float, dimension: str) -> str:
+    if not amount:
+        return "0"
+    return f"{'+' if amount > 0 else MINUS}{figure(abs(amount), dimension)}"
+
+
+# --- other statements ---
+
+
+def test_expectations_say_what_was_found() -> None:
+    text = "recompute everything in block\nundecided -> save\n"
+    text += "expect saved <= 25 MiB\nexpect exactly 7 mm per block\nexpect recomputed flops <= 10%\n"
+    state = state_of(text, "tutorial.graph")
+    found = command("plan", text, "tutorial.graph")["expectations"]
+    for each in found:
+        shown = said(state, each["text"])
+        status = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}[each["status"]]
+        assert f"It {status}: {each['found']}." in shown
+    assert f"the limit: {figure(found[0]['margin'], 'bytes')}." in said(state, "expect saved")
+    assert f"the limit: {figure(-found[2]['margin'], 'fraction')}." in said(state, "expect recomputed")
+
+
+def test_the_policy_line_has_the_totals() -> None:
+    state = state_of(SAC, "tutorial.graph", "h100-sxm")
+    plan = command("plan", SAC, "tutorial.graph", "--device", "h100-sxm")
+    shown = said(state, "policy llama3_sac")
+    for name in ("with", "without"):
+        assert figure(plan[name]["saved_bytes"], "bytes") in shown
+        assert figure(max(plan[name]["peak"][each] for each in ("forward", "backward")), "bytes") in shown
+        assert figure(plan[name]["step_seconds"], "seconds") in shown
+    assert figure(plan["with"]["recomputed_flops"] / plan["forward_flops"], "fraction") in shown
+
+
+ORDERED = "prefetch (all_gather where from parameter) 1 block ahead\n"
+
+
+def test_a_scheduling_line_says_what_explain_says() -> None:
+    state = state_of(ORDERED, "fsdp.graph", "h100-sxm")
+    explained = command("explain", ORDERED, "fsdp.graph", "--rule", "1", "--device", "h100-sxm")
+    shown = said(state, "prefetch")
+    assert f"matches {len(explained['matched']):,} collectives, moves {len(explained['moved']):,}" in shown
+    with_it, without = (figure(explained[f"exposed_seconds{each}"], "seconds") for each in ("", "_without"))
+    assert f"Exposed: {with_it} with it, {without} without." in shown
+    assert explained["matched"][0] in shown
+
+
+def test_an_include_says_what_it_brings() -> None:
+    state = state_of("recompute everything in block\ninclude <fsdp>\n", "fsdp.graph")
+    assert state.graph is not None
+    outcome = state.graph.plan.rules[1]
+    shown = said(state, "<fsdp>")
+    assert "It brings 2 names, 1 rule." in shown
+    assert f"{outcome.rule.text}: {len(outcome.decided):,} values" in shown
+
+
+def test_rewrites_say_what_they_do() -> None:
+    state = state_of("optional collapse round_trips\nrecompute everything\n", "tensor_parallel.graph")
+    assert "Nothing to rewrite." in said(state, "collapse")
+    assert "gathered from all ranks and cut back" in said(state, "round_trips")
+
+
+def test_undecided_says_of_how_many_values() -> None:
+    state = state_of("save mm\nundecided -> recompute\n", "tutorial.graph")
+    assert state.graph is not None
+    facts = state.graph.facts
+    values = sum(facts.owners[row] == row for row in facts.forward) - len(facts.by_target["aten.mm.default"])
+    always = sum(d is not None and d.why.value == "always" for d in state.graph.plan.decisions)
+    assert f"No rule decides {values - always:,} values" in said(state, "undecided")
+
+
+def test_a_device_says_its_figures() -> None:
+    shown = said(state_of("device h100-sxm\nsave mm where time > 1 us\n", "tutorial.graph"), "h100-sxm")
+    assert "h100-sxm" in shown
+    assert "bfloat16 products" in shown
+    assert "capacity: 80 GiB" in shown or "capacity" in shown
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(("graph", "operator"), [("tutorial.graph", "mm"), ("vit.graph", "addmm")])
+def test_an_operator_is_counted_as_the_graph_has_it(graph: str, operator: str) -> None:
+    facts = snapshot(graph)
+    target = f"aten.{operator}.default"
+    counts = Counter(phase for phase, each in zip(facts.phases, facts.targets, strict=True) if each == target)
+    shown = said(state_of(f"save {operator}\n", graph), operator)
+    assert f"{counts[Phase.FORWARD]:,} nodes of the forward" in shown
+    backward = counts[Phase.BACKWARD]
+    assert ("of the backward" in shown) is bool(backward)
+    assert not backward or f"{backward:,} nodes of the backward" in shown
+    flops = sum(facts.flops[row] for row in facts.by_target[target])
+    assert f"{figure(flops, 'flops')} in all" in shown
+    assert f"Overloads: aten.{operator}.default" in shown
+    assert "In the groups matmul and compute." in shown
+
+
+def test_an_operator_is_explained_without_a_graph() -> None:
+    shown = said(state_of("save mm\nsave aten.t\nsave bernoulli\n"), "mm")
+    assert "nodes" not in shown
+    assert "linear" in shown
+    assert "another look at the memory" in said(state_of("save aten.t\n"), "aten.t")
+    assert "draws random numbers" in said(state_of("save aten.bernoulli\n"), "aten.bern")
+
+
+def test_what_is_traced_as_something_else_says_as_what() -> None:
+    shown = said(state_of("optional save linear\n", "tutorial.graph"), "linear")
+    assert "it is traced as mm (29 nodes) here" in shown
+
+
+def test_a_glob_says_what_it_matches() -> None:
+    shown = said(state_of("save aten.*mm\n", "tutorial.graph"), "aten.*mm")
+    assert "aten.mm.default: 29" in shown
+    assert "Of torch's operators it means" in shown
+
+
+def test_a_group_is_shown_as_the_prelude_has_it() -> None:
+    shown = said(state_of("save attention\n", "tutorial.graph"), "attention")
+    assert "let attention = (" in shown
+    assert "Every form of scaled-dot-product attention" in shown
+    assert "4 nodes of the forward: 1 in each of the 4 blocks" in shown
+
+
+def test_a_name_is_shown_with_its_definition_and_comment() -> None:
+    text = "# What is wide.\n# Two lines of it.\nlet wide = mm where bytes > 1 KiB\n"
+    text += "let other = bmm  # behind\nsave wide, other\n"
+    state = state_of(text, "tutorial.graph")
+    shown = said(state, "save wide", 5)
+    assert shown.startswith("let wide = mm where bytes > 1 KiB\n\nWhat is wide. Two lines of it.")
+    assert "29 nodes of the forward" in shown
+    assert "behind" in said(state, "other\n")
+    assert said(state, "let wide", 4).startswith("let wide")
+
+
+def test_a_name_that_only_scheduling_lines_use_counts_collectives() -> None:
+    text = "let scatters = reduce_scatter\ndelay scatters 1 block\n"
+    state = state_of(text, "fsdp.graph")
+    assert state.graph is not None
+    order = state.graph.order
+    assert order is not None
+    assert f"pick {len(order.lines[0].matched)} collectives" in said(state, "scatters")
+
+
+def test_names_of_a_text_with_errors_are_still_explained() -> None:
+    state = state_of("let wide = mm\nsave wide\nsave matmul\nsave mm where\n", "tutorial.graph")
+    assert state.graph is None
+    assert said(state, "save wide", 5).startswith("let wide = mm")
+    assert "29 nodes" in said(state, "matmul")
+    assert "kept for the backward" in said(state, "save mm where")
+
+
+# --- predicates, places, words ---
+
+
+def test_a_predicate_says_how_many_nodes_pass() -> None:
+    facts = snapshot("tutorial.graph")
+    mms = facts.by_target["aten.mm.default"]
+    large = sum(facts.bytes[row] > 512 * 1024 for row in mms)
+    state = state_of("save mm where bytes > 512 KiB and not is view\n", "tutorial.graph")
+    assert f"holds of {large} of the 29 forward nodes of mm" in said(state, "bytes")
+    assert covered(state, "bytes", 6) == "bytes > 512 KiB"
+    assert "bytes of all tensors" in said(state, ">")
+    shown = said(state, "is view", 3)
+    assert shown.startswith("is view: Its results are other looks")
+    assert "holds of 0 of the 29" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "skip", "shown", "of"),
+    [
+        ("save mm where bytes > 1 GiB", 24, "1 GiB = 1,073,741,824 bytes", "1 GiB"),
+        ("save mm where bytes > 2.5GB", 22, "2.5 GB = 2,500,000,000 bytes", "2.5GB"),
+        ("save mm where flops > 2 GFLOP", 22, "2 GFLOP = 2,000,000,000 operations", "2 GFLOP"),
+        ("device h100-sxm; save mm where time > 400 us", 42, "400 us = 0.0004 s", "400 us"),
+        ("expect recomputed flops <= 20%", 29, "20% = 0.2 of the whole", "20%"),
+    ],
+)
+def test_a_unit_is_shown_in_base_units(text: str, skip: int, shown: str, of: str) -> None:
+    state = state_of(text)
+    assert shown in said(state, text, skip)
+    assert covered(state, text, skip) == of
+
+
+def test_a_module_glob_says_which_modules_it_matches() -> None:
+    facts = snapshot("tutorial.graph")
+    shown = said(state_of("save everything in layers.*.mlp\n", "tutorial.graph"), "layers.*.mlp")
+    covers = PathGlob("layers.*.mlp").covers
+    nodes = sum(covers(facts.modules[row]) for row in facts.forward)
+    assert f"4 modules, {nodes} forward nodes in them." in shown
+    assert "- model.layers.0.mlp: " in shown
+    shown = said(state_of("optional save mm in layers.*.mpl\n", "tutorial.graph"), "layers.*.mpl")
+    assert "No module matches layers.*.mpl; nearest module paths: model.layers.0.mlp" in shown
+
+
+@pytest.mark.parametrize(
+    ("place", "blocks"),
+    [
+        ("block", "4 of 4 blocks: model.layers.0–3"),
+        ("first 2 blocks", "2 of 4 blocks: model.layers.0–1"),
+        ("last half of blocks", "2 of 4 blocks: model.layers.2–3"),
+        ("every 2nd block", "2 of 4 blocks: model.layers.1, 3"),
+        ("blocks 1..1", "1 of 4 blocks: model.layers.1"),
+        ("3rd block", "1 of 4 blocks: model.layers.2"),
+    ],
+)
+def test_a_place_says_which_blocks_it_means(place: str, blocks: str) -> None:
+    state = state_of(f"save mm in {place}\n", "tutorial.graph")
+    for word in place.split():
+        assert blocks in said(state, "in " + place, 3 + place.index(word))
+
+
+def test_a_position_says_how_many_nodes_it_takes() -> None:
+    state = state_of("save first 2 mm per block\n", "tutorial.graph")
+    assert "first 2 mm per block: 8 forward nodes here." in said(state, "first")
+    assert "Counted afresh in each block" in said(state, "block")
+
+
+@pytest.mark.parametrize("text", ["# a comment\nsave mm  # behind\n\n   \nsave bmm ;  save mm\n"])
+def test_nothing_is_said_of_comments_and_blanks(text: str) -> None:
+    state = state_of(text)
+    blanks = {*range(text.index("save mm")), *range(text.index("  # behind"), text.index("save bmm"))}
+    for offset in blanks:
+        assert hover(state, offset) is None, offset
+    assert hover(state, text.index(" ;")) is None
+    assert hover(state, len(text)) is None
+
+
+# --- form ---
+
+
+def test_markdown_for_clients_that_show_it_and_plain_text_for_others() -> None:
+    state = state_of("save mm\n", "tutorial.graph")
+    rich, plain = (hover(state, 0, markdown=each) for each in (True, False))
+    assert rich is not None
+    assert plain is not None
+    assert rich.contents.kind is types.MarkupKind.Markdown
+    assert rich.contents.value.startswith("```apl\nsave mm\n```\n")
+    assert plain.contents.kind is types.MarkupKind.PlainText
+    assert "`" not in plain.contents.value
+    assert plain.contents.value.startswith("save mm\n")
+
+
+def test_names_of_a_graph_are_no_markup() -> None:
+    from policylang.editor.explaining.article import Article, code
+
+    article = Article().say(f"in {code('a`b``c')} and <b>*x*</b>").policy("save ```\nx")
+    assert article.markdown() == "in ```a`b``c``` and \\<b\\>\\*x\\*\\</b\\>\n\n````apl\nsave ```\nx\n````"
+    assert article.plain() == "in a`b``c and <b>*x*</b>\n\nsave ```\nx"
+
+
+def test_ranges_count_in_utf16_and_over_both_line_ends() -> None:
+    text = '# 😀\r\nsave mm in "😀.é"\r\nsave (\r\n  bmm, # 😀\r\n  mm)\r\n'
+    state = state_of(text, "tutorial.graph")
+    found = hover(state, text.index("bmm"))
+    assert found is not None
+    assert found.range == types.Range(types.Position(3, 2), types.Position(3, 5))
+    whole = hover(state, text.index("save ("))
+    assert whole is not None
+    assert whole.range == types.Range(types.Position(2, 0), types.Position(4, 5))
+    place = hover(state, text.index('"😀') + 1)
+    assert place is not None
+    assert place.range == types.Range(types.Position(1, 11), types.Position(1, 17))
+
+
+def every_offset(state: State, step: int = 1) -> None:
+    text, positions = state.document.source.text, state.document.positions
+    for offset in range(0, len(text) + 1, step):
+        found = hover(state, offset)
+        if found is not None:
+            assert found.range is not None
+            assert positions.offset(found.range.start) <= offset < positions.offset(found.range.end)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.stem)
+def test_every_place_of_every_policy_can_be_asked(policy: Path) -> None:
+    text = policy.read_text(encoding="utf-8")
+    every_offset(state_of(text), step=1 if len(text) < 500 else 11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["tutorial.graph", "fsdp.graph", "resnet50.graph"])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.stem)
+def test_every_place_of_every_policy_can_be_asked_on_a_snapshot(policy: Path, graph: str) -> None:
+    every_offset(state_of(policy.read_text(encoding="utf-8"), graph))
+
+
+TEXTS = [policy.read_text(encoding="utf-8") for policy in POLICIES]
+
+
+@settings(max_examples=examples(20, 300), deadline=None)
+@given(st.sampled_from(TEXTS), st.data())
+def test_no_broken_text_raises(text: str, data: st.DataObject) -> None:
+    """A stretch of a policy, cut anywhere, with characters put in anywhere."""
+    start = data.draw(st.integers(0, len(text) - 1))
+    piece = text[start : start + data.draw(st.integers(1, 300))]
+    at = data.draw(st.integers(0, len(piece)))
+    broken = (
+        piece[:at]
+        + data.draw(st.sampled_from(["", "(", ")", '"', "#", "\r\n", "😀", " where ", " in ", "{"]))
+        + piece[at:]
+    )
+    state = state_of.__wrapped__(broken, "tutorial.graph")
+    for offset in range(0, len(broken) + 1, 3):
+        hover(state, offset, markdown=bool(offset % 2))

@@ -1,0 +1,314 @@
+"""The server as a process, with a real client: one process for all that can share one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
+
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
+
+from policylang.commands.cli import main
+from tests.editor.conftest import GRAPHS, SERVER
+from tests.editor.real_client import Editor
+
+RULES = "recompute everything\nsave mm\nsave everything in layers.99\n"
+
+
+def test_a_day_in_an_editor(tmp_path: Path) -> None:
+    """Several folders with their own settings, files of any name, texts of any kind: one process answers all along."""
+    asyncio.run(_a_day(tmp_path))
+
+
+async def _a_day(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two é 𝔘 %41;#"
+    for folder in (one, two):
+        folder.mkdir()
+    shutil.copy(GRAPHS / "tutorial.graph", one / "ours.graph")
+    (one / "pyproject.toml").write_text('[tool.policylang]\ngraph = "ours.graph"\n')
+    editor = await Editor.start()
+    editor.client.set_configuration({"pause": 0}, section="policylang")
+    found = await editor.begin(one, two)
+    assert found.capabilities.text_document_sync.change is types.TextDocumentSyncKind.Full
+    await editor.until(lambda: len(editor.registered) == 2)
+    assert set(editor.registered) == {"workspace/didChangeConfiguration", "workspace/didChangeWatchedFiles"}
+
+    # A document of a folder whose project names a snapshot, and one of a folder without; one outside both.
+    first, second, outside = ((each / "x 1.apl").as_uri() for each in (one, two, tmp_path))
+    for uri in (first, second, outside):
+        editor.open(uri, RULES)
+    assert [await editor.codes(uri) for uri in (first, second, outside)] == [["APL301"], [], []]
+    assert all(each.version == 1 for uri in (first, second) for each in editor.said[uri])
+    await editor.until(lambda: editor.refreshed > 0)
+
+    # The client's settings of the second folder; then of all.
+    editor.client.set_configuration({"pause": 0, "graph": str(GRAPHS / "gpt2.graph")}, section="policylang")
+    editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(None))
+    await editor.until(lambda: any(said.diagnostics for said in editor.said[outside]))
+    assert await editor.codes(second) == ["APL301"]
+    editor.client.set_configuration({"pause": 0, "graph": "nothing.graph", "device": "h1000"}, section="policylang")
+    editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams({"policylang": {}}))
+    await editor.until(lambda: [each.code for each in editor.said[first][-1].diagnostics] == ["APL152", "APL355"])
+    editor.client.set_configuration({"pause": 0}, section="policylang")
+    editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(None))
+    await editor.until(lambda: not editor.said[outside][-1].diagnostics)
+    assert await editor.codes(first) == ["APL301"]
+
+    # What changes on the disk.
+    shutil.copy(GRAPHS / "gpt2.graph", one / "ours.graph")
+    (one / "names.apl").write_text("let wide = mm\n")
+    editor.watched(one / "ours.graph")
+    editor.change(first, 'include "names.apl"\nsave wide\nsave nonsuch\n', 2)
+    assert await editor.codes(first) == ["APL101"]
+    (one / "names.apl").write_text("let broad = mm\n")
+    editor.watched(one / "names.apl")
+    assert (await editor.codes(first)).count("APL101") == 2
+
+    # Two files open, one including the other, neither saved.
+    names = (one / "names.apl").as_uri()
+    editor.open(names, "let wide = mm\nlet nonsuch = bmm\n")
+    assert "APL101" not in await editor.codes(first)
+    editor.close(names)
+    await editor.until(lambda: not editor.said[names][-1].diagnostics and editor.said[names][-1].version is None)
+    assert (await editor.codes(first)).count("APL101") == 2
+
+    # A folder is added, and goes.
+    added = types.WorkspaceFolder(tmp_path.as_uri(), "all")
+    (tmp_path / "pyproject.toml").write_text(f'[tool.policylang]\ngraph = "{GRAPHS / "gpt2.graph"}"\n')
+    changed = types.WorkspaceFoldersChangeEvent([added], [])
+    editor.client.workspace_did_change_workspace_folders(types.DidChangeWorkspaceFoldersParams(changed))
+    await editor.until(lambda: bool(editor.said[outside][-1].diagnostics))
+    changed = types.WorkspaceFoldersChangeEvent([], [added])
+    editor.client.workspace_did_change_workspace_folders(types.DidChangeWorkspaceFoldersParams(changed))
+
+    # Texts that are no policies, and addresses that are no files.
+    untitled = "untitled:Untitled-1"
+    editor.open(untitled, "save 𝔘\r\nsave mm\r\nsave é\u0301𝔘x 5\r")
+    await editor.hints(untitled)
+    wrong = editor.said[untitled][-1].diagnostics
+    assert (wrong[0].range.start, wrong[0].range.end) == (types.Position(0, 5), types.Position(0, 7))
+    for version, text in enumerate(("", "\0", "\ud800", "(" * 200, "PK\x03\x04\0", "save mm"), 2):
+        editor.change(untitled, text, version)
+        await editor.hints(untitled)
+        assert editor.said[untitled][-1].version == version
+    assert [each.code for each in editor.said[untitled][-1].diagnostics] == ["APL309"], "on the first folder's snapshot"
+
+    # A change to what is closed, and requests about what is not open, or not there.
+    editor.close(untitled)
+    editor.change(untitled, "late", 99)
+    with pytest.raises(JsonRpcException, match="not open"):
+        await editor.hints(untitled)
+    assert editor.said[untitled][-1].version is None
+    with pytest.raises(JsonRpcException):
+        await editor.client.workspace_execute_command_async(types.ExecuteCommandParams("no.such"))
+
+    # A request about a text that changes meanwhile, and one that is cancelled.
+    editor.change(first, "save mm # changes", 6)
+    asked = asyncio.ensure_future(editor.hints(first))
+    await asyncio.sleep(0)
+    editor.change(first, "save mm # 𝔘", 7)
+    with pytest.raises(JsonRpcException) as modified:
+        await asked
+    assert modified.value.code == types.LSPErrorCodes.ContentModified
+    whole = types.Range(types.Position(0, 0), types.Position(9, 0))
+    editor.change(first, "save mm # once more", 8)
+    editor.client.protocol.send_request(
+        types.TEXT_DOCUMENT_INLAY_HINT,
+        types.InlayHintParams(types.TextDocumentIdentifier(first), whole),
+        msg_id="mine",
+    )
+    cancelled = editor.client.protocol._request_futures["mine"]
+    editor.client.protocol.notify(types.CANCEL_REQUEST, types.CancelParams("mine"))
+    with pytest.raises(JsonRpcException) as refused:
+        await asyncio.wrap_future(cancelled)
+    assert refused.value.code == types.LSPErrorCodes.RequestCancelled
+    assert await editor.codes(first) == ["APL309"]
+    assert editor.client.log_messages == [], "nothing that a client does is an error of the server"
+    assert await editor.end() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", types.PositionEncodingKind)
+@pytest.mark.parametrize("root", ["uri", "path", "none"])
+def test_any_client_may_begin(tmp_path: Path, encoding: types.PositionEncodingKind, root: str) -> None:
+    """Without folders, with deprecated ones, in an encoding of its own, without a capability or with all."""
+    (tmp_path / "pyproject.toml").write_text(f'[tool.policylang]\ngraph = "{GRAPHS / "gpt2.graph"}"\n')
+
+    async def test() -> None:
+        editor = await Editor.start()
+        general = types.GeneralClientCapabilities(position_encodings=[encoding])
+        more: dict[str, Any] = {"uri": {"root_uri": tmp_path.as_uri()}, "path": {"root_path": str(tmp_path)}}.get(
+            root, {}
+        )
+        found = await editor.begin(capabilities=types.ClientCapabilities(general=general), **more)
+        assert found.capabilities.position_encoding == encoding
+        uri = (tmp_path / "x.apl").as_uri()
+        editor.open(uri, "# 𝔘\nlet 𝔘 = mm\nsave 𝔘 in layers.99\n")
+        assert await editor.codes(uri) == ["APL301"]
+        wide = {
+            types.PositionEncodingKind.Utf8: 4,
+            types.PositionEncodingKind.Utf16: 2,
+            types.PositionEncodingKind.Utf32: 1,
+        }
+        assert editor.said[uri][-1].diagnostics[0].range.end.character == 5 + wide[encoding] + 13
+        assert await editor.end() == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_a_client_that_watches_nothing_sees_what_changes_on_the_disk(tmp_path: Path) -> None:
+    async def test() -> None:
+        editor = await Editor.start()
+        await editor.begin(tmp_path, capabilities=types.ClientCapabilities())
+        uri = (tmp_path / "x.apl").as_uri()
+        editor.open(uri, 'include "names.apl"\nsave mm')
+        assert await editor.codes(uri) == ["APL103"]
+        (tmp_path / "names.apl").write_text("let never = mm\nsave never\n")
+        await editor.until(lambda: not editor.said[uri][-1].diagnostics)
+        assert await editor.end() == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_reading_a_recorded_graph_is_shown_and_holds_nothing_up(tmp_path: Path) -> None:
+    """It takes torch and seconds; the text is answered meanwhile."""
+    from tests.support import shared_graphs
+
+    recorded = shared_graphs.FOLDER / f"{shared_graphs.JOINT}.json.gz"
+    if not recorded.is_file():
+        pytest.skip("the recorded step is not here")
+
+    async def test() -> None:
+        editor = await Editor.start()
+        await editor.begin(tmp_path, options={"graph": str(recorded)})
+        uri = (tmp_path / "x.apl").as_uri()
+        editor.open(uri, RULES)
+        asked = asyncio.ensure_future(editor.hints(uri))
+        await asyncio.sleep(1.0)
+        assert not asked.done()
+        params = types.DocumentSymbolParams(types.TextDocumentIdentifier(uri))
+        await asyncio.wait_for(editor.client.text_document_document_symbol_async(params), 5)
+        await asked
+        assert "APL301" in [each.code for each in editor.said[uri][-1].diagnostics]
+        (reports,) = editor.client.progress_reports.values()
+        assert [type(each).__name__ for each in reports] == ["WorkDoneProgressBegin", "WorkDoneProgressEnd"]
+        assert await editor.end() == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_an_error_inside_a_feature_is_answered_and_logged_and_the_server_lives_on(tmp_path: Path) -> None:
+    broken = (
+        "import sys; from policylang.editor import server\n"
+        "def fails(*of, **more): raise IndexError('of our own')\n"
+        "server.hover.hover = fails; server.outline.symbols = lambda state: print('noise') or []\n"
+        "sys.exit(server.serve())"
+    )
+
+    async def test() -> None:
+        editor = await Editor.start([sys.executable, "-c", broken])
+        await editor.begin(tmp_path)
+        uri = (tmp_path / "x.apl").as_uri()
+        editor.open(uri, "save mm")
+        document = types.TextDocumentIdentifier(uri)
+        with pytest.raises(JsonRpcException, match="IndexError: of our own"):
+            await editor.client.text_document_hover_async(types.HoverParams(document, types.Position(0, 0)))
+        assert await editor.client.text_document_document_symbol_async(types.DocumentSymbolParams(document)) in (
+            [],
+            None,
+        )
+        assert "of our own" in editor.client.log_messages[0].message
+        assert await editor.codes(uri) == []
+        assert await editor.end() == 0
+
+    asyncio.run(test())
+
+
+def message(method: str, number: int | None = None, params: str = "{}") -> bytes:
+    which = "" if number is None else f'"id":{number},'
+    body = f'{{"jsonrpc":"2.0",{which}"method":"{method}","params":{params}}}'.encode()
+    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+BEGUN = message("initialize", 1, '{"capabilities":{},"processId":null,"rootUri":null}') + message("initialized")
+OPENED = message(
+    "textDocument/didOpen",
+    params='{"textDocument":{"uri":"untitled:1","languageId":"policylang","version":1,"text":"save mm"}}',
+)
+
+
+def ended(given: bytes) -> tuple[int, bytes, str]:
+    """The exit code of a server that reads this and no more, what stands in its output, and what it says besides."""
+    found = subprocess.run(SERVER, input=given, capture_output=True, timeout=60, check=False)
+    return found.returncode, found.stdout, found.stderr.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (BEGUN + OPENED + message("shutdown", 2) + message("exit"), 0),
+        (BEGUN + OPENED + message("exit"), 1),
+        (BEGUN + OPENED, 1),
+        (BEGUN + message("shutdown", 2), 0),
+        (b"", 1),
+        (b"Content-Length: 5\r\n\r\n", 1),
+        (b"nothing of the kind\n" * 100, 1),
+        (BEGUN + b"Content-Length: 9\r\n\r\n{nothing}" + message("shutdown", 2) + message("exit"), 0),
+        (message("textDocument/hover", 1, '{"textDocument":5}') + BEGUN + message("shutdown", 2) + message("exit"), 0),
+    ],
+)
+def test_a_connection_that_ends_ends_the_process(given: bytes, code: int) -> None:
+    """Without a traceback, and with nothing but messages in the output."""
+    found, out, said = ended(given)
+    assert found == code
+    assert "Traceback" not in said or "nothing" in given.decode()
+    while out:
+        head, _, rest = out.partition(b"\r\n\r\n")
+        assert head.startswith(b"Content-Length: ")
+        length = int(head.split(b"\r\n")[0].split(b":")[1])
+        assert rest[:length].startswith(b'{"')
+        out = rest[length:]
+
+
+@pytest.mark.slow
+def test_a_client_that_dies_while_a_policy_is_planned_leaves_no_process(tmp_path: Path) -> None:
+    from tests.support import shared_graphs
+
+    if not (shared_graphs.FOLDER / f"{shared_graphs.JOINT}.json.gz").is_file():
+        pytest.skip("the recorded step is not here")
+    from policylang.graph.files.snapshot import write
+
+    write(shared_graphs.shared_facts(shared_graphs.JOINT), tmp_path / "step.graph")
+    options = f'{{"graph":"{tmp_path / "step.graph"}","pause":0}}'
+    params = f'{{"capabilities":{{}},"processId":null,"rootUri":null,"initializationOptions":{options}}}'
+    text = (GRAPHS.parents[1] / "policies" / "fsdp_overlap.apl").read_text()
+    opened = {"textDocument": {"uri": "untitled:1", "languageId": "policylang", "version": 1, "text": text}}
+    server = subprocess.Popen(SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert server.stdin is not None
+    server.stdin.write(message("initialize", 1, params) + message("textDocument/didOpen", params=json.dumps(opened)))
+    server.stdin.flush()
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(2.0)
+    _, said = server.communicate(timeout=20)
+    assert server.returncode == 1
+    assert b"Traceback" not in said
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    assert main(["lsp"]) == 2
+    assert "pip install 'policylang[lsp]'" in capsys.readouterr().err

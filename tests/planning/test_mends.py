@@ -1,0 +1,128 @@
+"""The mends of what is wrong between a policy and a graph: with each, that is wrong no more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policylang.api.planned_graphs import PathName, on_graph
+from policylang.language.codes import is_error
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.resolution.loader import parse_policy
+from policylang.language.source import Source
+from tests.support.textgraph import facts_of
+
+GRAPH = facts_of("""
+    %x = input
+    %w = parameter
+    %e = aten.embedding.default(%x) model.embed shape=8x8 bytes=256
+    %mm = aten.mm.default(%e, %w) model.layers.0.attention.q shape=8x8 bytes=256
+    %sin = aten.sin.default(%mm) model.layers.0 shape=8x8 bytes=256
+    %mm_1 = aten.mm.default(%sin, %w) model.layers.1.attention.q shape=8x8 bytes=256
+    %cos = aten.cos.default(%mm_1) model.layers.1 shape=8x8 bytes=256
+    ---
+    %b = aten.mul.Tensor(%cos, %mm_1)
+    %c = aten.mul.Tensor(%b, %sin)
+    %d = aten.mul.Tensor(%c, %mm)
+    output(%cos, %d)
+""")
+
+
+def found_in(text: str, path: PathName | None = None) -> tuple[Diagnostic, ...]:
+    loaded = parse_policy(text)
+    planned = () if loaded.policy is None else on_graph(loaded.policy, {"g": GRAPH}, path, one_model=False)[1]
+    return (*loaded.diagnostics, *planned)
+
+
+def of(code: str, text: str, path: PathName | None = None) -> list[tuple[str, str]]:
+    (found,) = (each for each in found_in(text, path) if each.code == code)
+    assert found.span is not None
+    return [(mend.title, mend.applied(found.span.source)) for mend in found.mends]
+
+
+OPTIONAL = "write `optional` before it"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "first", "last"),
+    [
+        ("APL301", "save bmm", OPTIONAL, "optional save bmm"),
+        ("APL301", "bmm -> save", OPTIONAL, "optional bmm -> save"),
+        ("APL301", "save mm in layer.*", "did you mean `model.layers.*`?", "optional save mm in layer.*"),
+        ("APL301", "save linear", "write `mm`", "optional save linear"),
+        ("APL301", 'save mm in "block"', "did you mean `model`?", 'optional save mm in "block"'),
+        ("APL301", "override save bmm", OPTIONAL, "optional override save bmm"),
+        ("APL302", "blocks h.*\nsave mm in block", "did you mean `model.layers.*`?", None),
+        ("APL303", "save mm\nrecompute mm", "remove the line", "recompute mm"),
+        ("APL303", "save mm\nrecompute mm, sin", "remove the line", "recompute mm, sin\nsave mm"),
+        ("APL369", "save mm in first 1% of blocks", "write `first block`", "optional save mm in first 1% of blocks"),
+        ("APL379", "overlap all_gather", OPTIONAL, "optional overlap all_gather"),
+        ("APL311", "collapse round_trips", OPTIONAL, "optional collapse round_trips"),
+        ("APL370", "save mm\nexpect step time < 1 s", "write `device a100-sxm-80gb` above it", None),
+    ],
+)
+def test_what_is_written(code: str, text: str, first: str, last: str | None) -> None:
+    told = of(code, text)
+    assert told[0][0] == first
+    assert last is None or told[-1][1] == last
+
+
+def test_a_comment_stays_with_its_line() -> None:
+    text = "# on top\nsave mm  # products\nrecompute mm, sin  # both\nsave cos\n"
+    removed, below = of("APL303", text)
+    assert removed[1] == "# on top\nrecompute mm, sin  # both\nsave cos\n"
+    assert below == ("move it below line 3", "# on top\nrecompute mm, sin  # both\nsave mm\nsave cos\n")
+
+
+def test_another_action_where_a_path_cannot_offload() -> None:
+    text = "offload mm up to 1 GiB per rank\nundecided -> save"
+    assert of("APL306", text, "hook") == [
+        ("write `save`", "save mm\nundecided -> save"),
+        ("write `recompute`", "recompute mm\nundecided -> save"),
+    ]
+
+
+def test_lines_of_an_included_file_are_mended_together(tmp_path) -> None:
+    from policylang.language.resolution.loader import load_policy
+
+    (tmp_path / "shared.apl").write_text("save bmm\nrecompute bmm\n")
+    (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\n')
+    loaded = load_policy(tmp_path / "mine.apl")
+    assert loaded.policy is not None
+    (found,) = (each for each in on_graph(loaded.policy, {"g": GRAPH}, None, one_model=False)[1] if is_error(each))
+    (mend,) = found.mends
+    (source,) = mend.sources
+    assert (mend.title, source.name.endswith("shared.apl")) == ("write `optional` before 2 lines", True)
+    assert mend.applied(source) == "optional save bmm\noptional recompute bmm\n"
+
+
+def test_a_policy_that_comes_along_is_not_mended() -> None:
+    found = found_in("include <fsdp>\nsave mm")
+    assert [each.code for each in found if is_error(each)]
+    assert all(source.name == "<policy>" for each in found for mend in each.mends for source in mend.sources)
+
+
+SELECTORS = ["mm", "sin", "everything", "bmm", "linear", "mm in layer.*", "mm in layers.0", "cos where from buffer"]
+SELECTORS += ["mm in block", "first mm per block", "(mm, cos) in layers.*", "mm in last 20% of blocks", "(bmm or mm)"]
+SELECTORS += ["everything where module == layer.1", "mm where from input", "mm in h.*.attention.q", "e"]
+RULES = [f"{action} {each}" for each in SELECTORS for action in ("save", "recompute", "optional save", "must_save")]
+OTHERS = ["undecided -> save", "blocks layers.*", "blocks h.*", "let big = mm", "expect saved <= 4 GiB", "leave mm"]
+OTHERS += ["prefetch all_gather 1 block ahead", "bucket all_gather per block", "policy p", "save all_gather"]
+
+
+@given(st.lists(st.sampled_from([*RULES, *OTHERS]), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_a_mend_mends(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    found = found_in(text)
+    for each in found:
+        for mend in each.mends:
+            assert each.span is not None
+            after = found_in(mend.applied(Source("<policy>", text)))
+            same = [said for said in after if (said.code, said.message) == (each.code, each.message)]
+            before = [said for said in found if (said.code, said.message) == (each.code, each.message)]
+            assert len(same) < len(before), (text, mend, [said.message for said in after])
+            planned = parse_policy(text).policy is not None
+            kept = not planned or sum(map(is_error, after)) <= sum(map(is_error, found))
+            assert kept or each.code in ("APL302", "APL370"), (text, mend, [said.message for said in after])
