@@ -13,6 +13,7 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 
 from policylang.editor.features.published import Shown, published
+from policylang.editor.garbage import collect_when_quiet
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.showing import ShownFiles, plain
 from policylang.editor.state import State
@@ -21,7 +22,8 @@ from policylang.language.version import installed_version
 
 _WATCHED = ("**/*.apl", "**/pyproject.toml", "**/*.toml", "**/*.graph", "**/*.json", "**/*.json.gz")
 _POLL = 2.0
-"""Seconds between two looks at the files that open documents depend on, for clients that watch none."""
+"""Seconds between two looks at the files that open documents depend on: some clients watch none, and others only those
+of their folders."""
 _AT_ONCE = 0.3
 """Seconds that reading a graph may take without a word to the user."""
 _MOST_CHOICES = 8
@@ -46,8 +48,8 @@ class PolicyServer(LanguageServer):
         """Whether the client shows Markdown in hovers."""
         self.snippets = False
         """Whether it steps through the placeholders of what it completes."""
-        self.markdown_items = False
-        """Whether it shows Markdown beside them."""
+        self.item_formats: tuple[str, ...] = ()
+        """What it shows beside them: Markdown, plain text, or neither by that name."""
         self.ended = False
         """Whether the client said that it would go."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,7 +71,7 @@ class PolicyServer(LanguageServer):
         completed = None if text is None or text.completion is None else text.completion.completion_item
         self.snippets = completed is not None and bool(completed.snippet_support)
         formats = None if completed is None else completed.documentation_format
-        self.markdown_items = types.MarkupKind.Markdown in (formats or ())
+        self.item_formats = tuple(formats or ())
         diagnostics = None if text is None else text.publish_diagnostics
         self.shown = Shown(
             related=diagnostics is not None and bool(diagnostics.related_information),
@@ -88,8 +90,8 @@ class PolicyServer(LanguageServer):
         if watches and watches.dynamic_registration:
             options = types.DidChangeWatchedFilesRegistrationOptions([types.FileSystemWatcher(it) for it in _WATCHED])
             registrations.append(_registration(types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options))
-        else:
-            self._start(self._poll())
+        self._start(self._poll())
+        self._start(collect_when_quiet(lambda: self.documents.changes, lambda: self.documents.quiet))
         if registrations:
             self.client_register_capability(types.RegistrationParams(registrations))
         await self.ask_for_settings()
@@ -236,7 +238,7 @@ class PolicyServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Of a request that failed its answer says why; the client's log and the standard error say it too."""
-        if isinstance(error, _EXPECTED):
+        if isinstance(error, _EXPECTED) or getattr(error, "code", None) == types.LSPErrorCodes.RequestFailed.value:
             return
         data = error.data if isinstance(error, JsonRpcException) else None
         if isinstance(data, dict) and "traceback" in data:

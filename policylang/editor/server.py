@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
+from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams
 
 from policylang.editor.client import PolicyServer
 from policylang.editor.connection import serve_stdio
@@ -26,6 +26,9 @@ from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.interruption.wanted import Cancelled
 
 _CHANGED = "the text changed while this was worked out"
+_REFUSED = types.LSPErrorCodes.RequestFailed.value
+_LONGEST = 1 << 17
+"""Characters of a text that is answered for on the event loop: half a second for its outline."""
 T = TypeVar("T")
 
 
@@ -43,13 +46,13 @@ def server() -> PolicyServer:
         return found
 
     async def now(uri: str) -> State:
-        return still(uri, documents.state(uri), await documents.read(uri))
+        state = still(uri, documents.state(uri), await documents.read(uri))
+        if len(state.document.source.text) > _LONGEST:
+            raise JsonRpcException(f"a text of more than {_LONGEST // 1024} KiB has diagnostics only", _REFUSED)
+        return state
 
     async def settled(uri: str) -> State:
         return still(uri, await documents.read(uri), await documents.settled(uri))
-
-    async def weighed(uri: str) -> State:
-        return still(uri, await documents.read(uri), await documents.weighed(uri))
 
     async def in_worker(work: Callable[[], T], state: State) -> T:
         try:
@@ -128,7 +131,7 @@ def server() -> PolicyServer:
 
     @made.feature(types.COMPLETION_ITEM_RESOLVE)
     def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
-        return completion.resolved(documents.state(completion.uri_of(item)), item, markdown=made.markdown_items)
+        return completion.resolved(documents.state(completion.uri_of(item)), item, made.item_formats)
 
     @made.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=acting.KINDS))
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
@@ -161,7 +164,7 @@ def server() -> PolicyServer:
 
     @made.command(asked.SHOW_PLAN)
     async def plan_shown(uri: str, *show: bool) -> dict[str, str] | None:
-        state = await weighed(uri)
+        state = await settled(uri)
         page = await in_worker(lambda: asked.page_of(state), state)
         if page is None and any(show):
             made.show("", uri, "")
@@ -179,7 +182,7 @@ def server() -> PolicyServer:
         device = None if settings.device is None else settings.device.name
         return {"graph": settings.graph, "path": settings.path, "device": device}
 
-    register_navigation(made, now, documents.states, lambda: [*documents.workspace.folders.values()])
+    register_navigation(made, now)
     return made
 
 

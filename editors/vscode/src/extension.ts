@@ -21,8 +21,10 @@ export function activate(context: vscode.ExtensionContext): void {
         "policylang.showPlan": (document?: Named) => about(document, (uri) => panels.show(uri)),
         "policylang.explainRule": (document?: Named, line?: number) =>
             about(document, (uri, at) => explanations.rule(uri, line ?? at)),
-        "policylang.explainNode": (document?: Named, node?: string) =>
-            about(document, (uri, at) => explanations.node(uri, typeof node === "string" ? node : undefined, at)),
+        "policylang.explainNode": (document?: Named, node?: string | null, line?: number) =>
+            about(document, (uri, at) => explanations.node(uri, typeof node === "string" ? node : undefined, line ?? at)),
+        "policylang.explainCode": (code?: string) =>
+            typeof code === "string" ? explanations.code(code) : explanations.codeAtCursor(),
     };
     context.subscriptions.push(
         made,
@@ -30,8 +32,6 @@ export function activate(context: vscode.ExtensionContext): void {
         explanations,
         new SnapshotItem(made),
         ...Object.entries(commands).map(([name, does]) => vscode.commands.registerCommand(name, does)),
-        // code actions name it, the palette does not
-        vscode.commands.registerCommand("policylang.explainCode", (code: string) => explanations.code(code)),
         vscode.workspace.onDidOpenTextDocument((document) => void made.serve(document)),
         vscode.workspace.onDidGrantWorkspaceTrust(() => void made.restart()),
         vscode.workspace.onDidChangeConfiguration((change) => {
