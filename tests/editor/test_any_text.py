@@ -17,7 +17,7 @@ from policylang.editor.features.links import document_links, moved_files
 from policylang.editor.features.outline import symbols
 from policylang.editor.features.references import highlights, references
 from policylang.editor.features.renaming import RenameRefused, renameable, renamed
-from policylang.editor.policy_files import PolicyFolder
+from policylang.editor.names.policy_files import PolicyFolder
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.source import Source

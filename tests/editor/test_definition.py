@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from lsprotocol import types
 
-from policylang.editor import policy_files
 from policylang.editor.features.definition import definition
 from policylang.editor.features.links import document_links, moved_files
 from policylang.editor.features.references import highlights, references
-from policylang.editor.policy_files import PolicyFolder
+from policylang.editor.names import policy_files
+from policylang.editor.names.policy_files import PolicyFolder
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.source import Source

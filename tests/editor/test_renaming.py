@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.editor.features.renaming import RenameRefused, renameable, renamed
-from policylang.editor.occurrences import occurrences
+from policylang.editor.names.occurrences import occurrences
 from policylang.language.resolution.loader import load_policy
 from policylang.language.source import Source
 from policylang.language.syntax import Policy, Reference, Selector
