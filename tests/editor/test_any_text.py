@@ -75,6 +75,6 @@ def test_any_text_is_answered(tmp_path_factory: pytest.TempPathFactory, text: st
 
 @pytest.mark.slow
 @given(broken_policies(), st.floats(0, 1))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_of_many_texts_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
     check_answers(tmp_path_factory, text, int(len(text) * where))
