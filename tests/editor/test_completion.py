@@ -180,7 +180,7 @@ def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyP
     assert wrong == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_policy_can_be_written_from_what_is_offered_alone(data: st.DataObject) -> None:
     text = ""
@@ -439,7 +439,7 @@ def test_no_text_is_too_odd() -> None:
                 completion(State(Document("untitled:policy", 1, Source("", whole)), NO_TEXT, None, FACTS), len(whole))
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from([*'save (mm){}[]"<>.,;#\n*/-|=%🦙', "in ", "where ", "per ", "layers."]), max_size=12))
 def test_random_texts_are_answered(parts: list[str]) -> None:
     text = "".join(parts)
@@ -468,6 +468,15 @@ def test_a_blank_opens_a_list_only_where_the_statement_goes_on(at: At) -> None:
     assert at("save mm |", trigger=" ") == []  # who goes on with Enter wants a new line
     assert at("  |", trigger=" ") == []
     assert at("save mm |") != []
+
+
+def test_a_quote_or_a_sign_opens_a_list_only_where_it_begins_something(at: At) -> None:
+    assert at("include <|", trigger="<")
+    assert at("save mm where bytes <|", trigger="<") == []
+    assert at('blocks "|', "fsdp.graph", trigger='"')
+    assert at('save mm in "layers"|', "fsdp.graph", trigger='"') == []
+    assert at("save (|", trigger="(")
+    assert at("save aten.{|", "fsdp.graph", trigger="{")
 
 
 def test_long_lists_are_cut_and_asked_for_again(tmp_path: Path) -> None:
