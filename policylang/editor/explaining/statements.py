@@ -139,7 +139,7 @@ def short(graph: GraphState, statement: Statement) -> str:
         return rewrite_short(graph, statement)
     if isinstance(statement, EXPECTATIONS):
         outcome = outcome_of(graph, statement)
-        return "" if outcome is None else expectation_short(outcome)
+        return "" if outcome is None else expectation_short(statement, outcome)
     return ""
 
 
@@ -320,6 +320,9 @@ def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
     return figure(abs(outcome.margin), dimension)
 
 
-def expectation_short(outcome: ExpectationOutcome) -> str:
-    """``held, 219.5 MiB in block 3``."""
-    return f"{outcome.status}, {outcome.found}"
+def expectation_short(statement: Statement, outcome: ExpectationOutcome) -> str:
+    """``held, 219.5 MiB in block 3 · 5 MiB to spare``."""
+    margin = margin_text(statement, outcome) if isinstance(statement, syntax.ExpectTotal) else ""
+    if margin:
+        margin = f"{margin} to spare" if outcome.status == "held" else f"off by {margin}"
+    return in_short((f"{outcome.status}, {outcome.found}", margin))
