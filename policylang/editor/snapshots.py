@@ -8,8 +8,8 @@ import stat
 from attrs import define, field, frozen
 
 from policylang.api.planned_graphs import read_graphs
-from policylang.editor.workspace import Stamp, stamp_of
 from policylang.editor.features.offers.graph_index import index_of
+from policylang.editor.workspace import Stamp, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic

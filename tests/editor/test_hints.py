@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,6 +110,24 @@ def test_figures_come_when_they_are_known() -> None:
     assert shown(state) == {"recompute everything in block": ["276 values"], "save mm": ["29 values"]}
     assert state.graph is not None
     assert not state.graph.knows("breakdown")
+
+
+TAGGED = """
+%x = input
+%w = parameter
+%mm = aten.mm.default(%x, %w) layers.0 shape=8x8 bytes=256 tag=MUST_SAVE
+%sin = aten.sin.default(%mm) layers.0 shape=8x8 bytes=256 tag=MUST_SAVE
+---
+%cos = aten.cos.default(%sin)
+output(%sin, %cos)
+"""
+
+
+def test_what_the_users_own_checkpoint_keeps_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "tagged.graph.txt"
+    file.write_text(TAGGED)
+    found = shown(state_of("policy mine\nrecompute mm\n", str(file)))
+    assert found["recompute mm"] == ["0 values · 1 kept by the user's checkpoint"]
 
 
 def test_nothing_is_said_of_a_text_with_errors_and_without_a_snapshot() -> None:

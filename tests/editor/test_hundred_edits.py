@@ -36,6 +36,7 @@ DOCUMENT = "edited.apl"
 _SEVERITIES = {"error": 1, "warning": 2, "note": 3}
 _ON_A_GRAPH = "APL300"
 """Codes above it are of a policy on a graph: what has none below can be planned."""
+_INCLUDE = re.compile(r'(?<![^\n])include +(<[^>\n]*>|"[^"\n]*")')
 _LONGEST = 60.0
 
 
@@ -83,7 +84,8 @@ def edited(
     planned = 0
     for version, (text, found) in enumerate(zip(texts, answered(folder, graph, texts, pause), strict=True), 1):
         said = asked(text, graph, monkeypatch, capsys)
-        assert found.diagnostics == [of_protocol(each, text, folder) for each in said], f"version {version}:\n{text}"
+        for mine, theirs in zip(found.diagnostics, said, strict=True):
+            assert mine == of_protocol(theirs, text, folder), f"version {version}:\n{text}"
         planned += not any(each["severity"] == "error" and each["code"] < _ON_A_GRAPH for each in said)
     assert planned >= count // 3, "of many texts there is a plan"
 
@@ -170,7 +172,7 @@ def of_protocol(said: dict[str, Any], text: str, folder: Path) -> dict[str, Any]
         message = f"{own['file']}:{own['start']['line']}: {message}"
         related = [{"message": said["message"], "location": own}, *related]
         here = [each["location"] for each in related if each["location"] and each["location"]["file"] == DOCUMENT]
-        start, end = span(here[0]) if here else include_of(text)
+        start, end = span(here[0]) if here else include_of(text, own["file"], folder)
     else:
         start, end = (0, 0) if own is None else span(own)
     notes = [f"note: {each['message']}" for each in related if each["location"] is None]
@@ -197,10 +199,19 @@ def span(location: dict[str, Any]) -> tuple[int, int]:
     return location["start"]["offset"], location["end"]["offset"]
 
 
-def include_of(text: str) -> tuple[int, int]:
-    """The one include of a text."""
-    (found,) = re.finditer(r"^include \S+", text, flags=re.MULTILINE)
-    return found.span()
+def include_of(text: str, file: str, folder: Path) -> tuple[int, int]:
+    """The first include of a text that leads to a file."""
+    found = _INCLUDE.finditer(text)
+    return next(each.span() for each in found if leads_to(each[1], file, folder))
+
+
+def leads_to(target: str, file: str, folder: Path) -> bool:
+    """Whether an include is one of a file, or of one that includes it."""
+    name = target.strip('"')
+    if name == file:
+        return True
+    there = ROOT / "policies" / f"{name[1:-1]}.apl" if name.startswith("<") else folder / name
+    return there.is_file() and any(leads_to(each[1], file, folder) for each in _INCLUDE.finditer(there.read_text()))
 
 
 def place(text: str, offset: int) -> tuple[int, int]:

@@ -56,6 +56,7 @@ OPTIONAL = "write `optional` before it"
         ("APL302", "blocks h.*\nsave mm in block", "did you mean `model.layers.*`?", None),
         ("APL303", "save mm\nrecompute mm", "remove the line", "recompute mm"),
         ("APL303", "save mm\nrecompute mm, sin", "remove the line", "recompute mm, sin\nsave mm"),
+        ("APL314", "must_save mm\nrecompute mm in layers.0, sin", "move it below line 2", None),
         ("APL369", "save mm in first 1% of blocks", "write `first block`", "optional save mm in first 1% of blocks"),
         ("APL379", "overlap all_gather", OPTIONAL, "optional overlap all_gather"),
         ("APL311", "collapse round_trips", OPTIONAL, "optional collapse round_trips"),

@@ -20,18 +20,18 @@ from policylang.language.source import Source
 from policylang.language.syntax import Device, Include
 
 
-def document_links(state: State) -> list[types.DocumentLink]:
-    """The files of ``include`` and ``device`` lines, those that are there."""
+def document_links(state: State, *, tooltips: bool = True) -> list[types.DocumentLink]:
+    """The files of ``include`` and ``device`` lines, those that are there. ``tooltips``: whether the client has any."""
     found = (file_of(state, each) for each in occurrences(state.document.source).files)
-    return [_link(state, file) for file in found if file is not None]
+    return [_link(state, file, tooltips) for file in found if file is not None]
 
 
-def _link(state: State, file: FileOfStatement) -> types.DocumentLink:
+def _link(state: State, file: FileOfStatement, tooltips: bool) -> types.DocumentLink:
     what = _about(file.path) if file.bundled else ""
     return types.DocumentLink(
         range=state.document.positions.range(file.span),
         target=uri_of_path(file.path),
-        tooltip=f"{'bundled: ' if file.bundled else ''}{what or os.path.abspath(file.path)}",
+        tooltip=f"{'bundled: ' if file.bundled else ''}{what or os.path.abspath(file.path)}" if tooltips else None,
     )
 
 

@@ -90,13 +90,14 @@ def reading(terminals: tuple[str, ...]) -> Reading:
         except UnexpectedToken:  # what was reduced until then is undone
             state.state_stack, state.value_stack = before.state_stack, before.value_stack
             refused.append(index)
-    return Reading(frozenset(parser.accepts()), tuple(refused))
+    accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
+    return Reading(frozenset(accepted), tuple(refused))
 
 
 @cache
 def terminal_texts() -> Mapping[str, tuple[str, ...]]:
-    """The words and signs of each terminal that stands for a few of them: ``PER_RANK`` is ``per rank``. Those that stand
-    for names, numbers or texts of the user's are not there."""
+    """The words and signs of each terminal that stands for a few of them: ``PER_RANK`` is ``per rank``. Terminals that
+    stand for names, numbers or texts of the user's are not there."""
     found: dict[str, tuple[str, ...]] = {}
     for terminal in _lark().terminals:
         pattern = terminal.pattern.value.replace(r"\s+", " ").removeprefix("(?:").removesuffix(")")
