@@ -68,7 +68,7 @@ def _target_after(policy: Path, statement: Include | Device, moves: Sequence[tup
         return None
     before = Path(os.path.abspath(policy.parent / name))
     after, home = _moved(before, moves), _moved(Path(os.path.abspath(policy)), moves).parent
-    if not before.exists() or '"' in str(after):
+    if not os.path.exists(before) or '"' in str(after):
         return None
     wanted = str(after) if os.path.isabs(name) else Path(os.path.relpath(after, home)).as_posix()
     return None if os.path.abspath(home / name) == str(after) else wanted
