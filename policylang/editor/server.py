@@ -167,7 +167,7 @@ def server() -> PolicyServer:
 
     @made.command(asked.SHOW_PLAN)
     async def plan_shown(uri: str, *show: bool) -> dict[str, str] | None:
-        state = await weighed(uri)
+        state = await settled(uri)
         page = await in_worker(lambda: asked.page_of(state), state)
         if page is None and any(show):
             made.show("", uri, "")
