@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def file_of(state: State, statement: Include | Device) -> FileOfStatement | None
         path = bundled_file(statement.target) if statement.bundled else folder / statement.target
         bundled = statement.bundled
     try:
-        there = path is not None and path.is_file()
+        there = path is not None and os.path.isfile(path)
     except (OSError, ValueError):
         there = False
     return FileOfStatement(target_of(statement), path, bundled) if path is not None and there else None
