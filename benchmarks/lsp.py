@@ -5,8 +5,8 @@
 A real `policylang lsp` over its standard input and output, driven by a client as an editor drives it: a policy of a
 hundred lines, an edit every time the one before is answered, on a snapshot of Llama-3 8B and on a recorded joint graph
 of 19,655 nodes. The pause after which the server plans is its default, and is taken off where the table says so. The
-peers are `ruff server` on a Python file of as many lines, `jedi-language-server` where it is installed, and `policylang
-check` as a process for each edit.
+peers are `ruff server`, where it is installed, on a Python file of as many lines, and `policylang check` as a process
+for each edit.
 """
 
 from __future__ import annotations
@@ -274,14 +274,11 @@ def of_process(arguments: Sequence[str], repeats: int) -> list[float]:
 def peers() -> dict[str, tuple[str, ...]]:
     """The servers that are installed here, with their versions."""
     beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    known = {"ruff": ("server",), "jedi-language-server": ()}
-    found = {name: (path, *more) for name, more in known.items() if (path := shutil.which(name, path=beside))}
-    return {_version(command[0]): command for command in found.values()}
-
-
-def _version(program: str) -> str:
-    said = subprocess.run((program, "--version"), capture_output=True, text=True).stdout.split()
-    return f"{Path(program).name} {said[-1] if said else ''}".strip()
+    ruff = shutil.which("ruff", path=beside)
+    if ruff is None:
+        return {}
+    said = subprocess.run((ruff, "--version"), capture_output=True, text=True).stdout.split()
+    return {f"ruff server {said[-1]}": (ruff, "server")}
 
 
 def measure(graphs: dict[str, tuple[Path, int]], edits: int, folder: Path) -> dict[str, Any]:

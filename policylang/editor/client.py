@@ -155,21 +155,26 @@ class PolicyServer(LanguageServer):
         if window is None or not window.work_done_progress:
             return lambda: None
         token = str(uuid.uuid4())
-        begun = False
+        asked = begun = over = False
 
         async def show() -> None:
-            nonlocal begun
+            nonlocal asked, begun
             await asyncio.sleep(_AT_ONCE)
+            asked = True
             await self.work_done_progress.create_async(token)
-            message = types.WorkDoneProgressBegin("policylang: reading the graph", cancellable=False, message=name)
-            self.work_done_progress.begin(token, message)
-            begun = True
+            if not over:
+                message = types.WorkDoneProgressBegin("policylang: reading the graph", cancellable=False, message=name)
+                self.work_done_progress.begin(token, message)
+                begun = True
 
         task = self._start(show())
 
         def done() -> None:
-            task.cancel()
-            if begun:
+            nonlocal over
+            over = True
+            if not asked:
+                task.cancel()  # later the client's answer would find nobody
+            elif begun:
                 self.work_done_progress.end(token, types.WorkDoneProgressEnd())
 
         return done

@@ -10,7 +10,7 @@ from pygls.exceptions import JsonRpcInvalidParams
 from policylang.editor.client import PolicyServer
 from policylang.editor.features import folding, layout, links, outline, references, renaming
 from policylang.editor.features.definition import definition
-from policylang.editor.policy_files import PolicyFiles, PolicyFolder
+from policylang.editor.names.policy_files import PolicyFiles, PolicyFolder
 from policylang.editor.state import State
 from policylang.editor.workspace import path_of
 

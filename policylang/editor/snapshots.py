@@ -51,9 +51,9 @@ class Snapshots:
         stamp = stamp_of(name)
         graphs, problems = ({}, (_irregular(name),)) if _is_irregular(name) else read_graphs([name])
         found = ReadGraph(next(iter(graphs.values()), None), problems, stamp)
+        self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
         if (index := index_of(found.facts)) is not None:
             index.prepare()  # here nobody waits for it, and who completes a word does
-        self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
         return found
 
 

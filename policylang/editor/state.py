@@ -15,7 +15,6 @@ from lsprotocol import types
 
 from policylang.api.load import operators_at_hand, operators_in
 from policylang.api.planned_graphs import PathName, on_graph
-from policylang.editor.plan_index import PlanIndex
 from policylang.editor.positions import Positions
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
@@ -31,6 +30,7 @@ from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.communication import Communication
 from policylang.planning.inspection.line_worth import weighed
 from policylang.planning.inspection.marginal_cost import Worth, worth_of_rules
+from policylang.planning.inspection.policy_index import PolicyIndex
 from policylang.planning.inspection.rule_amounts import RuleAmounts, amounts_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
@@ -114,8 +114,8 @@ class GraphState:
         return amounts_of_rules(self.breakdown)
 
     @cached_property
-    def index(self) -> PlanIndex:
-        return PlanIndex(self.plan.policy)
+    def index(self) -> PolicyIndex:
+        return PolicyIndex(self.plan.policy)
 
     def knows(self, *names: Literal["breakdown", "amounts", "worth", "order", "selections"]) -> bool:
         """Whether these have been worked out. The event loop asks before it reads one: none is worked out there."""

@@ -182,7 +182,7 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
     if (fixed := _GIVEN.get((opener.type, behind))) is not None:
         return fixed
     if opener.type == "REQUIRES":
-        return Number
+        return Number if word[0].isdigit() else Name
     if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
         return Operator.Word
     if behind in _PLACES:

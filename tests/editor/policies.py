@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import frozen
 from lsprotocol import types
 
-from policylang.editor.policy_files import PolicyFiles, PolicyFolder
+from policylang.editor.names.policy_files import PolicyFiles, PolicyFolder
 from policylang.editor.positions import Positions
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Diagnostic

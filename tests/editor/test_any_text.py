@@ -17,7 +17,7 @@ from policylang.editor.features.links import document_links, moved_files
 from policylang.editor.features.outline import symbols
 from policylang.editor.features.references import highlights, references
 from policylang.editor.features.renaming import RenameRefused, renameable, renamed
-from policylang.editor.policy_files import PolicyFolder
+from policylang.editor.names.policy_files import PolicyFolder
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.source import Source
@@ -75,6 +75,6 @@ def test_any_text_is_answered(tmp_path_factory: pytest.TempPathFactory, text: st
 
 @pytest.mark.slow
 @given(broken_policies(), st.floats(0, 1))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_of_many_texts_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
     check_answers(tmp_path_factory, text, int(len(text) * where))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,9 +22,12 @@ from policylang.editor.features.offers.places import WordPlace, offers_at
 from policylang.editor.state import Document, State, read_text
 from policylang.graph.facts import Facts
 from policylang.language.files import bundled_names, read_source
+from policylang.language.parsing import parser
 from policylang.language.parsing.cursor import Cursor, cursors_at
+from policylang.language.parsing.grammar_table import parser_of
 from policylang.language.parsing.parser import parse_file, reading, terminal_texts, words_of, words_until
 from policylang.language.parsing.statements import split
+from policylang.language.resources import grammar_file
 from policylang.language.source import Source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +180,7 @@ def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyP
     assert wrong == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_policy_can_be_written_from_what_is_offered_alone(data: st.DataObject) -> None:
     text = ""
@@ -435,7 +439,7 @@ def test_no_text_is_too_odd() -> None:
                 completion(State(Document("untitled:policy", 1, Source("", whole)), NO_TEXT, None, FACTS), len(whole))
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from([*'save (mm){}[]"<>.,;#\n*/-|=%🦙', "in ", "where ", "per ", "layers."]), max_size=12))
 def test_random_texts_are_answered(parts: list[str]) -> None:
     text = "".join(parts)
@@ -466,6 +470,15 @@ def test_a_blank_opens_a_list_only_where_the_statement_goes_on(at: At) -> None:
     assert at("save mm |") != []
 
 
+def test_a_quote_or_a_sign_opens_a_list_only_where_it_begins_something(at: At) -> None:
+    assert at("include <|", trigger="<")
+    assert at("save mm where bytes <|", trigger="<") == []
+    assert at('blocks "|', "fsdp.graph", trigger='"')
+    assert at('save mm in "layers"|', "fsdp.graph", trigger='"') == []
+    assert at("save (|", trigger="(")
+    assert at("save aten.{|", "fsdp.graph", trigger="{")
+
+
 def test_long_lists_are_cut_and_asked_for_again(tmp_path: Path) -> None:
     text = "save aten."
     here = made(tmp_path, text)
@@ -489,3 +502,38 @@ def test_items_say_what_they_mean_when_asked(tmp_path: Path) -> None:
 
 def test_a_broken_include_takes_no_word_away(at: At) -> None:
     assert "save" in at('include "none.apl"\nsa|')
+
+
+def test_a_statement_of_any_length_is_completed() -> None:
+    text = f"save ({'mm, ' * 3000}"
+    here = State(Document("untitled:policy", 1, Source("", text)), NO_TEXT, None, FACTS)
+    assert "attention" in [item.label for item in completion(here, len(text)).items]
+    longer = State(Document("untitled:policy", 1, Source("", text * 6)), NO_TEXT, None, FACTS)
+    assert completion(longer, 6 * len(text)).items == []  # more than a statement may hold
+
+
+def test_annotations_of_the_graph_are_offered_in_quotes_where_they_need_them() -> None:
+    names = [("ap_must_save",)] * 3 + [("block", "two words")] + [()] * (len(FACTS) - 4)
+    facts = attrs.evolve(FACTS, annotations=names)
+    for text, before in (("save mm where annotated ", ""), ("save mm where an", "annotated ")):
+        found = {item.label: item.detail for item in completion(state(text, facts), len(text)).items}
+        wanted = {f"{before}ap_must_save": "3 nodes", f'{before}"block"': "1 node", f'{before}"two words"': "1 node"}
+        assert found == wanted
+        assert all(is_read(f"save mm where annotated {label.removeprefix('annotated ')}") for label in found)
+
+
+@pytest.mark.slow
+def test_a_new_word_of_the_grammar_is_offered_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        grammar_file().read_text().replace('("saved" | "recomputed" |', '("saved" | "pinned" "down" | "recomputed" |')
+    )
+    cached = (parser._lexer, parser.reading, parser._fed, parser.terminal_texts, parser.halves)
+    with monkeypatch.context() as patched:
+        lark = parser_of(text)
+        patched.setattr(parser, "_lark", lambda: lark)
+        for each in cached:
+            each.cache_clear()
+        found = [item.label for item in completion(state("expect every mm "), len("expect every mm ")).items]
+    for each in cached:
+        each.cache_clear()
+    assert "pinned down" in found

@@ -10,7 +10,8 @@ from lsprotocol import types
 from policylang.editor.features.definition import definition
 from policylang.editor.features.links import document_links, moved_files
 from policylang.editor.features.references import highlights, references
-from policylang.editor.policy_files import PolicyFolder
+from policylang.editor.names import policy_files
+from policylang.editor.names.policy_files import PolicyFolder
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.source import Source
@@ -185,6 +186,15 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     (tmp_path / ".hidden" / "more.apl").write_text('include "../lib/names.apl"\nsave big\n')
     after = references(state, folder.files([tmp_path], [state.document]), offset, declaration=True)
     assert len(after) == len(before) + 1
+
+
+def test_a_workspace_of_more_files_than_are_looked_at_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = PoliciesAtHand.on(tmp_path, FILES)
+    assert editor.around().complete
+    monkeypatch.setattr(policy_files, "MOST_FILES", 2)
+    found = editor.around("main.apl")
+    assert not found.complete
+    assert [Path(root).name for root in found.roots] == ["main.apl", "apart.apl"]
 
 
 def test_highlights_are_the_places_in_the_document(tmp_path: Path) -> None:

@@ -75,8 +75,18 @@ def test_other_statements() -> None:
     assert found["blocks layers.*"] == ["8 blocks"]
     assert found["include <fsdp>"] == [f"1 rule · {len(rules[2].decided):,} values"]
     for each in command("plan", text, "fsdp.graph")["expectations"]:
-        assert found[each["text"]] == [f"{each['status']}, {each['found']}"]
+        label = f"{each['status']}, {each['found']}"
+        if each["text"].startswith("expect saved"):
+            label += f" · off by {figure(-each['margin'], 'bytes')}"
+        assert found[each["text"]] == [label]
     assert found["undecided -> save"][0].endswith(" values")
+
+
+def test_an_expectation_says_what_is_to_spare() -> None:
+    text = "recompute everything\nundecided -> save\nexpect saved <= 1 GiB\n"
+    (plan,) = command("plan", text, "tutorial.graph")["expectations"]
+    found = shown(state_of(text, "tutorial.graph"))["expect saved <= 1 GiB"]
+    assert found == [f"held, {plan['found']} · {figure(plan['margin'], 'bytes')} to spare"]
 
 
 def check_scheduling(text: str, device: str | None) -> dict[str, list[str]]:

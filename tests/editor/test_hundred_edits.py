@@ -86,7 +86,10 @@ def edited(
         said = asked(text, graph, monkeypatch, capsys)
         for mine, theirs in zip(found.diagnostics, said, strict=True):
             assert mine == of_protocol(theirs, text, folder), f"version {version}:\n{text}"
-        planned += not any(each["severity"] == "error" and each["code"] < _ON_A_GRAPH for each in said)
+        if not any(each["severity"] == "error" and each["code"] < _ON_A_GRAPH for each in said):
+            if planned % (count // 3) == 0:
+                check_hints(text, found.hints or (), planned_rules(text, graph, monkeypatch, capsys))
+            planned += 1
     assert planned >= count // 3, "of many texts there is a plan"
 
 
@@ -162,6 +165,24 @@ def asked(text: str, graph: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) 
     main(["check", "-", "--graph", str(graph), "--output-format", "json"])
     printed = capsys.readouterr().out.replace("<stdin>", DOCUMENT)
     return list(json.loads(printed)["diagnostics"])
+
+
+def planned_rules(text: str, graph: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> dict[int, int]:
+    """By the lines on which rules of the document begin, from 0 on, how many values each decides: `policylang plan`."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+    main(["plan", "-", "--graph", str(graph), "--output-format", "json"])
+    rules = json.loads(capsys.readouterr().out)["rules"]
+    placed = [(*each["source"].rpartition(":"), each["decided"]) for each in rules]
+    return {int(line) - 1: decided for file, _, line, decided in placed if file == "<stdin>"}
+
+
+def check_hints(text: str, hints: Sequence[types.InlayHint], decided: dict[int, int]) -> None:
+    """The hint behind each rule that stands alone on its line begins with what the plan decides by it."""
+    labels = {each.position.line: str(each.label) for each in hints}
+    lines = text.splitlines()
+    for line, count in decided.items():
+        if ";" not in lines[line] and "(" not in lines[line]:
+            assert labels[line].replace(",", "").startswith(f"{count} value"), lines[line]
 
 
 def of_protocol(said: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:

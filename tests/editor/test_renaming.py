@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.editor.features.renaming import RenameRefused, renameable, renamed
-from policylang.editor.occurrences import occurrences
+from policylang.editor.names.occurrences import occurrences
 from policylang.language.resolution.loader import load_policy
 from policylang.language.source import Source
 from policylang.language.syntax import Policy, Reference, Selector
@@ -18,6 +18,12 @@ from policylang.language.walk import rebuild
 from tests.editor.policies import PoliciesAtHand
 from tests.editor.test_definition import FILES, at
 
+ROOT = Path(__file__).resolve().parents[2]
+REAL = [
+    path
+    for path in sorted((*ROOT.glob("policies/*.apl"), *ROOT.glob("examples/*.apl")))
+    if path.stem != "prelude" and "\nlet " in path.read_text(encoding="utf-8")
+]
 NO_NAME = "is no name: one is made of letters, digits and `_`, and starts with no digit"
 NAMES = ("big", "small", "matmul", "mm", "device", "up", "half", "all_gather", "𝛼", "later")
 
@@ -229,6 +235,19 @@ def check_that_policies_mean_what_they_did(folder: Path, files: dict[str, str], 
         assert meaning(again.policy) == meaning(loaded.policy, *((old, new) if held & made.keys() else ()))
 
 
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_real_policies_mean_what_they_did(tmp_path: Path, path: Path) -> None:
+    before = load_policy(path)
+    text = path.read_text(encoding="utf-8").replace("\n", "\r\n")
+    for each in dict.fromkeys(it.name for it in occurrences(Source("", text)).names if it.defines):
+        editor = PoliciesAtHand.on(tmp_path, {path.name: text})
+        state, offset = at(editor, path.name, f"let {each}")
+        made = editor.after(renamed(state, editor.around(path.name), offset + len("let "), "𝛼_"))[path.name]
+        (tmp_path / path.name).write_bytes(made.encode())
+        assert meaning(load_policy(tmp_path / path.name).policy) == meaning(before.policy, each, "𝛼_")
+        assert made.count("\r\n") == text.count("\n")
+
+
 @given(folders(), st.data())
 @settings(max_examples=8, deadline=None)
 def test_every_policy_means_what_it_did(
@@ -239,7 +258,7 @@ def test_every_policy_means_what_it_did(
 
 @pytest.mark.slow
 @given(folders(), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_every_one_of_many_policies_means_what_it_did(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, str], data: st.DataObject
 ) -> None:

@@ -6,7 +6,8 @@
 //   CODE_SERVER=…/code-server npm run test:browser -- [--screenshot ../../docs/editor.png] [--keep FOLDER]
 //
 // CODE_SERVER is its command or its out/node/entry.js, CHROMIUM the browser (chromium), POLICYLANG the command or the
-// interpreter that serves (the checkout's .venv). --keep leaves a picture of each step in a folder.
+// interpreter that serves (the checkout's .venv). It was last seen with code-server 4.100.3, which is VS Code 1.100 and
+// runs on node 20. --keep leaves a picture of each step in a folder.
 
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
@@ -259,8 +260,11 @@ async function drive() {
         writeFileSync(path.join(other, "pyproject.toml"), '[tool.policylang]\ngraph = "../training/gpt2.graph"\n');
         const both = path.join(home, "both.code-workspace");
         writeFileSync(both, JSON.stringify({ folders: [{ path: "training" }, { path: "other" }], settings: {} }));
-        await page.goto(`http://127.0.0.1:${port}/?workspace=${both}`);
-        await page.waitForSelector(".explorer-folders-view .monaco-list-row:has-text('other')");
+        const folders = ".explorer-folders-view .monaco-list-row:has-text('other')";
+        await until("the folders, which code-server does not always find at first", async () => {
+            await page.goto(`http://127.0.0.1:${port}/?workspace=${both}`);
+            return page.waitForSelector(folders, { timeout: 8000 }).catch(() => false);
+        }, 60_000);
         await see.opens("mine.apl");
         await page.waitForSelector('.statusbar-item:has-text("llama3_8b")');
         await see.opens("small.apl");

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from policylang.editor.explaining.amounts import amounts_text, in_short, signed, values, worth_parts
 from policylang.editor.explaining.article import Article, code
 from policylang.editor.explaining.on_snapshot import part_lines
-from policylang.editor.plan_index import beginning_of
 from policylang.editor.state import GraphState
 from policylang.language.figures import Measured, counted, figure, file_name, listed
 from policylang.language.meanings.dictionary import meaning
 from policylang.language.syntax import Rule
 from policylang.planning.inspection.marginal_cost import MOST_RULES, Worth
+from policylang.planning.inspection.policy_index import beginning_of
 from policylang.planning.inspection.rule_amounts import RuleInBlocks
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_matches import part_counts

@@ -9,7 +9,6 @@ from policylang.audit.summary.assemble import rewrite_reports
 from policylang.editor.explaining import rules
 from policylang.editor.explaining.amounts import in_short, signed, totals, values
 from policylang.editor.explaining.article import Article, code, with_code
-from policylang.editor.plan_index import beginning_of
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
@@ -18,6 +17,7 @@ from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.syntax import Statement
 from policylang.language.version import installed_version
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
+from policylang.planning.inspection.policy_index import beginning_of
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.value_decision import Why
 from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text
@@ -139,7 +139,7 @@ def short(graph: GraphState, statement: Statement) -> str:
         return rewrite_short(graph, statement)
     if isinstance(statement, EXPECTATIONS):
         outcome = outcome_of(graph, statement)
-        return "" if outcome is None else expectation_short(outcome)
+        return "" if outcome is None else expectation_short(statement, outcome)
     return ""
 
 
@@ -320,6 +320,9 @@ def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
     return figure(abs(outcome.margin), dimension)
 
 
-def expectation_short(outcome: ExpectationOutcome) -> str:
-    """``held, 219.5 MiB in block 3``."""
-    return f"{outcome.status}, {outcome.found}"
+def expectation_short(statement: Statement, outcome: ExpectationOutcome) -> str:
+    """``held, 219.5 MiB in block 3 · 5 MiB to spare``."""
+    margin = margin_text(statement, outcome) if isinstance(statement, syntax.ExpectTotal) else ""
+    if margin:
+        margin = f"{margin} to spare" if outcome.status == "held" else f"off by {margin}"
+    return in_short((f"{outcome.status}, {outcome.found}", margin))

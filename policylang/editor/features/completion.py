@@ -15,9 +15,9 @@ from policylang.editor.features.offers.places import WordPlace, offers_at
 from policylang.editor.state import State
 from policylang.language.parsing.cursor import Cursor, cursors_at
 
-TRIGGERS = [".", "<", '"', "/", " "]
-"""Characters behind which an editor asks by itself, beside letters. A blank is one only where a statement cannot end
-yet: where it can, who types on with Enter must not choose from a list instead."""
+TRIGGERS = [".", "<", '"', "/", "(", "{", " "]
+"""Characters behind which an editor asks by itself, beside letters. They are answered where they begin something: a
+blank only where a statement cannot end yet, for where it can, who goes on with Enter must not choose from a list."""
 _MARKDOWN = (types.MarkupKind.Markdown,)
 _NONE = types.CompletionList(is_incomplete=False, items=[])
 
@@ -28,7 +28,7 @@ def completion(
     """At a character offset, what fits best first. ``snippets``: whether the client steps through placeholders.
     ``trigger``: the character behind which the client asked by itself."""
     cursors = cursors_at(state.document.source, offset)
-    if not cursors or (trigger == " " and not _wants_more(cursors[0])):
+    if not cursors or not _is_begun(cursors[0], trigger):
         return _NONE
     index, cursor = index_of(state.facts), cursors[0]
     offers = [offers_at(WordPlace(state, each, index)) for each in cursors]
@@ -63,6 +63,10 @@ def uri_of(item: types.CompletionItem) -> str:
     return uri if isinstance(uri, str) else ""
 
 
-def _wants_more(cursor: Cursor) -> bool:
-    """Whether a statement has begun and cannot end here, and no word either."""
-    return bool(cursor.kinds) and not cursor.typed and not cursor.accepted & {"$END", "OR"}
+def _is_begun(cursor: Cursor, trigger: str | None) -> bool:
+    """Whether the character that was typed last begins something, or somebody asked."""
+    if trigger == " ":
+        return bool(cursor.kinds) and not cursor.typed and not cursor.accepted & {"$END", "OR"}
+    if trigger == '"':
+        return cursor.typed.startswith('"')
+    return trigger != "<" or "BUNDLED" in cursor.accepted

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from attrs import define, field, frozen
 from lsprotocol import types
 
-from policylang.editor.policy_files import PolicyFiles
+from policylang.editor.names.policy_files import PolicyFiles
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language import syntax

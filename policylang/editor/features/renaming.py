@@ -14,8 +14,8 @@ from lsprotocol import types
 
 from policylang.api.load import operators_at_hand, operators_in
 from policylang.editor.features.references import lets_around, occurrence_at
-from policylang.editor.occurrences import Occurrence
-from policylang.editor.policy_files import PolicyFiles, PolicyText
+from policylang.editor.names.occurrences import Occurrence
+from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.parsing.parser import keywords, parse_file

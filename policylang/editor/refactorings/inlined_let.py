@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.editor.occurrences import Occurrence, occurrences
+from policylang.editor.names.occurrences import Occurrence, occurrences
 from policylang.editor.refactorings.named_selector import with_names_read
 from policylang.editor.state import State
 from policylang.language.diagnostics import Mend, TextChange, removed

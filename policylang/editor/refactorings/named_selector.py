@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.editor.occurrences import occurrences
+from policylang.editor.names.occurrences import occurrences
 from policylang.editor.state import State
 from policylang.language.diagnostics import Mend, TextChange, put_before
 from policylang.language.parsing.parser import keywords, parse_file

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from policylang.language.parsing.lexer import OPENERS, Lexeme
 from policylang.language.parsing.parser import halves, reading, terminal_texts, words_until
-from policylang.language.parsing.statements import is_blank, starts_before
+from policylang.language.parsing.statements import MAX_STATEMENT, is_blank, starts_before
 from policylang.language.source import Source
 
 # As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
@@ -69,13 +69,17 @@ class Cursor:
 
 
 def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
-    """What stands around a character offset, as it is most likely meant first; empty in a comment.
+    """What stands around a character offset, as it is most likely meant first; empty in a comment, and in a statement
+    that is longer than one may be.
 
     There are several where the first word of a line may go on with a parenthesis that is not closed or begin a
     statement, and where the word before may open a statement or be a name.
     """
     starts = starts_before(source, offset)
     if starts is None:
+        return ()
+    starts = tuple(start for start in starts if offset - start <= MAX_STATEMENT)
+    if not starts:
         return ()
     readings = (_within(source, start, offset) for start in starts[:-1])
     inside = next((cursor for cursor, fits in readings if fits), None)

@@ -271,6 +271,24 @@ def schedule_on_ranks(which: str) -> str:
     return markdown(columns, results("schedule_on_ranks")["rows"])
 
 
+def language_server(which: str) -> str:
+    """``latency``, ``peers`` or ``memory``."""
+    found = results("lsp")
+    shown = [
+        ("p50", number("p50 ms", 1, " ms")),
+        ("p95", number("p95 ms", 1, " ms")),
+        ("most", number("max ms", 1, " ms")),
+    ]
+    if which == "latency":
+        columns: list[Column] = [("from an edit, or a request, to", text("what")), ("nodes", number("nodes", 0))]
+        return markdown([*columns, *shown], found["rows"])
+    if which == "peers":
+        columns = [("peer", text("what")), ("compared with our diagnostics of", text("ours")), *shown]
+        return markdown([*columns, ("ours / peer", number("ours / peer", 2))], found["peers"])
+    columns = [("nodes", number("nodes", 0)), ("memory", number("now MiB", 0, " MiB"))]
+    return markdown([*columns, ("at most", number("most MiB", 0, " MiB"))], found["memory"])
+
+
 _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost,
     "training-step": training_step,
@@ -286,6 +304,7 @@ _TABLES: dict[str, Callable[[str], str]] = {
     "tuned-steps": tuned_steps,
     "schedule": schedule,
     "schedule-on-ranks": schedule_on_ranks,
+    "language-server": language_server,
 }
 
 

@@ -27,7 +27,8 @@
 
 ; --- figures ---
 
-[(integer) (number) (ordinal) (range) (version)] @constant.numeric
+[(integer) (number) (ordinal) (range)] @constant.numeric
+((version) @constant.numeric (#match? @constant.numeric "^[0-9]"))
 "%" @constant.numeric
 ((unit) @constant.numeric
   (#any-of? @constant.numeric

@@ -1,4 +1,4 @@
-"""What of a plan belongs to which place of a text: looked up, so that a policy of many lines stays quick to show."""
+"""Which statement of a policy stands at which place: looked up, so that a policy of many lines stays quick to show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def beginning_of(span: Span) -> Beginning:
 
 
 @frozen(slots=False)
-class PlanIndex:
+class PolicyIndex:
     """Of one policy: by place, the numbers of its rules, expectations and rewrites."""
 
     policy: Policy
