@@ -82,7 +82,8 @@ module.exports = grammar({
       seq(optional(choice('every', 'no')), field('selector', $._selector), choice('saved', 'recomputed', 'offloaded')),
     )),
     figure: $ => choice($.identifier, seq('step', 'time')),
-    limit: $ => seq($.quantity, optional(seq('of', $.figure))),
+    limit: $ => seq($.quantity, optional(seq('of', $._whole))),
+    _whole: $ => choice(alias($.identifier, $.figure), alias('step', $.figure)),
 
     // --- selectors: the comma binds loosest, the words that join phrases go left to right ---
 

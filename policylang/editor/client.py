@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lsprotocol import types
@@ -13,16 +13,21 @@ from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcIn
 from pygls.lsp.server import LanguageServer
 
 from policylang.editor.features.published import Shown, published
+from policylang.editor.garbage import collect_when_quiet
 from policylang.editor.open_documents import OpenDocuments
+from policylang.editor.showing import ShownFiles, plain
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
 from policylang.language.version import installed_version
 
 _WATCHED = ("**/*.apl", "**/pyproject.toml", "**/*.toml", "**/*.graph", "**/*.json", "**/*.json.gz")
 _POLL = 2.0
-"""Seconds between two looks at the files that open documents depend on, for clients that watch none."""
+"""Seconds between two looks at the files that open documents depend on: some clients watch none, and others only those
+of their folders."""
 _AT_ONCE = 0.3
 """Seconds that reading a graph may take without a word to the user."""
+_MOST_CHOICES = 8
+"""Names that a message offers; a client with a list of its own asks for all of them."""
 _KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
 """Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
 _EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled)
@@ -43,11 +48,12 @@ class PolicyServer(LanguageServer):
         """Whether the client shows Markdown in hovers."""
         self.snippets = False
         """Whether it steps through the placeholders of what it completes."""
-        self.markdown_items = False
-        """Whether it shows Markdown beside them."""
+        self.item_formats: tuple[str, ...] = ()
+        """What it shows beside them: Markdown, plain text, or neither by that name."""
         self.ended = False
         """Whether the client said that it would go."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._files = ShownFiles()
 
     # --- the beginning ---
 
@@ -65,7 +71,7 @@ class PolicyServer(LanguageServer):
         completed = None if text is None or text.completion is None else text.completion.completion_item
         self.snippets = completed is not None and bool(completed.snippet_support)
         formats = None if completed is None else completed.documentation_format
-        self.markdown_items = types.MarkupKind.Markdown in (formats or ())
+        self.item_formats = tuple(formats or ())
         diagnostics = None if text is None else text.publish_diagnostics
         self.shown = Shown(
             related=diagnostics is not None and bool(diagnostics.related_information),
@@ -84,8 +90,8 @@ class PolicyServer(LanguageServer):
         if watches and watches.dynamic_registration:
             options = types.DidChangeWatchedFilesRegistrationOptions([types.FileSystemWatcher(it) for it in _WATCHED])
             registrations.append(_registration(types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options))
-        else:
-            self._start(self._poll())
+        self._start(self._poll())
+        self._start(collect_when_quiet(lambda: self.documents.changes, lambda: self.documents.quiet))
         if registrations:
             self.client_register_capability(types.RegistrationParams(registrations))
         await self.ask_for_settings()
@@ -149,21 +155,26 @@ class PolicyServer(LanguageServer):
         if window is None or not window.work_done_progress:
             return lambda: None
         token = str(uuid.uuid4())
-        begun = False
+        asked = begun = over = False
 
         async def show() -> None:
-            nonlocal begun
+            nonlocal asked, begun
             await asyncio.sleep(_AT_ONCE)
+            asked = True
             await self.work_done_progress.create_async(token)
-            message = types.WorkDoneProgressBegin("policylang: reading the graph", cancellable=False, message=name)
-            self.work_done_progress.begin(token, message)
-            begun = True
+            if not over:
+                message = types.WorkDoneProgressBegin("policylang: reading the graph", cancellable=False, message=name)
+                self.work_done_progress.begin(token, message)
+                begun = True
 
         task = self._start(show())
 
         def done() -> None:
-            task.cancel()
-            if begun:
+            nonlocal over
+            over = True
+            if not asked:
+                task.cancel()  # later the client's answer would find nobody
+            elif begun:
                 self.work_done_progress.end(token, types.WorkDoneProgressEnd())
 
         return done
@@ -173,6 +184,50 @@ class PolicyServer(LanguageServer):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    # --- what a command answers ---
+
+    @property
+    def versioned(self) -> bool:
+        """Whether the client takes edits of versions of documents."""
+        workspace = self.client_capabilities.workspace
+        edit = None if workspace is None else workspace.workspace_edit
+        return edit is not None and bool(edit.document_changes)
+
+    def show(self, name: str, uri: str, text: str) -> str:
+        """Ask the client to open a text as a file of this name, or to show it as a message; returns the text."""
+        if text and self._opens_files:
+            self._open(self._files.write(name, uri, text))
+        else:
+            said = plain(text) or "there is nothing to show: no rule here, or no plan on a snapshot"
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Info, said))
+        return text
+
+    def show_page(self, name: str, uri: str, page: str, *, ask: bool) -> str:
+        """The address of a page in a file; ``ask``: and ask the client to open it in a browser."""
+        address = self._files.write(name, uri, page)
+        if ask and self._opens_files:
+            self._open(address, external=True)
+        elif ask:
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Info, f"the page is {address}"))
+        return address
+
+    async def choose(self, question: str, names: Sequence[str]) -> str | None:
+        """The one of the first names that the user picks; None where there is none, and where nobody picks one."""
+        if not names:
+            return None
+        actions = [types.MessageActionItem(name) for name in names[:_MOST_CHOICES]]
+        params = types.ShowMessageRequestParams(types.MessageType.Info, question, actions)
+        picked = await self.window_show_message_request_async(params)
+        return None if picked is None else picked.title
+
+    @property
+    def _opens_files(self) -> bool:
+        window = self.client_capabilities.window
+        return window is not None and window.show_document is not None and window.show_document.support
+
+    def _open(self, uri: str, *, external: bool = False) -> None:
+        self.window_show_document(types.ShowDocumentParams(uri, external=external, take_focus=True))
 
     # --- errors ---
 
@@ -188,7 +243,7 @@ class PolicyServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Of a request that failed its answer says why; the client's log and the standard error say it too."""
-        if isinstance(error, _EXPECTED):
+        if isinstance(error, _EXPECTED) or getattr(error, "code", None) == types.LSPErrorCodes.RequestFailed.value:
             return
         data = error.data if isinstance(error, JsonRpcException) else None
         if isinstance(data, dict) and "traceback" in data:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from pygls.io_ import StdinAsyncReader, StdoutWriter, run_async
 
 from policylang.editor.client import PolicyServer
+from policylang.editor.garbage import collect_when_told
 
 _SWITCH = 0.0005
 """Seconds after which a thread that plans lets the one that answers run; Python's own are ten times that."""
@@ -26,6 +27,7 @@ _HEADER = 1 << 20
 def serve_stdio(server: PolicyServer) -> int:
     """Serve one client until it ends the connection, or is gone. The exit code: 0 where it said that it would go."""
     sys.setswitchinterval(_SWITCH)
+    collect_when_told()
     logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself tells what goes wrong
     taken, given = _taken_over()
     server.protocol.set_writer(StdoutWriter(given))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcInvalidParams
-from pygls.lsp.server import LanguageServer
-from pygls.uris import to_fs_path
 
+from policylang.editor.client import PolicyServer
 from policylang.editor.features import folding, layout, links, outline, references, renaming
 from policylang.editor.features.definition import definition
-from policylang.editor.policy_files import PolicyFiles, PolicyFolder
+from policylang.editor.names.policy_files import PolicyFiles, PolicyFolder
 from policylang.editor.state import State
+from policylang.editor.workspace import path_of
 
 _POLICIES = types.FileOperationRegistrationOptions(
     [
@@ -24,21 +23,12 @@ _POLICIES = types.FileOperationRegistrationOptions(
 _INCOMPLETE = "the workspace holds more policy files than are looked at: some may still have the old name"
 
 
-def register_navigation(
-    server: LanguageServer,
-    now: Callable[[str], Awaitable[State]],
-    states: Callable[[], Sequence[State]],
-    folders: Callable[[], Sequence[Path]],
-) -> None:
-    """Have a server answer them. ``now`` gives the state of an open document, ``states`` those of all,
-    ``folders`` those of the workspace."""
-    files = PolicyFolder()
+def register_navigation(server: PolicyServer, now: Callable[[str], Awaitable[State]]) -> None:
+    """Have a server answer them. ``now`` gives the state of an open document."""
+    files, documents = PolicyFolder(), server.documents
 
     def around() -> PolicyFiles:
-        return files.files(folders(), [state.document for state in states()])
-
-    def encoding() -> types.PositionEncodingKind:
-        return types.PositionEncodingKind(server.workspace.position_encoding)
+        return files.files(documents.workspace.folders.values(), [state.document for state in documents.states()])
 
     async def at(document: types.TextDocumentIdentifier, position: types.Position) -> tuple[State, int]:
         state = await now(document.uri)
@@ -83,13 +73,16 @@ def register_navigation(
 
     @server.feature(types.WORKSPACE_WILL_RENAME_FILES, _POLICIES)
     def moving(params: types.RenameFilesParams) -> types.WorkspaceEdit | None:
-        paths = [(to_fs_path(each.old_uri), to_fs_path(each.new_uri)) for each in params.files]
-        moves = [(Path(old), Path(new)) for old, new in paths if old and new]
-        return links.moved_files(around(), moves, encoding(), _takes_versions(server))
+        paths = [(path_of(each.old_uri), path_of(each.new_uri)) for each in params.files]
+        moves = [(old, new) for old, new in paths if old is not None and new is not None]
+        return links.moved_files(around(), moves, documents.encoding, _takes_versions(server))
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_LINK)
     async def linked(params: types.DocumentLinkParams) -> list[types.DocumentLink]:
-        return links.document_links(await now(params.text_document.uri))
+        client = server.client_capabilities.text_document
+        link = None if client is None else client.document_link
+        tooltips = link is not None and bool(link.tooltip_support)
+        return links.document_links(await now(params.text_document.uri), tooltips=tooltips)
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     async def outlined(
@@ -104,7 +97,7 @@ def register_navigation(
 
     @server.feature(types.WORKSPACE_SYMBOL)
     def looked_for(params: types.WorkspaceSymbolParams) -> list[types.SymbolInformation]:
-        return outline.workspace_symbols(around(), params.query, encoding())
+        return outline.workspace_symbols(around(), params.query, documents.encoding)
 
     @server.feature(types.TEXT_DOCUMENT_FOLDING_RANGE)
     async def folded(params: types.FoldingRangeParams) -> list[types.FoldingRange]:
@@ -126,7 +119,7 @@ def register_navigation(
         return layout.formatted_between(state, offset(params.range.start), offset(params.range.end))
 
 
-def _takes_versions(server: LanguageServer) -> bool:
+def _takes_versions(server: PolicyServer) -> bool:
     workspace = server.client_capabilities.workspace
     edit = None if workspace is None else workspace.workspace_edit
     return edit is not None and bool(edit.document_changes)

@@ -18,6 +18,7 @@ from typing import TypeVar
 from attrs import define, evolve, field
 from lsprotocol import types
 
+from policylang.editor.garbage import keep_what_is_there
 from policylang.editor.snapshots import ReadGraph, Snapshots
 from policylang.editor.state import (
     Document,
@@ -90,6 +91,8 @@ class OpenDocuments:
     loading: Callable[[str], Callable[[], None]] = lambda name: lambda: None
     failed: Callable[[Exception], None] = lambda error: None
     encoding: types.PositionEncodingKind = types.PositionEncodingKind.Utf16
+    changes: int = 0
+    """How many texts were read so far."""
     _open: dict[str, OpenDocument] = field(factory=dict)
     _snapshots: Snapshots = field(factory=Snapshots)
     _worker: Worker = field(factory=Worker)
@@ -157,6 +160,11 @@ class OpenDocuments:
                 break
         return state
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way."""
+        return not any(opened.pending for opened in self._open.values())
+
     def states(self) -> list[State]:
         """Of all open documents."""
         return [opened.state for opened in self._open.values() if opened.state is not None]
@@ -170,6 +178,7 @@ class OpenDocuments:
 
     def _begin(self, document: Document) -> None:
         self._stop(document.uri)
+        self.changes += 1
         settings = self.workspace.settings_of(document.path)
         opened = OpenDocument(document, settings, self._snapshots.known(settings.graph))
         self._open[document.uri] = opened
@@ -210,9 +219,9 @@ class OpenDocuments:
         if not opened.current and name is not None:
             opened.graph = await self._load(opened, name)
             opened.current = True
-            self._take(opened, await self._work(opened, lambda: self._text(opened)))
+            self._take(opened, await self._work(opened, lambda: self._long_text(opened)))
         elif opened.state is None:
-            self._take(opened, await self._work(opened, lambda: self._text(opened)))
+            self._take(opened, await self._work(opened, lambda: self._long_text(opened)))
         state = opened.state
         if state is not None and state.facts is not None and state.can_plan:
             await self._plan(opened, state, state.facts)
@@ -247,8 +256,14 @@ class OpenDocuments:
 
     async def _load(self, opened: OpenDocument, name: str) -> ReadGraph:
         done = self.loading(name)
+
+        def read() -> ReadGraph:
+            found = self._snapshots.read(name)
+            keep_what_is_there()
+            return found
+
         try:
-            return await self._work(opened, lambda: self._snapshots.read(name))
+            return await self._work(opened, read)
         finally:
             done()
 
@@ -301,6 +316,12 @@ class OpenDocuments:
             return read_source(path, name) if other is None else Source(name, other.document.source.text)
 
         return read_text(document, opened.graph.facts, read)
+
+    def _long_text(self, opened: OpenDocument) -> TextState:
+        """With all that features read of a text, which is not to be worked out on the event loop."""
+        found = self._text(opened)
+        _ = found.file, opened.document.positions.position(0)
+        return found
 
     def _stamp(self, path: Path) -> object:
         other = self._at(path)

@@ -8,15 +8,16 @@ where the text changes in between, the client is told so and asks again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
+from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams
 
 from policylang.editor.client import PolicyServer
 from policylang.editor.connection import serve_stdio
 from policylang.editor.features import actions as acting
 from policylang.editor.features import completion, hints, hover
+from policylang.editor.features import on_request as asked
 from policylang.editor.features.rule_nodes import NODES_OF_RULE, nodes_of_rule
 from policylang.editor.navigation import register_navigation
 from policylang.editor.positions import changed_text
@@ -25,6 +26,9 @@ from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.interruption.wanted import Cancelled
 
 _CHANGED = "the text changed while this was worked out"
+_REFUSED = types.LSPErrorCodes.RequestFailed.value
+_LONGEST = 1 << 17
+"""Characters of a text that is answered for on the event loop: half a second for its outline."""
 T = TypeVar("T")
 
 
@@ -42,7 +46,10 @@ def server() -> PolicyServer:
         return found
 
     async def now(uri: str) -> State:
-        return still(uri, documents.state(uri), await documents.read(uri))
+        state = still(uri, documents.state(uri), await documents.read(uri))
+        if len(state.document.source.text) > _LONGEST:
+            raise JsonRpcException(f"a text of more than {_LONGEST // 1024} KiB has diagnostics only", _REFUSED)
+        return state
 
     async def settled(uri: str) -> State:
         return still(uri, await documents.read(uri), await documents.settled(uri))
@@ -127,22 +134,46 @@ def server() -> PolicyServer:
 
     @made.feature(types.COMPLETION_ITEM_RESOLVE)
     def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
-        return completion.resolved(documents.state(completion.uri_of(item)), item, markdown=made.markdown_items)
+        return completion.resolved(documents.state(completion.uri_of(item)), item, made.item_formats)
 
-    @made.feature(types.TEXT_DOCUMENT_CODE_ACTION)
+    @made.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=acting.KINDS))
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
         state = await settled(params.text_document.uri)
-        return acting.actions(state, *_offsets(state, params.range), params.context.only)
+        found = _offsets(state, params.range)
+        return acting.actions(state, *found, params.context.only, shown=made.shown, versioned=made.versioned)
 
-    @made.command(acting.EXPLAIN_NODE)
-    async def explained(uri: str, node: str) -> str:
+    @made.command(asked.EXPLAIN_NODE)
+    async def explained(uri: str, node: str | None, *more: Any) -> str:
+        """``more``: a line to choose a node from where none is named, and whether to show the answer."""
+        line, show = (*more, *(0, False)[len(more) :])[:2]
         state = await settled(uri)
-        return await in_worker(lambda: acting.explained(state, node), state)
+        if node is None and (names := nodes_of_rule(state, line)):
+            node = await made.choose(f"Which of the {len(names):,} nodes of line {line + 1}?", names)
+            if node is None:
+                return ""
+        text = "" if node is None else await in_worker(lambda: asked.explained_node(state, str(node)), state)
+        return made.show(f"{node}.md", uri, text) if show else text
 
-    @made.command(acting.SHOW_PLAN)
-    async def shown(uri: str) -> str | None:
+    @made.command(asked.EXPLAIN_RULE)
+    async def explained_rule(uri: str, line: int, *show: bool) -> str:
         state = await settled(uri)
-        return await in_worker(lambda: acting.page_of(state), state)
+        text = await in_worker(lambda: asked.explained_line(state, line), state)
+        return made.show(f"line {line + 1}.md", uri, text) if any(show) else text
+
+    @made.command(asked.EXPLAIN_CODE)
+    def explained_code(code: str, *show: bool) -> str:
+        text = asked.explained_code(code)
+        return made.show(f"{code}.md", "", text) if any(show) else text
+
+    @made.command(asked.SHOW_PLAN)
+    async def plan_shown(uri: str, *show: bool) -> dict[str, str] | None:
+        state = await settled(uri)
+        page = await in_worker(lambda: asked.page_of(state), state)
+        if page is None and any(show):
+            made.show("", uri, "")
+        if page is None:
+            return None
+        return {"uri": made.show_page(f"{state.document.source.name}.html", uri, page, ask=any(show))}
 
     @made.command(NODES_OF_RULE)
     async def named(uri: str, line: int) -> list[str]:
@@ -154,7 +185,7 @@ def server() -> PolicyServer:
         device = None if settings.device is None else settings.device.name
         return {"graph": settings.graph, "path": settings.path, "device": device}
 
-    register_navigation(made, now, documents.states, lambda: [*documents.workspace.folders.values()])
+    register_navigation(made, now)
     return made
 
 

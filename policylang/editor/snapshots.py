@@ -8,8 +8,8 @@ import stat
 from attrs import define, field, frozen
 
 from policylang.api.planned_graphs import read_graphs
-from policylang.editor.workspace import Stamp, stamp_of
 from policylang.editor.features.offers.graph_index import index_of
+from policylang.editor.workspace import Stamp, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
@@ -51,9 +51,9 @@ class Snapshots:
         stamp = stamp_of(name)
         graphs, problems = ({}, (_irregular(name),)) if _is_irregular(name) else read_graphs([name])
         found = ReadGraph(next(iter(graphs.values()), None), problems, stamp)
+        self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
         if (index := index_of(found.facts)) is not None:
             index.prepare()  # here nobody waits for it, and who completes a word does
-        self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
         return found
 
 

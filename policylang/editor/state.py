@@ -30,6 +30,8 @@ from policylang.planning.inspection.breakdown import Breakdown, breakdown
 from policylang.planning.inspection.communication import Communication
 from policylang.planning.inspection.line_worth import weighed
 from policylang.planning.inspection.marginal_cost import Worth, worth_of_rules
+from policylang.planning.inspection.policy_index import PolicyIndex
+from policylang.planning.inspection.rule_amounts import RuleAmounts, amounts_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.selection.selectors import Selections, selections_for
 
@@ -107,17 +109,21 @@ class GraphState:
         return found
 
     @cached_property
-    def rule_at(self) -> Mapping[tuple[str, int], int]:
-        """By file and place, the number of each rule of the policy."""
-        return {(rule.span.source.name, rule.span.start): at for at, rule in enumerate(self.plan.policy.rules)}
+    def amounts(self) -> Mapping[str, RuleAmounts]:
+        """What the values that a rule decides come to, by ``file:line``."""
+        return amounts_of_rules(self.breakdown)
 
-    def knows(self, *names: Literal["breakdown", "worth", "order", "selections"]) -> bool:
+    @cached_property
+    def index(self) -> PolicyIndex:
+        return PolicyIndex(self.plan.policy)
+
+    def knows(self, *names: Literal["breakdown", "amounts", "worth", "order", "selections"]) -> bool:
         """Whether these have been worked out. The event loop asks before it reads one: none is worked out there."""
         return all(name in self.__dict__ for name in names)
 
     def look(self) -> None:
         """Work out what hovers and hints show at once; takes a few passes over the graph."""
-        _ = self.selections, self.breakdown
+        _ = self.selections, self.breakdown, self.amounts, self.index
 
     def steps_of_weighing(self) -> tuple[Callable[[], object], ...]:
         """What works out the rest of what they show: after each there is more."""

@@ -76,6 +76,8 @@ class PolicyLexer(Lexer):  # type: ignore[misc]  # Pygments is optional, so its 
     name = "APL policy language"
     aliases = ("policylang", "apl-policy")
     filenames = ("*.apl",)
+    priority = -0.1
+    """A text that does not look like a policy is left to the lexer of the array language."""
 
     def get_tokens_unprocessed(self, text: str) -> Iterator[tuple[int, object, str]]:
         """Each piece of a text with its kind: none is lost, and a mistake is shown as it stands."""
@@ -180,7 +182,7 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
     if (fixed := _GIVEN.get((opener.type, behind))) is not None:
         return fixed
     if opener.type == "REQUIRES":
-        return Number
+        return Number if word[0].isdigit() else Name
     if (opener.type, behind, str(word)) in _COMPLETING and (after is None or opener.type == "FUSE"):
         return Operator.Word
     if behind in _PLACES:
@@ -191,6 +193,8 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         compared = after is not None and after.type in ("COMPARISON", "PER")
         if (behind in ("EXPECT", "RECOMPUTED") and compared) or (behind == "OF" and after is None):
             return Name.Attribute
+    if opener.type == "FUSE" and behind in ("OVER", "COMMA"):
+        return Name  # a dimension of the user's mesh, whatever else is called so
     if opener.type == "UNDECIDED" and word in FATES:
         return Keyword.Constant
     return Name.Builtin if word in _GROUPS and before != "annotated" else Name

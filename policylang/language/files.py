@@ -127,7 +127,7 @@ def _missing(path: Path, name: str) -> Diagnostic:
 def meant_files(path: Path, name: str) -> tuple[str, ...]:
     """What an include of a file that is not there may have meant: files beside it, and ``<name>`` for policies that
     come along; none where there is such a file."""
-    if path.exists():
+    if os.path.exists(path):  # a name that is too long is no file's
         return ()
     stem = path.name.removesuffix(SUFFIX)
     if stem in bundled_names() and os.path.basename(name) == name:

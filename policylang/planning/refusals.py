@@ -135,11 +135,11 @@ def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome
         span=outcome.rule.span,
         help="remove it, or move it below the rules that take its nodes over",
         related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
-        mends=[removed(outcome.rule.span), *_below(outcome, rules)],
+        mends=[removed(outcome.rule.span), *moved_below(outcome, rules)],
     )
 
 
-def _below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Mend]:
+def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Mend]:
     """The mend that moves a rule below those that take its nodes over, where each of them has others left then."""
     takers = [(rules[index], count) for index, count in outcome.overridden_by.items()]
     span, last = outcome.rule.span, max((taker.rule.span for taker, _ in takers), key=lambda each: each.start)

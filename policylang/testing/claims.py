@@ -11,7 +11,7 @@ import re
 from attrs import frozen
 
 from policylang.language.codes import CODES, diagnose
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, written
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.statements import comments, split
 from policylang.language.source import Source, Span
@@ -89,7 +89,10 @@ def _read(piece: str, span: Span, lines: tuple[int, int] | None) -> Claim | Diag
     word = found["word"]
     if word not in WORDS:
         near = nearest(word, WORDS)
-        return diagnose(CANNOT_BE_READ, f"there is no claim `{word}:`", span, help=did_you_mean(near)) if near else None
+        at = Span(span.source, span.start, span.start + len(word))
+        mends = written(at, near, near=True) if at.text == word else ()
+        message = f"there is no claim `{word}:`"
+        return diagnose(CANNOT_BE_READ, message, span, help=did_you_mean(near), mends=mends) if near else None
     if word in OF_STATEMENTS and lines is None:
         help = "put it behind the rule or the `let` that it is about"
         return diagnose(CANNOT_BE_READ, f"`{word}:` is about a statement", span, help=help)

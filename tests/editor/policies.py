@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import frozen
 from lsprotocol import types
 
-from policylang.editor.policy_files import PolicyFiles, PolicyFolder
+from policylang.editor.names.policy_files import PolicyFiles, PolicyFolder
 from policylang.editor.positions import Positions
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Diagnostic
@@ -18,14 +18,14 @@ from policylang.language.source import Source
 
 
 @frozen
-class Editor:
+class PoliciesAtHand:
     """A folder with policies, some of them open with other texts than on disk."""
 
     folder: Path
     unsaved: Mapping[str, str] = {}
 
     @classmethod
-    def on(cls, folder: Path, files: Mapping[str, str], unsaved: Mapping[str, str] | None = None) -> Editor:
+    def on(cls, folder: Path, files: Mapping[str, str], unsaved: Mapping[str, str] | None = None) -> PoliciesAtHand:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(text.encode())

@@ -10,11 +10,12 @@ from lsprotocol import types
 from policylang.editor.features.definition import definition
 from policylang.editor.features.links import document_links, moved_files
 from policylang.editor.features.references import highlights, references
-from policylang.editor.policy_files import PolicyFolder
+from policylang.editor.names import policy_files
+from policylang.editor.names.policy_files import PolicyFolder
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.source import Source
-from tests.editor.policies import Editor
+from tests.editor.policies import PoliciesAtHand
 
 LIB = "# 𝛼 names\r\nlet big = mm where bytes > 64 MiB\r\nlet 𝛼𝛽 = big or bmm\r\n"
 FILES = {
@@ -28,7 +29,7 @@ FILES = {
 }
 
 
-def at(editor: Editor, name: str, word: str, nth: int = 0) -> tuple[State, int]:
+def at(editor: PoliciesAtHand, name: str, word: str, nth: int = 0) -> tuple[State, int]:
     state = editor.state(name)
     offset = -1
     for _ in range(nth + 1):
@@ -36,13 +37,15 @@ def at(editor: Editor, name: str, word: str, nth: int = 0) -> tuple[State, int]:
     return state, offset
 
 
-def defined(editor: Editor, name: str, word: str, nth: int = 0, *, around: bool = False) -> list[str]:
+def defined(editor: PoliciesAtHand, name: str, word: str, nth: int = 0, *, around: bool = False) -> list[str]:
     state, offset = at(editor, name, word, nth)
     found = definition(state, offset, (lambda: editor.around(name)) if around else None)
     return [editor.shown(each.target_uri, each.target_selection_range) for each in found]
 
 
-def used(editor: Editor, name: str, word: str, nth: int = 0, *, declaration: bool = True, workspace=True) -> list[str]:
+def used(
+    editor: PoliciesAtHand, name: str, word: str, nth: int = 0, *, declaration: bool = True, workspace=True
+) -> list[str]:
     state, offset = at(editor, name, word, nth)
     found = references(state, editor.around(name, workspace=workspace), offset, declaration=declaration)
     return [editor.shown(each.uri, each.range) for each in found]
@@ -52,7 +55,7 @@ def used(editor: Editor, name: str, word: str, nth: int = 0, *, declaration: boo
 
 
 def test_a_name_leads_to_its_let_in_a_file_that_is_included_by_an_included_one(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES)
+    editor = PoliciesAtHand.on(tmp_path, FILES)
     assert defined(editor, "main.apl", "𝛼𝛽") == ["lib/names.apl:3:𝛼𝛽"]
     assert defined(editor, "main.apl", "big in") == ["lib/names.apl:2:big"]
     state, offset = at(editor, "main.apl", "𝛼𝛽")
@@ -62,12 +65,12 @@ def test_a_name_leads_to_its_let_in_a_file_that_is_included_by_an_included_one(t
 
 
 def test_it_is_the_text_of_an_open_buffer_that_counts(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES, {"lib/names.apl": "\n\n\nlet big = mm\n"})
+    editor = PoliciesAtHand.on(tmp_path, FILES, {"lib/names.apl": "\n\n\nlet big = mm\n"})
     assert defined(editor, "main.apl", "big in") == ["lib/names.apl:4:big"]
 
 
 def test_a_definition_leads_to_itself_and_comments_and_modules_nowhere(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES)
+    editor = PoliciesAtHand.on(tmp_path, FILES)
     assert defined(editor, "apart.apl", "big") == ["apart.apl:1:big"]
     assert defined(editor, "main.apl", "# big") == []
     assert defined(editor, "main.apl", '"big"') == []
@@ -76,7 +79,9 @@ def test_a_definition_leads_to_itself_and_comments_and_modules_nowhere(tmp_path:
 
 
 def test_groups_are_in_the_prelude_and_bundled_names_in_the_library(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, {"a.apl": "include <llama3_sac>\nsave residual\nsave attention\ninclude <prelude>\n"})
+    editor = PoliciesAtHand.on(
+        tmp_path, {"a.apl": "include <llama3_sac>\nsave residual\nsave attention\ninclude <prelude>\n"}
+    )
     (group,) = defined(editor, "a.apl", "attention")
     assert group.startswith("<prelude>:")
     assert group.endswith(":attention")
@@ -101,13 +106,13 @@ def test_a_bundled_file_that_is_open_works_as_any(name: str) -> None:
 
 
 def test_a_group_that_a_let_hides_is_the_let(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, {"a.apl": "save matmul\nlet matmul = mm\nsave matmul\n"})
+    editor = PoliciesAtHand.on(tmp_path, {"a.apl": "save matmul\nlet matmul = mm\nsave matmul\n"})
     assert defined(editor, "a.apl", "matmul") == defined(editor, "a.apl", "matmul", 2) == ["a.apl:2:matmul"]
 
 
 def test_mistakes_leave_the_definition_where_it_is(tmp_path: Path) -> None:
     text = "save later\nlet later = mm\nlet later = bmm\nsav (later or\nsave mm - later\nlet own = own\n"
-    editor = Editor.on(tmp_path, {"a.apl": f"{text}let torn = mm or\nsave torn\n"})
+    editor = PoliciesAtHand.on(tmp_path, {"a.apl": f"{text}let torn = mm or\nsave torn\n"})
     for nth in range(5):
         assert defined(editor, "a.apl", "later", nth) == ["a.apl:2:later"]
     assert defined(editor, "a.apl", "own", 1) == ["a.apl:6:own"]
@@ -115,7 +120,7 @@ def test_mistakes_leave_the_definition_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_name_of_the_file_that_includes_this_one_is_found_there(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, {"rules.apl": "save big\n", "main.apl": 'let big = mm\ninclude "rules.apl"\n'})
+    editor = PoliciesAtHand.on(tmp_path, {"rules.apl": "save big\n", "main.apl": 'let big = mm\ninclude "rules.apl"\n'})
     assert defined(editor, "rules.apl", "big") == []
     assert defined(editor, "rules.apl", "big", around=True) == ["main.apl:1:big"]
 
@@ -125,7 +130,7 @@ def test_files_are_definitions_too(tmp_path: Path) -> None:
     text = (
         'include "lib.apl"\ninclude "none.apl"\ndevice "cluster.toml"; device h100\ndevice "nowhere.toml"\ninclude "\n'
     )
-    editor = Editor.on(tmp_path, {"a.apl": text, "lib.apl": ""})
+    editor = PoliciesAtHand.on(tmp_path, {"a.apl": text, "lib.apl": ""})
     assert defined(editor, "a.apl", "lib") == defined(editor, "a.apl", "include") == ["lib.apl:1:"]
     assert defined(editor, "a.apl", "cluster") == ["cluster.toml:1:"]
     assert defined(editor, "a.apl", "h100") == ["<h100-sxm>:1:"]
@@ -145,7 +150,7 @@ def test_a_text_in_no_file_knows_its_own_names() -> None:
 
 
 def test_a_name_is_used_wherever_its_definition_is_included(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES)
+    editor = PoliciesAtHand.on(tmp_path, FILES)
     own = ["main.apl:3:big", "main.apl:4:big"]
     elsewhere = ["lib/names.apl:2:big", "lib/names.apl:3:big", "other.apl:2:big"]
     assert sorted(used(editor, "main.apl", "big")) == sorted([*own, *elsewhere])
@@ -156,7 +161,7 @@ def test_a_name_is_used_wherever_its_definition_is_included(tmp_path: Path) -> N
 
 
 def test_groups_and_operators_are_used_in_every_policy(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, {**FILES, "hides.apl": "let matmul = mm\nsave matmul\n"})
+    editor = PoliciesAtHand.on(tmp_path, {**FILES, "hides.apl": "let matmul = mm\nsave matmul\n"})
     assert used(editor, "main.apl", "matmul")[:2] == ["main.apl:5:matmul", "apart.apl:3:matmul"]
     assert [each.partition(":")[0] for each in used(editor, "main.apl", "matmul")[2:]] == ["<prelude>"]
     assert {"main.apl:6:mm", "apart.apl:3:mm", "lib/names.apl:2:mm"} < set(used(editor, "main.apl", "mm\n"))
@@ -164,13 +169,15 @@ def test_groups_and_operators_are_used_in_every_policy(tmp_path: Path) -> None:
 
 
 def test_includes_in_a_circle_end(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, {"a.apl": 'include "b.apl"\nlet big = mm\n', "b.apl": 'include "a.apl"\nsave big\n'})
+    editor = PoliciesAtHand.on(
+        tmp_path, {"a.apl": 'include "b.apl"\nlet big = mm\n', "b.apl": 'include "a.apl"\nsave big\n'}
+    )
     assert used(editor, "b.apl", "big") == ["b.apl:2:big", "a.apl:2:big"]
     assert defined(editor, "b.apl", "big", around=True) == ["a.apl:2:big"]
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES)
+    editor = PoliciesAtHand.on(tmp_path, FILES)
     folder = PolicyFolder()
     state, offset = at(editor, "main.apl", "big")
     before = references(state, folder.files([tmp_path], [state.document]), offset, declaration=True)
@@ -181,8 +188,17 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     assert len(after) == len(before) + 1
 
 
+def test_a_workspace_of_more_files_than_are_looked_at_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = PoliciesAtHand.on(tmp_path, FILES)
+    assert editor.around().complete
+    monkeypatch.setattr(policy_files, "MOST_FILES", 2)
+    found = editor.around("main.apl")
+    assert not found.complete
+    assert [Path(root).name for root in found.roots] == ["main.apl", "apart.apl"]
+
+
 def test_highlights_are_the_places_in_the_document(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES)
+    editor = PoliciesAtHand.on(tmp_path, FILES)
     found = highlights(*at(editor, "lib/names.apl", "big", 1))
     write, read = types.DocumentHighlightKind.Write, types.DocumentHighlightKind.Read
     assert [(each.range.start.line, each.kind) for each in found] == [(1, write), (2, read)]
@@ -195,7 +211,7 @@ def test_highlights_are_the_places_in_the_document(tmp_path: Path) -> None:
 def test_links_lead_to_files_and_say_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text("")
     text = 'include "lib.apl"; include <fsdp>\ndevice "cluster.toml"\ninclude "none.apl"\n'
-    editor = Editor.on(tmp_path, {"a.apl": text, "lib.apl": ""})
+    editor = PoliciesAtHand.on(tmp_path, {"a.apl": text, "lib.apl": ""})
     found = document_links(editor.state("a.apl"))
     shown = [editor.shown((tmp_path / "a.apl").as_uri(), each.range) for each in found]
     assert shown == ["a.apl:1:lib.apl", "a.apl:1:fsdp", "a.apl:2:cluster.toml"]
@@ -211,7 +227,7 @@ def test_lines_follow_the_files_that_they_name(tmp_path: Path) -> None:
         "lib/all.apl": 'include "names.apl"\ninclude "../gone.apl"\n',
         "lib/names.apl": "let big = mm\n",
     }
-    editor = Editor.on(tmp_path, files)
+    editor = PoliciesAtHand.on(tmp_path, files)
 
     def after(*moves: tuple[str, str]) -> dict[str, str]:
         paths = [(tmp_path / old, tmp_path / new) for old, new in moves]

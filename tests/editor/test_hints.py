@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,8 +75,18 @@ def test_other_statements() -> None:
     assert found["blocks layers.*"] == ["8 blocks"]
     assert found["include <fsdp>"] == [f"1 rule · {len(rules[2].decided):,} values"]
     for each in command("plan", text, "fsdp.graph")["expectations"]:
-        assert found[each["text"]] == [f"{each['status']}, {each['found']}"]
+        label = f"{each['status']}, {each['found']}"
+        if each["text"].startswith("expect saved"):
+            label += f" · off by {figure(-each['margin'], 'bytes')}"
+        assert found[each["text"]] == [label]
     assert found["undecided -> save"][0].endswith(" values")
+
+
+def test_an_expectation_says_what_is_to_spare() -> None:
+    text = "recompute everything\nundecided -> save\nexpect saved <= 1 GiB\n"
+    (plan,) = command("plan", text, "tutorial.graph")["expectations"]
+    found = shown(state_of(text, "tutorial.graph"))["expect saved <= 1 GiB"]
+    assert found == [f"held, {plan['found']} · {figure(plan['margin'], 'bytes')} to spare"]
 
 
 def check_scheduling(text: str, device: str | None) -> dict[str, list[str]]:
@@ -108,6 +120,24 @@ def test_figures_come_when_they_are_known() -> None:
     assert shown(state) == {"recompute everything in block": ["276 values"], "save mm": ["29 values"]}
     assert state.graph is not None
     assert not state.graph.knows("breakdown")
+
+
+TAGGED = """
+%x = input
+%w = parameter
+%mm = aten.mm.default(%x, %w) layers.0 shape=8x8 bytes=256 tag=MUST_SAVE
+%sin = aten.sin.default(%mm) layers.0 shape=8x8 bytes=256 tag=MUST_SAVE
+---
+%cos = aten.cos.default(%sin)
+output(%sin, %cos)
+"""
+
+
+def test_what_the_users_own_checkpoint_keeps_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "tagged.graph.txt"
+    file.write_text(TAGGED)
+    found = shown(state_of("policy mine\nrecompute mm\n", str(file)))
+    assert found["recompute mm"] == ["0 values · 1 kept by the user's checkpoint"]
 
 
 def test_nothing_is_said_of_a_text_with_errors_and_without_a_snapshot() -> None:

@@ -62,7 +62,7 @@ def after(text: str, edits: list[types.TextEdit]) -> str:
 def test_the_edits_make_what_fmt_writes(path: Path) -> None:
     text = path.read_bytes().decode()
     loose = re.sub(r"^(?=\S)", "  ", text.replace(" in ", "   in "), flags=re.MULTILINE)
-    for each in (text, text.replace("\n", "\r\n"), loose, loose.replace("\n", "\r\n")):
+    for each in (loose, loose.replace("\n", "\r\n")):
         changes = layout_changes(Source("a", each))
         assert (None if changes is None else applied(each, changes)) == fmt(each)
     assert layout_changes(Source("a", fmt(text) or "")) == ()
@@ -103,8 +103,19 @@ def test_statements_on_one_line_are_formatted_together() -> None:
 
 
 @given(layouts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_layout(text: str) -> None:
+    check_layout(text)
+
+
+@pytest.mark.slow
+@given(layouts())
+@settings(max_examples=500, deadline=None)
+def test_any_of_many_layouts(text: str) -> None:
+    check_layout(text)
+
+
+def check_layout(text: str) -> None:
     changes = layout_changes(Source("a", text))
     assert (None if changes is None else applied(text, changes)) == fmt(text)
 
@@ -115,8 +126,19 @@ def broken_layouts(draw: st.DrawFn) -> str:
 
 
 @given(broken_layouts(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_range(text: str, data: st.DataObject) -> None:
+    check_range(text, data)
+
+
+@pytest.mark.slow
+@given(broken_layouts(), st.data())
+@settings(max_examples=500, deadline=None)
+def test_any_of_many_ranges(text: str, data: st.DataObject) -> None:
+    check_range(text, data)
+
+
+def check_range(text: str, data: st.DataObject) -> None:
     source = Source("a", text)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
@@ -155,7 +177,7 @@ def _said(text: str) -> list[str]:
 
 
 @given(layouts())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_range_of_everything_is_the_whole_but_for_blank_lines_at_its_ends(text: str) -> None:
     whole = fmt(text)
     if whole is not None:

@@ -12,7 +12,7 @@ from policylang.editor.features.folding import folding, selection
 from policylang.editor.features.outline import flat, symbols, workspace_symbols
 from policylang.editor.state import State
 from policylang.language.resources import policies_folder
-from tests.editor.policies import Editor
+from tests.editor.policies import PoliciesAtHand
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICIES = sorted([*policies_folder().glob("*.apl"), *(ROOT / "examples").glob("*.apl")])
@@ -174,7 +174,7 @@ def test_the_names_of_a_workspace(tmp_path: Path) -> None:
         "a.apl": "let big_mm = mm\ninclude <llama3_sac>\n",
         "sub/b.apl": "let Small = mm\nsav mm\nlet tiny = (mm\n",
     }
-    around = Editor.on(tmp_path, files).around()
+    around = PoliciesAtHand.on(tmp_path, files).around()
 
     def found(query: str) -> list[tuple[str, str | None]]:
         made = workspace_symbols(around, query, types.PositionEncodingKind.Utf16)

@@ -32,7 +32,8 @@ def test_place_code_severity_page_and_mend(state_of) -> None:
     assert place(wrong) == (2, 5, 2, 13)
     assert wrong.severity is types.DiagnosticSeverity.Error
     assert wrong.tags is None
-    assert wrong.message.splitlines()[1:] == ["help: did you mean `attention`?"]
+    (help,) = wrong.message.splitlines()[1:]
+    assert help.startswith("help: did you mean `attention`")
     assert wrong.code_description is not None
     page = Path(unquote(urlsplit(wrong.code_description.href).path))
     assert page.read_text().startswith("# APL101")

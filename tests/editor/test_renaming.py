@@ -10,31 +10,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.editor.features.renaming import RenameRefused, renameable, renamed
-from policylang.editor.occurrences import occurrences
+from policylang.editor.names.occurrences import occurrences
 from policylang.language.resolution.loader import load_policy
 from policylang.language.source import Source
 from policylang.language.syntax import Policy, Reference, Selector
 from policylang.language.walk import rebuild
-from tests.editor.policies import Editor
+from tests.editor.policies import PoliciesAtHand
 from tests.editor.test_definition import FILES, at
 
+ROOT = Path(__file__).resolve().parents[2]
+REAL = [
+    path
+    for path in sorted((*ROOT.glob("policies/*.apl"), *ROOT.glob("examples/*.apl")))
+    if path.stem != "prelude" and "\nlet " in path.read_text(encoding="utf-8")
+]
 NO_NAME = "is no name: one is made of letters, digits and `_`, and starts with no digit"
 NAMES = ("big", "small", "matmul", "mm", "device", "up", "half", "all_gather", "𝛼", "later")
 
 
-def rename(editor: Editor, name: str, word: str, new: str, nth: int = 0, *, versions: bool = True) -> dict[str, str]:
+def rename(
+    editor: PoliciesAtHand, name: str, word: str, new: str, nth: int = 0, *, versions: bool = True
+) -> dict[str, str]:
     state, offset = at(editor, name, word, nth)
     return editor.after(renamed(state, editor.around(name), offset, new, versions=versions))
 
 
-def refused(editor: Editor, name: str, word: str, new: str, nth: int = 0) -> str:
+def refused(editor: PoliciesAtHand, name: str, word: str, new: str, nth: int = 0) -> str:
     with pytest.raises(RenameRefused) as caught:
         rename(editor, name, word, new, nth)
     return str(caught.value)
 
 
 def test_every_file_that_means_it_changes_and_no_string_or_comment(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES)
+    editor = PoliciesAtHand.on(tmp_path, FILES)
     expected = {
         "main.apl": FILES["main.apl"].replace("𝛼𝛽, big ", "𝛼𝛽, 𝛾large ").replace("recompute big", "recompute 𝛾large"),
         "lib/names.apl": FILES["lib/names.apl"].replace("big", "𝛾large"),
@@ -49,7 +57,7 @@ def test_every_file_that_means_it_changes_and_no_string_or_comment(tmp_path: Pat
 
 
 def test_edits_of_open_files_name_their_version(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES, {"lib/names.apl": "let big = addmm # in the editor\n"})
+    editor = PoliciesAtHand.on(tmp_path, FILES, {"lib/names.apl": "let big = addmm # in the editor\n"})
     state, offset = at(editor, "main.apl", "big")
     edit = renamed(state, editor.around("main.apl"), offset, "large")
     versions = {each.text_document.uri.rpartition("/")[2]: each.text_document.version for each in edit.document_changes}
@@ -58,7 +66,7 @@ def test_edits_of_open_files_name_their_version(tmp_path: Path) -> None:
 
 
 def test_the_name_that_can_be_changed_is_shown(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, FILES)
+    editor = PoliciesAtHand.on(tmp_path, FILES)
     state, offset = at(editor, "main.apl", "big")
     found = renameable(state, editor.around("main.apl"), offset + 3)
     assert found is not None
@@ -98,30 +106,30 @@ def test_it_is_said_why_a_name_stays(tmp_path: Path, name: str, word: str, new: 
         "own.apl": 'let mine = mm\ninclude "lib/more.apl"\n',
         "lib/more.apl": "save mine\n",
     }
-    editor = Editor.on(tmp_path, {**FILES, **more})
+    editor = PoliciesAtHand.on(tmp_path, {**FILES, **more})
     assert refused(editor, name, word, new) == reason
 
 
 def test_a_name_that_hides_what_nothing_uses_is_the_users_own_choice(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, {"a.apl": "let big = mm\nsave big\n"})
+    editor = PoliciesAtHand.on(tmp_path, {"a.apl": "let big = mm\nsave big\n"})
     assert rename(editor, "a.apl", "big", "norm") == {"a.apl": "let norm = mm\nsave norm\n"}
 
 
 def test_names_that_are_words_beside_others_are_refused_there(tmp_path: Path) -> None:
-    editor = Editor.on(
+    editor = PoliciesAtHand.on(
         tmp_path, {"a.apl": "let big = mm\nbig -> save\nsave first 2 big\noffload big up to 3 GiB per rank\n"}
     )
     assert rename(editor, "a.apl", "big", "device")["a.apl"].startswith("let device = mm\ndevice -> save\n")
-    editor = Editor.on(tmp_path, {"a.apl": "let big = mm\n((big)) to -> save\noverlap big\nbig\n"})
+    editor = PoliciesAtHand.on(tmp_path, {"a.apl": "let big = mm\n((big)) to -> save\noverlap big\nbig\n"})
     assert rename(editor, "a.apl", "big", "overlap")["a.apl"].endswith("overlap overlap\noverlap\n")
-    editor = Editor.on(
+    editor = PoliciesAtHand.on(
         tmp_path, {"a.apl": "let big = mm\nbig per block -> save\nsave first big\nfirst 2 big -> save\n"}
     )
     assert "first 2 up ->" in rename(editor, "a.apl", "big", "up")["a.apl"]
 
 
 def test_what_cannot_be_read_takes_part(tmp_path: Path) -> None:
-    editor = Editor.on(tmp_path, {"a.apl": "let big = mm\nsav (big or\nsave big\nsave mm in big\n"})
+    editor = PoliciesAtHand.on(tmp_path, {"a.apl": "let big = mm\nsav (big or\nsave big\nsave mm in big\n"})
     assert rename(editor, "a.apl", "big", "x") == {"a.apl": "let x = mm\nsav (x or\nsave x\nsave mm in big\n"}
 
 
@@ -131,7 +139,7 @@ def test_a_use_that_two_policies_define_differently_takes_both_along(tmp_path: P
         "two.apl": 'let big = bmm\ninclude "rules.apl"\n',
         "rules.apl": "save big\n",
     }
-    editor = Editor.on(tmp_path, files)
+    editor = PoliciesAtHand.on(tmp_path, files)
     assert rename(editor, "one.apl", "big", "x") == {name: text.replace("big", "x") for name, text in files.items()}
 
 
@@ -206,7 +214,7 @@ def meaning(policy: Policy | None, old: str = "", new: str = "") -> object:
 
 
 def check_that_policies_mean_what_they_did(folder: Path, files: dict[str, str], data: st.DataObject) -> None:
-    editor = Editor.on(folder, files)
+    editor = PoliciesAtHand.on(folder, files)
     said = [each for each in occurrences(Source("", files["main.apl"])).names if each.name not in OPERATORS]
     if not said:
         return
@@ -227,8 +235,21 @@ def check_that_policies_mean_what_they_did(folder: Path, files: dict[str, str], 
         assert meaning(again.policy) == meaning(loaded.policy, *((old, new) if held & made.keys() else ()))
 
 
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_real_policies_mean_what_they_did(tmp_path: Path, path: Path) -> None:
+    before = load_policy(path)
+    text = path.read_text(encoding="utf-8").replace("\n", "\r\n")
+    for each in dict.fromkeys(it.name for it in occurrences(Source("", text)).names if it.defines):
+        editor = PoliciesAtHand.on(tmp_path, {path.name: text})
+        state, offset = at(editor, path.name, f"let {each}")
+        made = editor.after(renamed(state, editor.around(path.name), offset + len("let "), "𝛼_"))[path.name]
+        (tmp_path / path.name).write_bytes(made.encode())
+        assert meaning(load_policy(tmp_path / path.name).policy) == meaning(before.policy, each, "𝛼_")
+        assert made.count("\r\n") == text.count("\n")
+
+
 @given(folders(), st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_every_policy_means_what_it_did(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, str], data: st.DataObject
 ) -> None:
@@ -237,7 +258,7 @@ def test_every_policy_means_what_it_did(
 
 @pytest.mark.slow
 @given(folders(), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_every_one_of_many_policies_means_what_it_did(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, str], data: st.DataObject
 ) -> None:

@@ -30,6 +30,20 @@ def test_a_day_in_an_editor(tmp_path: Path) -> None:
     asyncio.run(_a_day(tmp_path))
 
 
+async def _completes(editor: Editor, uri: str) -> None:
+    """What may stand behind `save `, from the snapshot of the folder; an item says what it means when it is asked."""
+    params = types.CompletionParams(types.TextDocumentIdentifier(uri), types.Position(1, 5))
+    found = await editor.client.text_document_completion_async(params)
+    (item,) = (each for each in found.items if each.label == "matmul")
+    assert item.detail.endswith(" forward")
+    assert item.documentation is None
+    asked = await editor.client.completion_item_resolve_async(item)
+    assert "aten.{mm,addmm" in asked.documentation
+    params.context = types.CompletionContext(types.CompletionTriggerKind.TriggerCharacter, " ")
+    params.position = types.Position(1, 8)  # where the statement may end
+    assert not (await editor.client.text_document_completion_async(params)).items
+
+
 async def _a_day(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two é 𝔘 %41;#"
     for folder in (one, two):
@@ -50,6 +64,7 @@ async def _a_day(tmp_path: Path) -> None:
     assert [await editor.codes(uri) for uri in (first, second, outside)] == [["APL301"], [], []]
     assert all(each.version == 1 for uri in (first, second) for each in editor.said[uri])
     await editor.until(lambda: editor.refreshed > 0)
+    await _completes(editor, first)
 
     # The client's settings of the second folder; then of all.
     editor.client.set_configuration({"pause": 0, "graph": str(GRAPHS / "gpt2.graph")}, section="policylang")
@@ -212,9 +227,9 @@ def test_reading_a_recorded_graph_is_shown_and_holds_nothing_up(tmp_path: Path) 
 @pytest.mark.slow
 def test_an_error_inside_a_feature_is_answered_and_logged_and_the_server_lives_on(tmp_path: Path) -> None:
     broken = (
-        "import sys; from policylang.editor import server\n"
+        "import sys; from policylang.editor import server; from policylang.editor.features import hover, outline\n"
         "def fails(*of, **more): raise IndexError('of our own')\n"
-        "server.hover.hover = fails; server.outline.symbols = lambda state: print('noise') or []\n"
+        "hover.hover = fails; outline.symbols = lambda state: print('noise') or []\n"
         "sys.exit(server.serve())"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,14 @@ def test_a_policy_looks_like_one_and_other_files_do_not() -> None:
     assert all(PolicyLexer.analyse_text(policy.read_text(encoding="utf-8")) > 0.5 for policy in POLICIES)
     assert PolicyLexer.analyse_text("⍳10\n+/⍳10\n") == 0
     assert PolicyLexer.analyse_text("# nothing\n") == 0
+
+
+def test_a_file_is_a_policy_by_what_it_holds_and_else_of_the_array_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lexer registered, as that of an installed policylang is."""
+    from pygments.lexers import guess_lexer_for_filename
+
+    ours = EntryPoint("policylang", "policylang.integrations.apl_lexer:PolicyLexer", "pygments.lexers")
+    monkeypatch.setattr("pygments.plugin.iter_entry_points", lambda group: [ours] if group == ours.group else [])
+    texts = [policy.read_text(encoding="utf-8") for policy in POLICIES]
+    assert {type(guess_lexer_for_filename("mine.apl", text)) for text in texts} == {PolicyLexer}
+    assert guess_lexer_for_filename("life.apl", "life←{↑1 ⍵∨.∧3 4=+/,¯1 0 1∘.⊖¯1 0 1∘.⌽⊂⍵}\n").name == "APL"

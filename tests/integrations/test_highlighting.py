@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from tests.support.highlighters import (
     is_read,
     repository_policies,
     repository_statements,
-    textmate_tokens,
 )
 
 WORDS = frozenset(word for word in keywords() if word.isidentifier())
@@ -221,7 +219,7 @@ def _drawn(count: int, seed: int) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("count", "seed"),
-    [(examples(2000, 20_000), 0), pytest.param(60_000, 1, marks=pytest.mark.slow)],
+    [(examples(800, 20_000), 0), pytest.param(60_000, 1, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
 def test_drawn_statements_look_the_same_everywhere(count: int, seed: int) -> None:
@@ -239,25 +237,3 @@ def test_words_on_lines_of_their_own_look_the_same_in_parentheses() -> None:
                 told[word.start()] for word in re.finditer(r"(?<![^\s(])(?:where|or|and|except|is|first)(?!\S)", text)
             }
             assert words <= {"keyword"}, f"{name}: {text!r}"
-
-
-def test_no_token_of_the_repository_is_invalid_or_without_a_scope_in_textmate() -> None:
-    texts = list(repository_policies().values())
-    for text, tokens in zip(texts, textmate_tokens(texts), strict=True):
-        for begin, end, scopes in tokens:
-            inner = [scope for scope in scopes[1:] if not scope.startswith("meta.")]
-            assert inner or not text[begin:end].strip(), f"`{text[begin:end]}` has no scope in {text!r}"
-            assert not [scope for scope in scopes if scope.startswith("invalid")]
-
-
-def test_the_textmate_grammar_is_one_that_themes_know() -> None:
-    grammar = json.loads((VSCODE / "syntaxes" / "policylang.tmLanguage.json").read_text(encoding="utf-8"))
-    assert (grammar["scopeName"], grammar["fileTypes"]) == ("source.policylang", ["apl"])
-    conventional = ("comment", "constant", "entity.name", "keyword", "meta", "punctuation", "storage", "string")
-    names = re.findall(r'"name": "([^"]+)\.policylang"', json.dumps(grammar))
-    assert [name for name in names if not name.startswith((*conventional, "support", "variable"))] == []
-    first = re.compile(grammar["firstLineMatch"])
-    assert all(
-        map(first.match, ("policy llama3", "  policy save", "requires policylang >= 0.2", "# -*- policylang -*-"))
-    )
-    assert not any(map(first.match, ("⍝ policy", "r←policy x", "# nothing", "policy", "requires 3")))

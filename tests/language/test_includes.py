@@ -117,6 +117,11 @@ def test_a_missing_include_shows_its_chain_and_the_nearest_file() -> None:
     ]
 
 
+def test_a_name_that_is_longer_than_any_file_may_have() -> None:
+    (found,) = parse_policy(f'include "{"a" * 5000}"').diagnostics
+    assert found.code == "APL103"
+
+
 def test_a_bundled_policy_that_is_not_there() -> None:
     (found,) = parse_policy("include <fdsp>\nsave mm").diagnostics
     assert (found.code, found.help) == ("APL103", "did you mean `fsdp`?")

@@ -10,7 +10,7 @@ import pytest
 
 from policylang.language import syntax
 from policylang.language.meanings.dictionary import Meaning, meaning, meanings, senses
-from policylang.language.parsing.lexer import _OPENERS, PAIRS
+from policylang.language.parsing.lexer import OPENERS, PAIRS
 from policylang.language.parsing.parser import keywords, parse_file, words_of
 from policylang.language.parsing.predicate_tree import FLAGS, MEASURES, PROPERTIES
 from policylang.language.parsing.statement_tree import ACTIONS
@@ -37,7 +37,7 @@ WHERE = [pytest.param(each, id=f"{each.words[0]}-{each.sense}") for each in mean
 def known_words() -> set[str]:
     pairs = {PAIRS_AS_WRITTEN[each] for each in PAIRS}
     predicates = {*FLAGS, *MEASURES, *PROPERTIES, *OF_PREDICATES}
-    named = {*ACTIONS, *_OPENERS, *FIGURES, *UNITS, *NAMES_IN_ONE_PLACE, "within", "3rd", "at least", "at most"}
+    named = {*ACTIONS, *OPENERS, *FIGURES, *UNITS, *NAMES_IN_ONE_PLACE, "within", "3rd", "at least", "at most"}
     return {*keywords(), *pairs, *predicates, *named, *SIGNS}
 
 

@@ -63,6 +63,7 @@ H100 = "did you mean `h100-sxm`?"
             "# on top\nsave mm\npolicy p",
             [("move it to the top", "# on top\npolicy p\nsave mm"), ("remove the line", "# on top\nsave mm")],
         ),
+        ("save mm where bytes > 3 or bmm", [("write `(… where …) or bmm`", "save (mm where bytes > 3) or bmm")]),
         ("save aten.where", []),
         ("save where", [("write `aten.where`", "save aten.where")]),
         ("include <fsdq>", [("did you mean `<fsdp>`?", "include <fsdp>")]),

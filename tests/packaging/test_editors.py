@@ -29,7 +29,9 @@ CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((EXTENSION 
 
 def test_its_version_and_its_licence_are_the_projects():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert MANIFEST["version"] == project["version"]
+    manifests = list(ROOT.glob("editors/*/package.json"))
+    assert EXTENSION / "package.json" in manifests
+    assert {json.loads(each.read_text(encoding="utf-8"))["version"] for each in manifests} == {project["version"]}
     assert f"## {project['version']}\n" in (EXTENSION / "CHANGELOG.md").read_text(encoding="utf-8")
     assert MANIFEST["license"] == project["license"]
     assert (EXTENSION / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

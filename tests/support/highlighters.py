@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -12,6 +13,7 @@ import tempfile
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -66,7 +68,7 @@ _TREE_SITTER = (
 @cache
 def _repository_texts() -> dict[str, str]:
     found: dict[str, str] = {}
-    for folder in ("policies", "examples", "tests", "benchmarks"):
+    for folder in ("policies", "examples", "tests", "benchmarks", "editors/vscode/tests"):
         for file in sorted((ROOT / folder).rglob("*.apl")):
             found[str(file.relative_to(ROOT))] = file.read_text(encoding="utf-8")
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))):
@@ -122,7 +124,9 @@ def in_tree_sitter(texts: list[str]) -> list[Classes]:
     found = []
     for text in texts:
         encoded = text.encode()
-        captures = binding.QueryCursor(query).captures(tree_sitter_parser().parse(encoded).root_node)
+        root = tree_sitter_parser().parse(encoded).root_node
+        assert not (root.has_error and is_read(text)), f"tree-sitter does not parse {text!r}: {root}"
+        captures = binding.QueryCursor(query).captures(root)
         classes: Classes = [None] * len(text)
         for capture, nodes in captures.items():
             for node in nodes:
@@ -137,23 +141,29 @@ HIGHLIGHTERS = {"Pygments": in_pygments, "TextMate": in_textmate, "tree-sitter":
 
 def textmate_tokens(texts: list[str]) -> list[list[tuple[int, int, list[str]]]]:
     """Begin, end and scopes of each token, as VS Code makes them; skips where node or its packages are missing."""
-    script = VSCODE / "tests" / "tokenize.cjs"
-    run = subprocess.run(
-        [node(), str(script)],
-        input=json.dumps(texts),
-        capture_output=True,
-        encoding="utf-8",
-        env=node_environment(),
-        check=False,
-    )
-    if "Cannot find module" in run.stderr:
-        pytest.skip("the packages of editors/vscode are not installed: npm ci there")
-    assert run.returncode == 0, run.stderr
-    found: list[list[tuple[int, int, list[str]]]] = json.loads(run.stdout)
+    tokenizer = _tokenizer()
+    asked, answers = tokenizer.stdin, tokenizer.stdout
+    assert asked is not None
+    assert answers is not None
+    asked.write(json.dumps(texts) + "\n")
+    asked.flush()
+    found: list[list[tuple[int, int, list[str]]]] = json.loads(answers.readline())
     return [
         [(_index(text, begin), _index(text, end), scopes) for begin, end, scopes in tokens]
         for text, tokens in zip(texts, found, strict=True)
     ]
+
+
+@cache
+def _tokenizer() -> subprocess.Popen[str]:
+    """The process that all tests ask, until Python ends."""
+    command, environment = [node(), str(VSCODE / "tests" / "tokenize.cjs")], node_environment()
+    needed = "require.resolve('vscode-textmate'), require.resolve('vscode-oniguruma')"
+    if subprocess.run([command[0], "-e", needed], cwd=VSCODE, env=environment, capture_output=True).returncode:
+        pytest.skip("the packages of editors/vscode are not installed: npm ci there")
+    process = subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, encoding="utf-8")
+    atexit.register(process.terminate)
+    return process
 
 
 def node() -> str:

@@ -28,7 +28,8 @@
 
 ; --- figures ---
 
-[(integer) (number) (ordinal) (range) (version)] @number
+[(integer) (number) (ordinal) (range)] @number
+((version) @number (#match? @number "^[0-9]"))
 "%" @number
 ((unit) @number
   (#any-of? @number

@@ -29,6 +29,19 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
             await this.show(named, await this.server.ask<string>("policylang.explainNode", uri.toString(), named));
     }
 
+    async code(code: string): Promise<void> {
+        await this.show(code, await this.server.ask<string>("policylang.explainCode", code));
+    }
+
+    /** The code of what is wrong at the cursor, else on its line, else one that is typed. */
+    async codeAtCursor(): Promise<void> {
+        const title = "policylang: explain a diagnostic";
+        const codes = codesAtCursor();
+        const asked = async () => (await vscode.window.showInputBox({ title, prompt: "its code, as APL301" }))?.trim();
+        const code = codes.length > 1 ? await vscode.window.showQuickPick(codes, { title }) : (codes[0] ?? (await asked()));
+        if (code) await this.code(code.toUpperCase());
+    }
+
     /** A node of the rule at the cursor, or any that is typed. */
     private async chosen(uri: vscode.Uri, line: number): Promise<string | undefined> {
         const nodes = await this.server.ask<string[]>("policylang.nodesOfRule", uri.toString(), line);
@@ -39,7 +52,7 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
 
     private async show(name: string, markdown: string | null): Promise<void> {
         if (!markdown) {
-            const words = "policylang: nothing to explain here: there is no rule, or no plan on a snapshot.";
+            const words = "policylang: there is nothing to explain: no rule or no such code, or no plan on a snapshot.";
             void vscode.window.showInformationMessage(words);
             return;
         }
@@ -53,4 +66,19 @@ export class Explanations implements vscode.TextDocumentContentProvider, vscode.
         this.registered.dispose();
         this.changed.dispose();
     }
+}
+
+function codesAtCursor(): string[] {
+    const editor = vscode.window.activeTextEditor;
+    if (editor === undefined) return [];
+    const all = vscode.languages.getDiagnostics(editor.document.uri).filter((each) => each.source === "policylang");
+    const line = editor.document.lineAt(editor.selection.active.line).range;
+    const at = (place: vscode.Range) => all.filter((each) => each.range.intersection(place) !== undefined);
+    const here = at(editor.selection);
+    return [...new Set((here.length > 0 ? here : at(line)).map(codeOf).filter((code) => code !== undefined))];
+}
+
+function codeOf({ code }: vscode.Diagnostic): string | undefined {
+    const value = typeof code === "object" ? code.value : code;
+    return value === undefined ? undefined : String(value);
 }

@@ -21,8 +21,10 @@ export function activate(context: vscode.ExtensionContext): void {
         "policylang.showPlan": (document?: Named) => about(document, (uri) => panels.show(uri)),
         "policylang.explainRule": (document?: Named, line?: number) =>
             about(document, (uri, at) => explanations.rule(uri, line ?? at)),
-        "policylang.explainNode": (document?: Named, node?: string) =>
-            about(document, (uri, at) => explanations.node(uri, typeof node === "string" ? node : undefined, at)),
+        "policylang.explainNode": (document?: Named, node?: string | null, line?: number) =>
+            about(document, (uri, at) => explanations.node(uri, typeof node === "string" ? node : undefined, line ?? at)),
+        "policylang.explainCode": (code?: string) =>
+            typeof code === "string" ? explanations.code(code) : explanations.codeAtCursor(),
     };
     context.subscriptions.push(
         made,

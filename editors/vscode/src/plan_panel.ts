@@ -11,6 +11,7 @@ import { LANGUAGE, type Server } from "./server";
 const PAUSE = 400;
 
 const NO_PLAN = "There is no plan to show: the policy has errors, or no snapshot is chosen.";
+const NO_TRUST = "There is no plan to show: the workspace is not trusted, and no server is started in it.";
 
 export class PlanPanels implements vscode.Disposable {
     private readonly panels = new Map<string, PlanPanel>();
@@ -107,7 +108,7 @@ class PlanPanel {
         const { kind } = vscode.window.activeColorTheme;
         const dark = kind === vscode.ColorThemeKind.Dark || kind === vscode.ColorThemeKind.HighContrast;
         const nonce = randomBytes(16).toString("hex");
-        this.panel.webview.html = this.html === undefined ? wordsPage(NO_PLAN) : panelPage(this.html, nonce, dark);
+        this.panel.webview.html = this.html === undefined ? wordsPage(vscode.workspace.isTrusted ? NO_PLAN : NO_TRUST) : panelPage(this.html, nonce, dark);
     }
 
     dispose(): void {

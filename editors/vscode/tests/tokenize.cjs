@@ -1,7 +1,8 @@
-// Tokens of texts as VS Code makes them: a JSON list of texts on stdin, for each a list of [begin, end, scopes] on stdout.
-// Offsets are in UTF-16 code units. Packages are those of editors/vscode/node_modules, or of NODE_PATH.
+// Tokens of texts as VS Code makes them. Each line of stdin is a JSON list of texts, each line of stdout its answer: for
+// each text a list of [begin, end, scopes]. Offsets are in UTF-16 code units. Packages are those of editors/vscode/node_modules, or of NODE_PATH.
 const fs = require('fs');
 const path = require('path');
+const readline = require('readline');
 const textmate = require('vscode-textmate');
 const oniguruma = require('vscode-oniguruma');
 
@@ -34,8 +35,9 @@ async function main() {
     loadGrammar: async () => textmate.parseRawGrammar(fs.readFileSync(GRAMMAR, 'utf8'), GRAMMAR),
   });
   const grammar = await registry.loadGrammar('source.policylang');
-  const texts = JSON.parse(fs.readFileSync(0, 'utf8'));
-  process.stdout.write(JSON.stringify(texts.map(text => tokensOf(grammar, text))));
+  for await (const line of readline.createInterface({ input: process.stdin })) {
+    process.stdout.write(JSON.stringify(JSON.parse(line).map(text => tokensOf(grammar, text))) + '\n');
+  }
 }
 
 main();

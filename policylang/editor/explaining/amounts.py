@@ -66,7 +66,7 @@ def amounts_text(amounts: Amounts) -> str:
     if amounts.recomputed:
         work = f" and {figure(amounts.recomputed_flops, 'flops')}" if amounts.recomputed_flops else ""
         took = seconds_text(amounts.recomputed_seconds)
-        again = f"{figure(amounts.recomputed_bytes, 'bytes')}{work} recomputed{took and f' in {took}'}"
+        again = f"{figure(amounts.recomputed_bytes, 'bytes')}{work} recomputed{took and f', which takes {took}'}"
     said = (
         f"{figure(amounts.saved_bytes, 'bytes')} saved" if amounts.saved else "",
         f"{figure(amounts.offloaded_bytes, 'bytes')} offloaded" if amounts.offloaded else "",

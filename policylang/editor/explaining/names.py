@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 
-from policylang.editor.explaining.article import Article, code
+from policylang.editor.explaining.article import Article, code, with_code
 from policylang.editor.explaining.on_snapshot import backward_counts, part_lines, rows_of, selections_of
 from policylang.editor.explaining.statements import picked
 from policylang.editor.state import State
@@ -57,7 +57,7 @@ def of_let(state: State, let: Let, selector: Selector) -> Article:
     """A name of the policy's own: what it stands for, what its author says of it, and how many nodes that are."""
     article = Article().policy(let.span.text)
     own = let.span.source == state.document.source
-    article.say(comment_above(let.span), "" if own else f"Defined in {code(let.span.location)}.")
+    article.say(with_code(comment_above(let.span)), "" if own else f"Defined in {code(let.span.location)}.")
     selections = selections_of(state)
     rows = None if selections is None else rows_of(selections, selector)
     collectives = None if state.graph is None else picked(state.graph, let)
@@ -102,7 +102,9 @@ def _of_word(state: State, word: Word) -> Article:
 
 
 def _group(state: State, let: Let, selector: Selector) -> Article:
-    article = Article().say("A group that every policy knows.", comment_above(let.span)).policy(let.span.text)
+    article = (
+        Article().say("A group that every policy knows.", with_code(comment_above(let.span))).policy(let.span.text)
+    )
     selections = selections_of(state)
     rows = None if selections is None else rows_of(selections, selector)
     if selections is not None and rows is not None:
@@ -145,7 +147,8 @@ def _on_graph(operator: Operator, rows: Sequence[int], selections: Selections) -
     facts = selections.facts
     matches = operator_matcher(operator)
     backward = sum(count for target, count in backward_counts(facts).items() if matches(target))
-    yield f"{_counted(rows, selections)}" + (f"; {counted(backward, 'node')} of the backward." if backward else ".")
+    said = f"{code(operator.text)}: {_counted(rows, selections)}"
+    yield said + (f"; {counted(backward, 'node')} of the backward." if backward else ".")
     if not rows:
         yield from (line for line in part_lines(part_counts(operator, selections)) if "; " in line)
         return
@@ -222,7 +225,8 @@ def _targets(operator: Operator, facts: Facts | None) -> list[str]:
 
 @lru_cache(maxsize=512)
 def _known(operator: Operator) -> tuple[str, ...]:
-    return _table().matches(operator.namespace, operator.name, operator.overload)
+    found = _table().matches(operator.namespace, operator.name, operator.overload)
+    return tuple(filter(operator_matcher(operator), found))
 
 
 @cache

@@ -12,7 +12,8 @@ from policylang.language.figures import Measured, counted, figure, file_name, li
 from policylang.language.meanings.dictionary import meaning
 from policylang.language.syntax import Rule
 from policylang.planning.inspection.marginal_cost import MOST_RULES, Worth
-from policylang.planning.inspection.rule_amounts import rule_amounts
+from policylang.planning.inspection.policy_index import beginning_of
+from policylang.planning.inspection.rule_amounts import RuleInBlocks
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.selection.empty_matches import part_counts
 
@@ -22,7 +23,7 @@ _MOST_GROUPS = 6
 
 def rule_index(graph: GraphState, rule: Rule) -> int | None:
     """Its place in the policy."""
-    return graph.rule_at.get((rule.span.source.name, rule.span.start))
+    return graph.index.rules.get(beginning_of(rule.span))
 
 
 def worth_of(graph: GraphState, index: int) -> Worth | None:
@@ -74,24 +75,26 @@ def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
 
 
 def _amounts(graph: GraphState, index: int) -> Iterator[str]:
-    if not graph.knows("breakdown"):
+    if not graph.knows("amounts"):
         return
     outcome = graph.plan.rules[index]
-    found = rule_amounts(graph.breakdown, outcome.rule.source)
-    if not found.groups:
+    found = graph.amounts.get(outcome.rule.source)
+    if found is None:
         if outcome.decided:
             yield "The backward needs none of what it decides."
         return
-    shares = sum(each.rule.source == outcome.rule.source for each in graph.plan.rules) > 1
+    shares = outcome.rule.source in graph.index.shared_lines
     of = "What the rules of this line decide, and the backward needs" if shares else "Of what it decides"
     yield f"{of}: {amounts_text(found.amounts)}."
-    if len(found.groups) > 1 or found.groups[0][0].times > 1:
-        said = [
-            f"{code(group.label)}{f' ×{group.times}' if group.times > 1 else ''}: {amounts_text(amounts)}"
-            for group, amounts in found.groups[:_MOST_GROUPS]
-        ]
+    if len(found.groups) > 1 or found.groups[0].times > 1:
+        said = [_in_blocks(each) for each in found.groups[:_MOST_GROUPS]]
         more = len(found.groups) - _MOST_GROUPS
         yield "By block: " + "; ".join((*said, *([f"and {more} more"] if more > 0 else ()))) + "."
+
+
+def _in_blocks(found: RuleInBlocks) -> str:
+    each = ", each" if found.times > 1 else ""
+    return f"{amounts_text(found.amounts)} in {code(found.label) if found.blocks else found.label}{each}"
 
 
 def worth_text(graph: GraphState, index: int) -> Iterator[str]:
@@ -141,5 +144,12 @@ def _parts(graph: GraphState, outcome: RuleOutcome) -> list[str]:
 
 def short(graph: GraphState, index: int) -> str:
     """``24 values · −1.9 GiB · +8.2 TFLOP``; without what it is worth until that is worked out."""
-    worth = worth_of(graph, index)
-    return in_short((values(len(graph.plan.rules[index].decided)), *(worth_parts(worth) if worth is not None else ())))
+    outcome, worth = graph.plan.rules[index], worth_of(graph, index)
+    kept = outcome.kept_by_user
+    return in_short(
+        (
+            values(len(outcome.decided)),
+            *(worth_parts(worth) if worth is not None else ()),
+            f"{kept:,} kept by the user's checkpoint" if kept and not outcome.decided else "",
+        )
+    )

@@ -12,19 +12,20 @@ from policylang.editor.explaining.article import Article, code, with_code
 from policylang.editor.state import GraphState, State
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.figures import counted, figure, listed
+from policylang.language.figures import counted, figure, first_lines, joined, listed, uncounted_text
 from policylang.language.resolution.includes import PlacedStatement
 from policylang.language.syntax import Statement
 from policylang.language.version import installed_version
-from policylang.language.walk import with_lets
 from policylang.planning.inspection.communication import Communication, LineInOrder, bucket_statements
+from policylang.planning.inspection.policy_index import beginning_of
 from policylang.planning.plan import ExpectationOutcome
 from policylang.planning.value_decision import Why
-from policylang.report.device_times import exposed_text, recomputed_text
+from policylang.report.device_times import exposed_text, plan_times_text, recomputed_text
 from policylang.report.order.as_text import left_texts, proof_texts, said_of
 from policylang.report.report_text import rewrite_lines
 
 _MOST_NAMES = 4
+_MOST_LINES = 12
 _SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
 SCHEDULING = (syntax.Bucket, syntax.Prefetch, syntax.Delay, syntax.Overlap, syntax.KeepOrder)
 EXPECTATIONS = (syntax.ExpectTotal, syntax.ExpectCount, syntax.ExpectFate)
@@ -92,6 +93,11 @@ def policy(graph: GraphState) -> Article:
         lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
         lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
     article.items(lines)
+    if plan.untold is not None:
+        article.say(f"{plan_times_text(plan).capitalize()}.")
+    if found.uncounted:
+        article.say(f"Uncounted in the forward: {uncounted_text(found.uncounted)}.")
+    article.say(*found.notes)
     if under.amounts.open_bytes:
         article.say(f"{figure(under.amounts.open_bytes, 'bytes')} of what is saved is left to PyTorch's partitioner.")
     return article
@@ -110,15 +116,31 @@ def brought(state: State, include: syntax.Include) -> list[PlacedStatement]:
 
 
 def _include(state: State, include: syntax.Include) -> Article:
-    found = [each.statement for each in brought(state, include)]
-    kinds = Counter(_kind(each) for each in found)
-    said = ", ".join(counted(count, kind) for kind, count in kinds.items())
-    article = Article().say(f"It brings {said}." if said else "It brings nothing.")
+    kinds = _kinds(state, include)
+    article = Article().say(f"It brings {joined(kinds)}." if kinds else "It brings nothing.")
     graph = state.graph
-    mine = [] if graph is None else rules_of(graph, include)
-    if graph is not None and mine:
-        article.items(f"{code(graph.plan.rules[at].rule.text)}: {rules.short(graph, at)}" for at in mine)
+    if graph is not None:
+        policy = graph.plan.policy
+        mine = [f"{code(policy.rules[at].text)}: {rules.short(graph, at)}" for at in rules_of(graph, include)]
+        for each in (*policy.rewrites, *policy.scheduling, *policy.expectations):
+            if policy.included_by(each.span) == include.span and (said := short(graph, each)):
+                mine.append(f"{code(each.span.one_line)}: {with_code(said)}")
+        article.items(first_lines(mine, _MOST_LINES))
     return article
+
+
+def short(graph: GraphState, statement: Statement) -> str:
+    """What a rewrite, a scheduling line or an expectation comes to, in a few words; empty of what comes to nothing, and
+    until it is known."""
+    if isinstance(statement, SCHEDULING):
+        line = line_of(graph, statement)
+        return "" if line is None else line_short(*line)
+    if isinstance(statement, syntax.Fuse | syntax.Collapse):
+        return rewrite_short(graph, statement)
+    if isinstance(statement, EXPECTATIONS):
+        outcome = outcome_of(graph, statement)
+        return "" if outcome is None else expectation_short(statement, outcome)
+    return ""
 
 
 def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
@@ -128,13 +150,19 @@ def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
 
 
 def include_short(state: State, include: syntax.Include) -> str:
-    """``2 rules · 291 values``; of a file without rules how many statements it has."""
+    """``2 rules · 291 values``; of a file without rules what else it has."""
     graph = state.graph
     mine = [] if graph is None else rules_of(graph, include)
     if graph is None or not mine:
-        return counted(len(brought(state, include)), "statement")
+        return in_short(_kinds(state, include))
     decided = sum(len(graph.plan.rules[at].decided) for at in mine)
     return in_short((counted(len(mine), "rule"), values(decided)))
+
+
+def _kinds(state: State, include: syntax.Include) -> list[str]:
+    """``2 names``, ``1 rule``."""
+    found = Counter(_kind(each.statement) for each in brought(state, include))
+    return [counted(count, kind) for kind, count in found.items()]
 
 
 def _kind(statement: Statement) -> str:
@@ -198,11 +226,10 @@ def _rewrite(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> Art
 
 def rewrite_short(graph: GraphState, statement: syntax.Fuse | syntax.Collapse) -> str:
     """``96 rewritten · 96 collectives fewer``."""
-    policy, edits = graph.plan.policy, graph.plan.edits
-    at = next((at for at, each in enumerate(policy.rewrites) if each.span == statement.span), None)
+    at = graph.index.rewrites.get(beginning_of(statement.span))
     if at is None:
         return ""
-    done = edits.of(at).done
+    done = graph.plan.edits.of(at).done
     fewer = sum(edit.fewer_collectives for edit in done)
     return in_short((f"{len(done):,} rewritten", counted(fewer, "collective") + " fewer"))
 
@@ -261,8 +288,7 @@ def picked(graph: GraphState, let: syntax.Let) -> int | None:
     """How many collectives the lines pick by a name that only they use: in the whole step, and not in its forward. None
     for every other name, and until it is known."""
     policy = graph.plan.policy
-    used = (each.selector for each in (*policy.rules, *policy.expectations) if not isinstance(each, syntax.ExpectTotal))
-    if any(isinstance(part, syntax.Reference) and part.name == let.name for each in used for part in _all(each, graph)):
+    if let.name in graph.index.named_by_rules:
         return None
     for statement in (*policy.buckets, *policy.scheduling):
         if statement.selector == syntax.Reference(let.name) and (found := line_of(graph, statement)) is not None:
@@ -270,16 +296,12 @@ def picked(graph: GraphState, let: syntax.Let) -> int | None:
     return None
 
 
-def _all(selector: syntax.Selector, graph: GraphState) -> Iterator[syntax.Selector]:
-    return with_lets(selector, graph.plan.policy)
-
-
 # --- expectations ---
 
 
 def outcome_of(graph: GraphState, expectation: Statement) -> ExpectationOutcome | None:
-    found = zip(graph.plan.policy.expectations, graph.plan.expectations, strict=False)
-    return next((outcome for each, outcome in found if each.span == expectation.span), None)
+    number = graph.index.expectations.get(beginning_of(expectation.span))
+    return graph.plan.expectations[number] if number is not None and number < len(graph.plan.expectations) else None
 
 
 def _expectation(statement: Statement, outcome: ExpectationOutcome) -> Article:
@@ -298,6 +320,9 @@ def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
     return figure(abs(outcome.margin), dimension)
 
 
-def expectation_short(outcome: ExpectationOutcome) -> str:
-    """``held, 219.5 MiB in block 3``."""
-    return f"{outcome.status}, {outcome.found}"
+def expectation_short(statement: Statement, outcome: ExpectationOutcome) -> str:
+    """``held, 219.5 MiB in block 3 · 5 MiB to spare``."""
+    margin = margin_text(statement, outcome) if isinstance(statement, syntax.ExpectTotal) else ""
+    if margin:
+        margin = f"{margin} to spare" if outcome.status == "held" else f"off by {margin}"
+    return in_short((f"{outcome.status}, {outcome.found}", margin))

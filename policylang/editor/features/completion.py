@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from itertools import chain
+
 import attrs
 from lsprotocol import types
 
 from policylang.editor.features.offers.documentation import documentation
 from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.features.offers.items import listed, protocol_items
-from policylang.editor.features.offers.places import Place, offers_at
+from policylang.editor.features.offers.places import WordPlace, offers_at
 from policylang.editor.state import State
-from policylang.language.parsing.cursor import cursor_at
+from policylang.language.parsing.cursor import Cursor, cursors_at
 
-TRIGGERS = [".", "<", '"', "/", " "]
-"""Characters behind which an editor asks by itself, beside letters. A blank is one only where a statement cannot end
-yet: where it can, who types on with Enter must not choose from a list instead."""
+TRIGGERS = [".", "<", '"', "/", "(", "{", " "]
+"""Characters behind which an editor asks by itself, beside letters. They are answered where they begin something: a
+blank only where a statement cannot end yet, for where it can, who goes on with Enter must not choose from a list."""
+_MARKDOWN = (types.MarkupKind.Markdown,)
 _NONE = types.CompletionList(is_incomplete=False, items=[])
 
 
@@ -23,26 +27,34 @@ def completion(
 ) -> types.CompletionList:
     """At a character offset, what fits best first. ``snippets``: whether the client steps through placeholders.
     ``trigger``: the character behind which the client asked by itself."""
-    cursor = cursor_at(state.document.source, offset)
-    if cursor is None or (trigger == " " and not _wants_more(cursor.kinds, cursor.accepted)):
+    cursors = cursors_at(state.document.source, offset)
+    if not cursors or not _is_begun(cursors[0], trigger):
         return _NONE
-    index = index_of(state.facts)
-    offers, grows = offers_at(Place(state, cursor, index))
-    found, complete = listed(offers, cursor)
+    index, cursor = index_of(state.facts), cursors[0]
+    offers = [offers_at(WordPlace(state, each, index)) for each in cursors]
+    found, complete = listed(chain.from_iterable(each for each, _ in offers), cursor)
+    grows = any(each for _, each in offers)
     range = state.document.positions.between(cursor.start, cursor.end)
     data = {"uri": state.document.uri, "at": cursor.start}
     items = list(protocol_items(found, range, data, snippets=snippets))
     return types.CompletionList(is_incomplete=grows or not complete, items=items)
 
 
-def resolved(state: State | None, item: types.CompletionItem, *, markdown: bool = True) -> types.CompletionItem:
-    """An item with what is said of it; without that where its document is closed by now."""
+def resolved(
+    state: State | None, item: types.CompletionItem, formats: Container[str] = _MARKDOWN
+) -> types.CompletionItem:
+    """An item with what is said of it, in one of the formats of the client; without that where its document is closed
+    by now."""
     data = item.data if isinstance(item.data, dict) else {}
     about, at = data.get("about"), data.get("at")
     if state is None or not isinstance(about, str) or not isinstance(at, int):
         return item
-    said = documentation(state, cursor_at(state.document.source, at), item.label, about)
-    return attrs.evolve(item, documentation=said.content(markdown=markdown)) if said.blocks else item
+    said = documentation(state, cursors_at(state.document.source, at), item.label, about)
+    if not said.blocks:
+        return item
+    is_markup = types.MarkupKind.Markdown in formats or types.MarkupKind.PlainText in formats
+    shown = said.content(markdown=types.MarkupKind.Markdown in formats)
+    return attrs.evolve(item, documentation=shown if is_markup else shown.value)
 
 
 def uri_of(item: types.CompletionItem) -> str:
@@ -51,6 +63,10 @@ def uri_of(item: types.CompletionItem) -> str:
     return uri if isinstance(uri, str) else ""
 
 
-def _wants_more(kinds: tuple[str, ...], accepted: frozenset[str]) -> bool:
-    """Whether a statement has begun and cannot end here."""
-    return bool(kinds) and not accepted & {"$END", "OR"}
+def _is_begun(cursor: Cursor, trigger: str | None) -> bool:
+    """Whether the character that was typed last begins something, or somebody asked."""
+    if trigger == " ":
+        return bool(cursor.kinds) and not cursor.typed and not cursor.accepted & {"$END", "OR"}
+    if trigger == '"':
+        return cursor.typed.startswith('"')
+    return trigger != "<" or "BUNDLED" in cursor.accepted

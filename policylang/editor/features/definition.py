@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from attrs import frozen
 from lsprotocol import types
 
-from policylang.editor.occurrences import Occurrence, occurrences, target_of
+from policylang.editor.names.occurrences import Occurrence, occurrences, target_of
+from policylang.editor.names.policy_files import PolicyFiles
 from policylang.editor.places import location, positions_of, uri_of_path
-from policylang.editor.policy_files import PolicyFiles
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.devices.lookup import bundled_devices, find_device
@@ -79,7 +80,7 @@ def file_of(state: State, statement: Include | Device) -> FileOfStatement | None
         path = bundled_file(statement.target) if statement.bundled else folder / statement.target
         bundled = statement.bundled
     try:
-        there = path is not None and path.is_file()
+        there = path is not None and os.path.isfile(path)
     except (OSError, ValueError):
         there = False
     return FileOfStatement(target_of(statement), path, bundled) if path is not None and there else None

@@ -52,15 +52,7 @@ def short(state: State, graph: GraphState, statement: Statement) -> str:
         return values(statements.undecided(graph))
     if isinstance(statement, syntax.Include):
         return statements.include_short(state, statement)
-    if isinstance(statement, statements.SCHEDULING):
-        line = statements.line_of(graph, statement)
-        return "" if line is None else statements.line_short(*line)
-    if isinstance(statement, syntax.Fuse | syntax.Collapse):
-        return statements.rewrite_short(graph, statement)
-    if isinstance(statement, statements.EXPECTATIONS):
-        outcome = statements.outcome_of(graph, statement)
-        return "" if outcome is None else statements.expectation_short(outcome)
-    return ""
+    return statements.short(graph, statement)
 
 
 def _named(state: State, graph: GraphState, let: syntax.Let) -> str:

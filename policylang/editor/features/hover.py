@@ -54,7 +54,7 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
         article, start, end = _whole(state, pointed)
         if said.sense == "statement" and said.words == ("blocks",):
             article.follow(places.of_all_blocks(state))
-        return article.follow(_meaning(said)), start, end
+        return article.follow(_meaning(said, article)), start, end
     article = Article().follow(_place(state, pointed))
     if said is not None:
         if isinstance(inner, _SELECTORS) and not article.blocks and said.sense != "sign":
@@ -82,14 +82,26 @@ def _whole(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     if isinstance(statement, syntax.Let):
         article = names.of_let(state, statement, statement.selector)
     elif statement is not None:
-        article.policy(text).follow(article_of(state, statement))
+        found = article_of(state, statement)
+        article.policy(text).follow(found)
+        if not found.blocks and (opening := _opening(pointed)) is not None:
+            article.say(with_code(opening.text))
     elif (said := meaning_at(pointed.words, 0)) is not None:
         article = _meaning(said)
     return article, pointed.start, pointed.end
 
 
-def _meaning(said: Meaning) -> Article:
-    return Article().say(with_code(said.text), f"For example {code(said.example)}; more in {code(said.page)}.")
+def _opening(pointed: Pointed) -> Meaning | None:
+    """The meaning of the word that says what kind of statement it is."""
+    found = (meaning_at(pointed.words, at) for at in range(min(2, len(pointed.words))))
+    return next((each for each in found if each is not None and each.sense in ("statement", "action")), None)
+
+
+def _meaning(said: Meaning, before: Article | None = None) -> Article:
+    """``before``: what is said already, and not again."""
+    text = with_code(said.text)
+    is_said = before is not None and any(text in each for _, each in before.blocks)
+    return Article().say("" if is_said else text, f"For example {code(said.example)}; more in {code(said.page)}.")
 
 
 def _titled(said: Meaning, word: str) -> Article:

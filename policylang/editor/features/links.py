@@ -10,9 +10,9 @@ from lsprotocol import types
 
 from policylang.editor.features.definition import FileOfStatement, file_of
 from policylang.editor.features.renaming import workspace_edit
-from policylang.editor.occurrences import occurrences, target_of
+from policylang.editor.names.occurrences import occurrences, target_of
+from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.places import uri_of_path
-from policylang.editor.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.files import read_source
@@ -20,18 +20,18 @@ from policylang.language.source import Source
 from policylang.language.syntax import Device, Include
 
 
-def document_links(state: State) -> list[types.DocumentLink]:
-    """The files of ``include`` and ``device`` lines, those that are there."""
+def document_links(state: State, *, tooltips: bool = True) -> list[types.DocumentLink]:
+    """The files of ``include`` and ``device`` lines, those that are there. ``tooltips``: whether the client has any."""
     found = (file_of(state, each) for each in occurrences(state.document.source).files)
-    return [_link(state, file) for file in found if file is not None]
+    return [_link(state, file, tooltips) for file in found if file is not None]
 
 
-def _link(state: State, file: FileOfStatement) -> types.DocumentLink:
+def _link(state: State, file: FileOfStatement, tooltips: bool) -> types.DocumentLink:
     what = _about(file.path) if file.bundled else ""
     return types.DocumentLink(
         range=state.document.positions.range(file.span),
         target=uri_of_path(file.path),
-        tooltip=f"{'bundled: ' if file.bundled else ''}{what or os.path.abspath(file.path)}",
+        tooltip=f"{'bundled: ' if file.bundled else ''}{what or os.path.abspath(file.path)}" if tooltips else None,
     )
 
 
@@ -68,7 +68,7 @@ def _target_after(policy: Path, statement: Include | Device, moves: Sequence[tup
         return None
     before = Path(os.path.abspath(policy.parent / name))
     after, home = _moved(before, moves), _moved(Path(os.path.abspath(policy)), moves).parent
-    if not before.exists() or '"' in str(after):
+    if not os.path.exists(before) or '"' in str(after):
         return None
     wanted = str(after) if os.path.isabs(name) else Path(os.path.relpath(after, home)).as_posix()
     return None if os.path.abspath(home / name) == str(after) else wanted

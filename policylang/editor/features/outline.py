@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from attrs import define, field, frozen
 from lsprotocol import types
 
-from policylang.editor.policy_files import PolicyFiles
+from policylang.editor.names.policy_files import PolicyFiles
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language import syntax
@@ -22,6 +22,7 @@ from policylang.language.syntax import Let, Statement
 _LONGEST = 80
 _LONGEST_HEADING = 60
 _BANNER = re.compile(r"#\s*([-=*#~])\1\1+\s*(?P<title>.*?\w.*?)\s*(?:\1\1\1+)?\s*#?")
+_LONGEST_BANNER = 200
 _SENTENCE = re.compile(r"(.*?[^.])[.:](?=\s)", re.DOTALL)
 _KIND = types.SymbolKind
 _KINDS: dict[type, types.SymbolKind] = {
@@ -56,6 +57,8 @@ class Comment:
     @property
     def banner(self) -> str | None:
         """The title of a comment such as ``# --- the work ----``."""
+        if self.end - self.start > _LONGEST_BANNER:
+            return None
         found = _BANNER.fullmatch(self.source.text[self.start : self.end].rstrip())
         return found["title"] if found else None
 

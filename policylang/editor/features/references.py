@@ -6,8 +6,8 @@ from attrs import frozen
 from lsprotocol import types
 
 from policylang.editor.features.definition import own_definition
-from policylang.editor.occurrences import Occurrence, occurrences
-from policylang.editor.policy_files import PolicyFiles, PolicyText
+from policylang.editor.names.occurrences import Occurrence, occurrences
+from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.resolution import prelude

@@ -14,8 +14,8 @@ from lsprotocol import types
 
 from policylang.api.load import operators_at_hand, operators_in
 from policylang.editor.features.references import lets_around, occurrence_at
-from policylang.editor.occurrences import Occurrence
-from policylang.editor.policy_files import PolicyFiles, PolicyText
+from policylang.editor.names.occurrences import Occurrence
+from policylang.editor.names.policy_files import PolicyFiles, PolicyText
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.parsing.parser import keywords, parse_file
@@ -152,9 +152,10 @@ def _refuse_what_is_also_an_operator(state: State, renaming: _Renaming) -> None:
 
 def _refuse_what_reads_differently(renaming: _Renaming, text: PolicyText) -> None:
     """A few names are words of the language beside some others."""
-    made = text.source.text
-    for each in reversed(text.said.of(renaming.old)):
-        made = made[: each.span.start] + renaming.new + made[each.span.end :]
+    found = text.said.of(renaming.old)
+    starts, ends = [each.span.start for each in found], [each.span.end for each in found]
+    between = zip([0, *ends], [*starts, len(text.source.text)], strict=True)
+    made = renaming.new.join(text.source.text[start:end] for start, end in between)
     before = parse_file(text.source)[0].statements
     wanted = tuple(_with_name(statement, renaming.old, renaming.new) for statement in before)
     if parse_file(Source(text.source.name, made))[0].statements != wanted:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from policylang.language.parsing.lexer import Lexeme
-from policylang.language.parsing.parser import halves, reading, words_until
-from policylang.language.parsing.statements import is_blank, starts_before
+from policylang.language.parsing.lexer import OPENERS, Lexeme
+from policylang.language.parsing.parser import halves, reading, terminal_texts, words_until
+from policylang.language.parsing.statements import MAX_STATEMENT, is_blank, starts_before
 from policylang.language.source import Source
 
 # As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
@@ -31,6 +31,8 @@ _BUNDLED = re.compile(r"include\s*(?P<word><[\w.-]*)")
 _REST_OF_BUNDLED = re.compile(r"[\w.-]*>?")
 _DEVICE = re.compile(r"device[^\S\n]+(?P<word>[\w.+-]+)")
 _REST_OF_DEVICE = re.compile(r"[\w.+-]*")
+_MOST_BEFORE_SELECTOR = 2
+"""Words before which a statement's opener may still turn out to be a name."""
 _MOST_SKIPPED = 16
 """Characters of one statement that no word has and that are passed over."""
 
@@ -66,16 +68,26 @@ class Cursor:
         return tuple(word.type for word in self.words)
 
 
-def cursor_at(source: Source, offset: int) -> Cursor | None:
-    """What stands around a character offset; None in a comment."""
+def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
+    """What stands around a character offset, as it is most likely meant first; empty in a comment, and in a statement
+    that is longer than one may be.
+
+    There are several where the first word of a line may go on with a parenthesis that is not closed or begin a
+    statement, and where the word before may open a statement or be a name.
+    """
     starts = starts_before(source, offset)
     if starts is None:
-        return None
-    for start in starts[:-1]:
-        inside, fits = _within(source, start, offset)
-        if fits:
-            return inside
-    return _within(source, starts[-1], offset)[0]
+        return ()
+    starts = tuple(start for start in starts if offset - start <= MAX_STATEMENT)
+    if not starts:
+        return ()
+    readings = (_within(source, start, offset) for start in starts[:-1])
+    inside = next((cursor for cursor, fits in readings if fits), None)
+    outside = _within(source, starts[-1], offset)[0]
+    found = [outside]
+    if inside is not None:
+        found = [inside] if outside.words else [inside, outside]
+    return (*found, *(other for cursor in found if (other := _as_a_name(cursor)) is not None))
 
 
 def _within(source: Source, start: int, offset: int) -> tuple[Cursor, bool]:
@@ -87,10 +99,40 @@ def _within(source: Source, start: int, offset: int) -> tuple[Cursor, bool]:
     last = len(words) - 1
     seconds = _seconds(words, kinds)
     accepted = frozenset() if seconds and last in found.refused else found.accepted
+    if words and _is_opener(words):
+        accepted = _kept(accepted, words, words[-1].type)
     refused = [index for index in found.refused if index != last or not seconds]
     kept = tuple(word for index, word in enumerate(words) if index not in refused)
     is_first = is_blank(source.text, 0, start)
     return Cursor(source, offset, kept, begin, end, accepted, start, seconds, is_first), not refused and not skipped
+
+
+def _kept(accepted: frozenset[str], words: Sequence[Lexeme], kind: str) -> frozenset[str]:
+    """The terminals behind which the last of some words is what it is: `bucket` opens no statement before `in`."""
+    texts, before = terminal_texts(), " ".join(words)
+
+    def keeps(text: str) -> bool:
+        whole = f"{before} {text}"
+        found = words_until(Source("", whole), 0, len(whole))[0]
+        return len(found) < len(words) or found[len(words) - 1].type in (kind, *halves())
+
+    return frozenset(each for each in accepted if each not in texts or all(keeps(text) for text in texts[each]))
+
+
+def _as_a_name(cursor: Cursor) -> Cursor | None:
+    """The same where the word before is a name, if what follows may make it one."""
+    if not cursor.words or not _is_opener(cursor.words):
+        return None
+    last = cursor.words[-1]
+    words = (*cursor.words[:-1], Lexeme.make("NAME", str(last), last.span.start, last.origin))
+    texts = terminal_texts()
+    named = {each for each in reading(tuple(word.type for word in words)).accepted if each in texts}
+    return evolve(cursor, words=words, accepted=_kept(frozenset(named), words, "NAME"), seconds=())
+
+
+def _is_opener(words: Sequence[Lexeme]) -> bool:
+    """Whether the last of some words opens a statement here and is a name elsewhere."""
+    return len(words) <= _MOST_BEFORE_SELECTOR and str(words[-1]) in OPENERS and words[-1].type != "NAME"
 
 
 def _seconds(words: Sequence[Lexeme], kinds: tuple[str, ...]) -> tuple[str, ...]:

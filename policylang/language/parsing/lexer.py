@@ -58,7 +58,7 @@ _LOOKALIKES = {
 }
 
 
-_OPENERS = ("device", "bucket", "prefetch", "delay", "overlap")
+OPENERS = ("device", "bucket", "prefetch", "delay", "overlap")
 """Words that open a statement and are names wherever a name can stand."""
 PAIRS = ("EVERY_NTH", "HALF_OF", "UP_TO", "PER_RANK", "STEP_TIME", "KEEP_ORDER", "IN_FLIGHT")
 """Terminals of two words, which are no keywords by themselves where ``every`` and ``per`` are not."""
@@ -149,7 +149,7 @@ class Lexer:
                 word = match.group()
                 if kind == "run":
                     name = "NAME" if word.isidentifier() and _is_given(lexemes) else self._classify(word)
-                    if word in _OPENERS and not _OF_A_SELECTOR.match(text, match.end(), end):
+                    if word in OPENERS and not _OF_A_SELECTOR.match(text, match.end(), end):
                         name = _opened(word, lexemes) or name
                     elif word == "within" and _opens(lexemes, "OVERLAP"):
                         name = "WITHIN"

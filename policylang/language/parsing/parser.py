@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from attrs import evolve, frozen
 from lark import Lark, Token
 from lark.exceptions import UnexpectedToken
+from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, written
@@ -75,28 +76,48 @@ class Reading:
     """The words that could not stand where they stand; the others are read as if these were not there."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def reading(terminals: tuple[str, ...]) -> Reading:
     """What may follow the beginning of a statement, given as the terminals of its words."""
+    if not terminals:
+        return Reading(_accepted(_fed(())[0]), ())
+    before, refused = _fed(terminals[:-1])
+    parser: InteractiveParser = before.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]
+    if not _feed(parser, terminals[-1]):
+        refused = (*refused, len(terminals) - 1)
+    return Reading(_accepted(parser), refused)
+
+
+@lru_cache(maxsize=64)
+def _fed(terminals: tuple[str, ...]) -> tuple[InteractiveParser, tuple[int, ...]]:
+    """A parser behind some words, not to be fed itself, and the words that it refused."""
     parser = _lark().parse_interactive("")
+    parser.parser_state.parse_conf = copy(parser.parser_state.parse_conf)
+    parser.parser_state.parse_conf.callbacks = {}  # nothing is built, so nothing is reported
+    return parser, tuple(index for index, terminal in enumerate(terminals) if not _feed(parser, terminal))
+
+
+def _feed(parser: InteractiveParser, terminal: str) -> bool:
+    """Whether a parser takes a terminal; where it does not, it stays as it is."""
     state = parser.parser_state
-    state.parse_conf = copy(state.parse_conf)
-    state.parse_conf.callbacks = {}  # nothing is built, so nothing is reported
-    refused: list[int] = []
-    for index, terminal in enumerate(terminals):
-        before = state.copy(deepcopy_values=False)
-        try:
-            parser.feed_token(Token(terminal, ""))
-        except UnexpectedToken:  # what was reduced until then is undone
-            state.state_stack, state.value_stack = before.state_stack, before.value_stack
-            refused.append(index)
-    return Reading(frozenset(parser.accepts()), tuple(refused))
+    states, values = [*state.state_stack], [*state.value_stack]
+    try:
+        parser.feed_token(Token(terminal, ""))
+    except UnexpectedToken:  # what was reduced until then is undone
+        state.state_stack, state.value_stack = states, values
+        return False
+    return True
+
+
+def _accepted(parser: InteractiveParser) -> frozenset[str]:
+    accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
+    return frozenset(accepted)
 
 
 @cache
 def terminal_texts() -> Mapping[str, tuple[str, ...]]:
-    """The words and signs of each terminal that stands for a few of them: ``PER_RANK`` is ``per rank``. Those that stand
-    for names, numbers or texts of the user's are not there."""
+    """The words and signs of each terminal that stands for a few of them: ``PER_RANK`` is ``per rank``. Terminals that
+    stand for names, numbers or texts of the user's are not there."""
     found: dict[str, tuple[str, ...]] = {}
     for terminal in _lark().terminals:
         pattern = terminal.pattern.value.replace(r"\s+", " ").removeprefix("(?:").removesuffix(")")

@@ -215,6 +215,9 @@ def _quantity(number: Lexeme, unit: Lexeme | None) -> Quantity:
         number.report("APL016", f"`{str(number)[:40]}` is not a number")
         return Quantity(0.0, "number", span)
     value = float(match.group(1))
+    if unit is not None and match.group(2):
+        unit.report("APL010", f"`{unit}` cannot follow `{number}`", help="a figure has one unit: leave out the other")
+        return Quantity(value, "number", span)
     name = str(unit) if unit is not None else match.group(2)
     if value > 1e30:
         number.report("APL016", f"the number `{number}` is too large")

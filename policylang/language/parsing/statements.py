@@ -111,7 +111,8 @@ def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
 
 def is_blank(text: str, start: int, end: int) -> bool:
     """Whether a part of a text holds nothing but comments."""
-    return _BLANK.fullmatch(text, start, end) is not None
+    found = _BLANK.match(text, start, end)  # never fails, so never tries again
+    return found is not None and found.end() == end
 
 
 def comments(source: Source) -> list[tuple[int, int]]:

@@ -132,7 +132,8 @@ def _report_end(words: Sequence[Lexeme], expected: frozenset[str]) -> None:
     if _in_predicate(words, expected):
         help = _predicate_help(words, None)
         message = f"a comparison is missing after `{last}`"
-        origin.report("APL011", message, caret, help=help, mends=_whole_flags(last))
+        mends = (*_whole_flags(last), *_in_parentheses(words))
+        origin.report("APL011", message, caret, help=help, mends=mends)
         return
     missing, help = _missing(words, expected)
     mends = _missing_words(missing, last)
@@ -147,6 +148,16 @@ def _missing_words(missing: str, last: Lexeme) -> tuple[Mend, ...]:
     """The words that have to follow another one, where they are known by themselves."""
     words = _WORDS.findall(missing)
     return tuple(inserted(last.span, word) for word in words) if _ALL_WORDS.fullmatch(missing) else ()
+
+
+def _in_parentheses(words: Sequence[Lexeme]) -> tuple[Mend, ...]:
+    """The mend of `… where … or bmm`: what stands before the joiner is one selector, and what is behind it another."""
+    first = next((at + 1 for at, word in enumerate(words[:-3]) if word.type in ("ACTION", "EQUAL")), None)
+    if first is None or words[-2].type not in ("OR", "AND"):
+        return ()
+    begin, end, source = words[first].span.start, words[-3].span.end, words[-1].span.source
+    changes = (TextChange(Span(source, begin, begin), "("), TextChange(Span(source, end, end), ")"))
+    return (Mend(f"write `(… where …) {words[-2]} {words[-1]}`", changes, is_choice=True),)
 
 
 def _whole_flags(last: Lexeme) -> tuple[Mend, ...]:

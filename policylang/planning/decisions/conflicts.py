@@ -13,6 +13,7 @@ from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, Related
 from policylang.language.syntax import Rule
 from policylang.planning.plan import Plan
+from policylang.planning.refusals import moved_below
 
 SOFTENED = "APL314"
 _MUST = re.compile(r"\bmust_(save|recompute)\b")  # a keyword: no name is spelled so
@@ -36,6 +37,7 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
                     outcome.rule.span,
                     help="move it below them, or say there too what must be done",
                     related=tuple(Related(f"`{rule.text}` takes over {count:,}", rule.span) for rule, count in takers),
+                    mends=moved_below(outcome, plan.rules),
                 )
             )
     return tuple(found)

@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import fsum
 
 from attrs import frozen
 
+from policylang.language.figures import folded_names
 from policylang.planning.inspection.breakdown import Amounts, BlockGroup, Breakdown, ValueEntry
+
+
+@frozen
+class RuleInBlocks:
+    """Blocks in which a rule comes to the same, whatever else happens there."""
+
+    label: str
+    """``model.layers.0–31``."""
+    blocks: tuple[int, ...]
+    """Empty for what lies outside every block."""
+    amounts: Amounts
+    """Of one of them."""
+
+    @property
+    def times(self) -> int:
+        return max(len(self.blocks), 1)
 
 
 @frozen
 class RuleAmounts:
     amounts: Amounts
     """Of all blocks together."""
-    groups: tuple[tuple[BlockGroup, Amounts], ...]
-    """Of one of the blocks that are alike; only where it decides a value that the backward needs."""
+    groups: tuple[RuleInBlocks, ...]
+    """Where it decides a value that the backward needs; in the order of their first block."""
 
 
-def rule_amounts(found: Breakdown, source: str) -> RuleAmounts:
-    """Of the rules that begin in one line, ``file:line``, which is mostly one. What is left to PyTorch counts as
-    saved."""
-    groups = [(group, [each for each in group.entries if each.source == source]) for group in found.groups]
-    everything = _sum((each, group.times) for group, entries in groups for each in entries)
-    return RuleAmounts(everything, tuple((group, _sum((each, 1) for each in mine)) for group, mine in groups if mine))
+def amounts_of_rules(found: Breakdown) -> dict[str, RuleAmounts]:
+    """By ``file:line``, of the rules that begin there, mostly one. What is left to PyTorch counts as saved. A line
+    without values that the backward needs is not there."""
+    lines: dict[str, list[tuple[BlockGroup, list[ValueEntry]]]] = {}
+    for group in found.groups:
+        for entry in group.entries:
+            if entry.source is not None:
+                mine = lines.setdefault(entry.source, [])
+                if not mine or mine[-1][0] is not group:
+                    mine.append((group, []))
+                mine[-1][1].append(entry)
+    return {source: _rule(mine, found.plan.block_names) for source, mine in lines.items()}
+
+
+def _rule(mine: Sequence[tuple[BlockGroup, Sequence[ValueEntry]]], names: Sequence[str]) -> RuleAmounts:
+    everything = _sum((each, group.times) for group, entries in mine for each in entries)
+    alike: dict[Amounts, list[int]] = {}
+    rest: list[RuleInBlocks] = []
+    for group, entries in mine:
+        amounts = _sum((each, 1) for each in entries)
+        if group.blocks:
+            alike.setdefault(amounts, []).extend(group.blocks)
+        else:
+            rest.append(RuleInBlocks(group.label, (), amounts))
+    inside = [
+        RuleInBlocks(folded_names([names[block] for block in sorted(blocks)]), tuple(sorted(blocks)), amounts)
+        for amounts, blocks in alike.items()
+    ]
+    return RuleAmounts(everything, (*sorted(inside, key=lambda each: each.blocks), *rest))
 
 
 def _sum(entries: Iterable[tuple[ValueEntry, int]]) -> Amounts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.documents.outputs import benchmark_tables, console, cookbook, examples, graphs, tuning
+from tests.documents.outputs import benchmark_tables, console, cookbook, editor, examples, graphs, tuning
 from tests.documents.outputs.pages import PAGES, ROOT, Shown, blocks, masked, rewritten
 
 __all__ = ["PAGES", "PRODUCERS", "ROOT", "SLOW", "Shown", "blocks", "masked", "produce", "rewritten"]
@@ -17,6 +17,7 @@ __all__ = ["PAGES", "PRODUCERS", "ROOT", "SLOW", "Shown", "blocks", "masked", "p
 PRODUCERS: dict[str, Callable[[Shown], str]] = {
     **cookbook.PRODUCERS,
     **console.PRODUCERS,
+    **editor.PRODUCERS,
     **examples.PRODUCERS,
     **graphs.PRODUCERS,
     **benchmark_tables.PRODUCERS,

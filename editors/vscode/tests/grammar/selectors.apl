@@ -43,14 +43,15 @@ save mm in first half of blocks, mm in last 50% of blocks
 #                                             ^ keyword.other.unit.policylang
 #                                               ^^ keyword.other.selector.policylang
 #                                                  ^^^^^^ keyword.other.selector.policylang
-save mm in blocks 0..3 per module
+save first mm in blocks 0..3 per module
 # <---- keyword.control.action.policylang
-#    ^^ entity.name.function.operator.policylang
-#       ^^ keyword.other.selector.policylang
-#          ^^^^^^ keyword.other.selector.policylang
-#                 ^^^^ constant.numeric.range.policylang
-#                      ^^^ keyword.other.selector.policylang
-#                          ^^^^^^ keyword.other.selector.policylang
+#    ^^^^^ keyword.other.selector.policylang
+#          ^^ entity.name.function.operator.policylang
+#             ^^ keyword.other.selector.policylang
+#                ^^^^^^ keyword.other.selector.policylang
+#                       ^^^^ constant.numeric.range.policylang
+#                            ^^^ keyword.other.selector.policylang
+#                                ^^^^^^ keyword.other.selector.policylang
 users of cast feeding mm except add fed by half -> offload up to 8GiB per rank
 # <----- keyword.other.selector.policylang
 #     ^^ keyword.other.selector.policylang

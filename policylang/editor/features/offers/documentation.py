@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from policylang.editor.explaining.article import Article, with_code
@@ -19,7 +20,6 @@ from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.source import Source
 from policylang.language.syntax import Word
 
-
 _NAMES = ("op", "group", "let")
 _SENSES: dict[str, Sense] = {
     "flag": "predicate",
@@ -31,7 +31,7 @@ _SENSES: dict[str, Sense] = {
 }
 
 
-def documentation(state: State, cursor: Cursor | None, text: str, about: str) -> Article:
+def documentation(state: State, cursors: Sequence[Cursor], text: str, about: str) -> Article:
     """Of the offer of ``text`` at a place; empty where there is nothing to say."""
     kind, _, name = about.partition(":")
     if kind == "bundled":
@@ -42,8 +42,7 @@ def documentation(state: State, cursor: Cursor | None, text: str, about: str) ->
         return of_name(state, Word(name))
     sense = _SENSES.get(kind)
     found = None if sense is None else meaning(name, sense)
-    if found is None and cursor is not None:
-        found = _in_its_place(cursor, text)
+    found = found or next(filter(None, (_in_its_place(each, text) for each in cursors)), None)
     return Article() if found is None else Article().say(with_code(found.text)).policy(found.example)
 
 
@@ -58,8 +57,7 @@ def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
     terminal = next(
         (name for name, texts in terminal_texts().items() if text in texts and name in cursor.accepted), None
     )
+    words = words_of(origin.source, 0, len(text))
     if terminal is not None:
         words = [Lexeme.make(terminal, text, 0, origin)]
-    else:
-        words = words_of(origin.source, 0, len(text))
     return meaning_at([*cursor.words, *words], len(cursor.words)) if words else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from policylang.editor.features.offers.items import Kind, Offer
+from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.language.devices.lookup import SUFFIX as DEVICE_SUFFIX
 from policylang.language.devices.lookup import bundled_devices
 from policylang.language.files import SUFFIX, bundled_names
@@ -18,23 +18,23 @@ from policylang.language.resources import devices_folder, policies_folder
 _MOST_ENTRIES = 2000
 
 
-def include_offers(path: Path | None, cursor: Cursor) -> Iterator[Offer]:
+def include_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
     """Bundled policies, and policy files beside this one."""
     if not cursor.typed.startswith('"'):
         for name in bundled_names():
             if name != PRELUDE:  # it is always there
                 detail = first_sentence(comment_of(policies_folder() / f"{name}{SUFFIX}"))
-                yield Offer(f"<{name}>", Kind.File, detail, about=f"bundled:{name}")
+                yield WordOffer(f"<{name}>", Kind.File, detail, about=f"bundled:{name}")
     if not cursor.typed.startswith("<"):
         yield from _beside(path, cursor, SUFFIX)
 
 
-def device_offers(path: Path | None, cursor: Cursor) -> Iterator[Offer]:
+def device_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
     """Bundled profiles, and files beside this policy."""
     if not cursor.typed.startswith('"'):
         for name in bundled_devices():
             detail = first_sentence(comment_of(devices_folder() / f"{name}{DEVICE_SUFFIX}"))
-            yield Offer(name, Kind.File, detail, about=f"device:{name}")
+            yield WordOffer(name, Kind.File, detail, about=f"device:{name}")
     if cursor.typed.startswith('"') or not cursor.typed:
         yield from _beside(path, cursor, DEVICE_SUFFIX)
 
@@ -59,7 +59,7 @@ def first_sentence(comment: str) -> str:
     return text.partition(". ")[0].rstrip(".")
 
 
-def _beside(path: Path | None, cursor: Cursor, suffix: str) -> Iterator[Offer]:
+def _beside(path: Path | None, cursor: Cursor, suffix: str) -> Iterator[WordOffer]:
     """Files and folders, as they are named from the policy's own; none of a text that is in no file."""
     if path is None:
         return
@@ -76,7 +76,7 @@ def _beside(path: Path | None, cursor: Cursor, suffix: str) -> Iterator[Offer]:
         if name.startswith(".") or '"' in name:
             continue
         if not is_folder and name.endswith(suffix) and (path.parent / before / name).resolve() != mine:
-            yield Offer(f'"{before}{name}"', Kind.File)
+            yield WordOffer(f'"{before}{name}"', Kind.File)
     for name, is_folder in found:
         if is_folder and not name.startswith(".") and '"' not in name:
-            yield Offer(f'"{before}{name}/', Kind.Folder)  # the quote comes with the file
+            yield WordOffer(f'"{before}{name}/', Kind.Folder)  # the quote comes with the file

@@ -13,6 +13,7 @@ from policylang.editor.features.offers.module_tree import ModuleTree
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
+from policylang.language.manifest.names import manifest
 from policylang.language.resolution import prelude
 from policylang.language.syntax import Compare, Quantity
 from policylang.planning.liveness import own_bytes
@@ -36,7 +37,7 @@ class Count:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """What sorts an operator behind those that matter more: by bytes, then by calls, as ``policylang show`` does."""
+        """Sorts operators: those with the most bytes first, then those with the most calls, as ``policylang show``."""
         return -self.bytes, -self.forward, -self.nodes
 
     def __str__(self) -> str:
@@ -95,7 +96,7 @@ class GraphIndex:
 
     def prepare(self) -> None:
         """Count what most places want."""
-        for each in (self.operators, self.groups, self.modules):
+        for each in (self.operators, self.groups, self.modules, manifest()):
             assert each is not None
 
     def values(self, measured: str, index: int | None = None) -> Counter[float] | Counter[str]:

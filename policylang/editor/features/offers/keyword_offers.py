@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policylang.editor.features.offers.items import Kind, Offer
+from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.language.parsing.cursor import Cursor
 from policylang.language.parsing.parser import Reading, reading, terminal_texts
 from policylang.language.parsing.statement_tree import ACTIONS
@@ -68,7 +68,7 @@ def opener(cursor: Cursor) -> str:
     return kinds[0] if kinds else ""
 
 
-def keyword_offers(cursor: Cursor) -> Iterator[Offer]:
+def keyword_offers(cursor: Cursor) -> Iterator[WordOffer]:
     """Every word and sign of the language that may stand here, words that belong together as one."""
     texts = terminal_texts()
     found: dict[str, None] = {}
@@ -85,7 +85,7 @@ def keyword_offers(cursor: Cursor) -> Iterator[Offer]:
     for text in sorted(found, key=lambda text: (*_rank(text, cursor), text)):
         kind = Kind.Keyword if text[0].isalpha() else Kind.Operator
         about = "position:from" if text == "from" else ""
-        yield Offer(text, kind, snippet=_snippet(text, cursor), about=about)
+        yield WordOffer(text, kind, snippet=_snippet(text, cursor), about=about)
     yield from _numbers(cursor)
 
 
@@ -119,7 +119,7 @@ def _rank(text: str, cursor: Cursor) -> tuple[int, int, int]:
     if is_behind and first in _SELDOM and _SELDOM[first].isdisjoint(kinds):
         offloads = first == "up" and any(str(word).endswith("offload") for word in cursor.words[:3])
         return (1 if offloads else 3), 0, 0
-    orders = (_STATEMENTS, _BEFORE, _OTHERS)
+    orders: tuple[tuple[str, ...], ...] = (_STATEMENTS, _BEFORE, _OTHERS)
     if is_behind:
         orders = (_BEHIND,)
     elif "EXPECT" in kinds:
@@ -144,19 +144,19 @@ def _snippet(text: str, cursor: Cursor) -> str:
     return _EXAMPLES.get(text, "") if cursor.kinds in (("OPTIONAL",), ("OVERRIDE",)) else ""
 
 
-def _numbers(cursor: Cursor) -> Iterator[Offer]:
+def _numbers(cursor: Cursor) -> Iterator[WordOffer]:
     """Examples of what is numbered here."""
     accepted = cursor.accepted
     if "EVERY_NTH" in accepted:
-        yield Offer("every 2nd", snippet="every ${1:2nd}")
+        yield WordOffer("every 2nd", snippet="every ${1:2nd}")
     if "ORDINAL" in accepted or "ORDINAL" in cursor.seconds:
-        yield from (Offer(text, Kind.Value) for text in ("1st", "2nd", "3rd", "4th"))
+        yield from (WordOffer(text, Kind.Value) for text in ("1st", "2nd", "3rd", "4th"))
     if opener(cursor) == "BUCKET" and cursor.kinds[-1:] == ("PER",):
-        yield Offer("2 blocks", Kind.Value, snippet="${1:2} blocks")
+        yield WordOffer("2 blocks", Kind.Value, snippet="${1:2} blocks")
 
 
-def _distances(cursor: Cursor) -> Iterator[Offer]:
+def _distances(cursor: Cursor) -> Iterator[WordOffer]:
     """What ends a ``prefetch`` or a ``delay``."""
     ahead = {"PREFETCH": " ahead", "DELAY": ""}.get(opener(cursor))
-    if ahead is not None and "INT" in cursor.accepted and not cursor.accepted & _USER_WORDS:
-        yield Offer(f"1 block{ahead}", Kind.Value, snippet=f"${{1:1}} block{ahead}")
+    if ahead is not None and "BLOCK" in reading((*cursor.kinds, "INT")).accepted and "INT" in cursor.accepted:
+        yield WordOffer(f"1 block{ahead}", Kind.Value, snippet=f"${{1:1}} block{ahead}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from policylang.editor.features.offers.graph_index import Count, GraphIndex
-from policylang.editor.features.offers.items import Kind, Offer
+from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_tree import ModuleBranch, counted_once
 from policylang.language.globs import NameGlob, is_magic, name_glob_problem, split_outside_braces
 from policylang.language.parsing.cursor import Cursor
@@ -15,8 +15,8 @@ from policylang.language.parsing.parser import word_kind
 _OPEN_BRACE = re.compile(r"(?P<before>.*\{)(?P<chosen>(?:[^{},]*,\s*)*)(?P<begun>[^{},]*)$")
 
 
-def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool = False) -> Iterator[Offer]:
-    """What may go on where the path that is typed ends. ``lists_first``: whether numbered modules are what is wanted."""
+def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool = False) -> Iterator[WordOffer]:
+    """What may go on where the path that is typed ends. ``lists_first``: whether numbered modules are wanted."""
     if index is None:
         return
     in_quotes = cursor.typed.startswith('"')
@@ -24,7 +24,7 @@ def module_offers(index: GraphIndex | None, cursor: Cursor, *, lists_first: bool
     for path, branches, shown_for in _paths(index, typed, lists_first):
         text = _quoted(path, cursor, in_quotes)
         nodes, forward = counted_once(branches)
-        yield Offer(text, Kind.Module, str(Count(nodes, forward)), about=f"module:{path}", typed=shown_for)
+        yield WordOffer(text, Kind.Module, str(Count(nodes, forward)), about=f"module:{path}", typed=shown_for)
 
 
 def _paths(index: GraphIndex, typed: str, lists_first: bool) -> Iterator[tuple[str, list[ModuleBranch], str | None]]:
@@ -107,4 +107,5 @@ def _anywhere(index: GraphIndex, lists_first: bool) -> Iterator[tuple[str, list[
 
 def _quoted(path: str, cursor: Cursor, in_quotes: bool) -> str:
     """The path, in quotes where it is a word of the language or no single word."""
-    return f'"{path}"' if in_quotes or word_kind(path) not in cursor.accepted else path
+    is_plain = (kind := word_kind(path)) in ("NAME", "PATH", "INT", "NUMBER") and kind in cursor.accepted
+    return path if is_plain and not in_quotes else f'"{path}"'

@@ -58,7 +58,7 @@ class ModuleTree:
         return cls(root, by_name)
 
     def reached(self, components: Sequence[str], *, anchored: bool) -> list[ModuleBranch]:
-        """The modules that a glob's first components lead to, as :class:`~policylang.language.globs.PathGlob` has it."""
+        """The modules that the first components of a glob lead to (:class:`~policylang.language.globs.PathGlob`)."""
         found = [self.root]
         if not anchored and components:
             first, *components = components

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from policylang.editor.features.offers.graph_index import GraphIndex
-from policylang.editor.features.offers.items import Kind, Offer
+from policylang.editor.features.offers.items import Kind, WordOffer
 from policylang.editor.features.offers.module_offers import module_offers
 from policylang.language.dtypes import ALIASES, DTYPES
 from policylang.language.figures import counted
@@ -35,45 +35,44 @@ _COMMON = ("GiB", "MiB", "KiB", "TFLOP", "GFLOP", "ms", "us", "s", "%")
 _TESTS = ("==", "!=")
 
 
-def predicate_offers(index: GraphIndex | None, cursor: Cursor) -> Iterator[Offer]:
+def predicate_offers(index: GraphIndex | None, cursor: Cursor) -> Iterator[WordOffer]:
     """Whatever a predicate can begin with, in full."""
     for measure in MEASURES:
         text, snippet = ("shape[0]", "shape[${1:0}]") if measure == "shape" else (measure, "")
-        yield Offer(text, Kind.Property, "", snippet, about=f"measure:{measure}")
+        yield WordOffer(text, Kind.Property, "", snippet, about=f"measure:{measure}")
     for each in PROPERTIES:
-        yield Offer(each, Kind.Property, about=f"property:{each}")
+        yield WordOffer(each, Kind.Property, about=f"property:{each}")
     for flag in FLAGS:
-        yield Offer(flag, Kind.EnumMember, about=f"flag:{flag}")
-    yield Offer(
+        yield WordOffer(flag, Kind.EnumMember, about=f"flag:{flag}")
+    yield WordOffer(
         "crosses cut per 2 GiB", Kind.EnumMember, snippet="crosses cut per ${1:2 GiB}", about="flag:crosses cut"
     )
-    for offer in _annotations(index, "annotated "):
-        yield offer
-    yield Offer("not")
+    yield from _annotations(index, "annotated ")
+    yield WordOffer("not")
 
 
-def flag_offers(begun: str) -> Iterator[Offer]:
+def flag_offers(begun: str) -> Iterator[WordOffer]:
     """What ends a predicate whose first word is written."""
     for flag in FLAGS:
         first, _, second = flag.partition(" ")
         if first == begun:
-            yield Offer(second, Kind.EnumMember, about=f"flag:{flag}")
+            yield WordOffer(second, Kind.EnumMember, about=f"flag:{flag}")
 
 
-def subject_offers(index: GraphIndex | None, begun: str) -> Iterator[Offer]:
+def subject_offers(index: GraphIndex | None, begun: str) -> Iterator[WordOffer]:
     """What follows the first word of a predicate: the rest of it, or a comparison."""
     yield from flag_offers(begun)
     if begun == "crosses":
-        yield Offer("cut per 2 GiB", Kind.EnumMember, snippet="cut per ${1:2 GiB}", about="flag:crosses cut")
+        yield WordOffer("cut per 2 GiB", Kind.EnumMember, snippet="cut per ${1:2 GiB}", about="flag:crosses cut")
     elif begun == "annotated":
         yield from _annotations(index, "")
     name = _subject(begun)[0]
     if name in MEASURES or not any(flag.startswith(f"{begun} ") for flag in (*FLAGS, "annotated ")):
         signs = _TESTS if name in PROPERTIES else (">", ">=", "<", "<=", *_TESTS)
-        yield from (Offer(sign, Kind.Operator) for sign in signs)
+        yield from (WordOffer(sign, Kind.Operator) for sign in signs)
 
 
-def value_offers(index: GraphIndex | None, cursor: Cursor, compared: str) -> Iterator[Offer]:
+def value_offers(index: GraphIndex | None, cursor: Cursor, compared: str) -> Iterator[WordOffer]:
     """What a measure or property may be compared with: the values that it has in the graph."""
     name, number = _subject(compared)
     if name == "module":
@@ -87,30 +86,30 @@ def value_offers(index: GraphIndex | None, cursor: Cursor, compared: str) -> Ite
         yield from figure_offers(cursor, name)
 
 
-def _largest(index: GraphIndex, name: str, number: int | None, dimension: Dimension) -> Iterator[Offer]:
+def _largest(index: GraphIndex, name: str, number: int | None, dimension: Dimension) -> Iterator[WordOffer]:
     """The largest values that there are, each with how many nodes have it."""
     counts = {float(value): count for value, count in index.values(name, number).items()}
     for value in sorted(counts, reverse=True)[:_MOST_VALUES]:
         if value > 0:
-            yield Offer(write(value, dimension), Kind.Value, f"{counted(counts[value], 'node')} of the forward")
+            yield WordOffer(write(value, dimension), Kind.Value, f"{counted(counts[value], 'node')} of the forward")
 
 
-def figure_offers(cursor: Cursor, measured: str) -> Iterator[Offer]:
+def figure_offers(cursor: Cursor, measured: str) -> Iterator[WordOffer]:
     """Figures with their units, of the number that is typed if one is."""
     dimensions = dimensions_of(measured)
     number = _NUMBER.match(cursor.typed)
     if number is not None:
         for unit in (unit for dimension in dimensions for unit in units_of(dimension)):
-            yield Offer(f"{number.group()}{'' if unit == '%' else ' '}{unit}", Kind.Unit)
+            yield WordOffer(f"{number.group()}{'' if unit == '%' else ' '}{unit}", Kind.Unit)
         return
     for dimension in dimensions:
-        yield from (Offer(text, Kind.Value, "such as") for text in _EXAMPLES[dimension])
+        yield from (WordOffer(text, Kind.Value, "such as") for text in _EXAMPLES[dimension])
 
 
-def unit_offers(measured: str) -> Iterator[Offer]:
+def unit_offers(measured: str) -> Iterator[WordOffer]:
     """Behind a number."""
     for dimension in dimensions_of(measured):
-        yield from (Offer(unit, Kind.Unit, about=f"unit:{unit}") for unit in units_of(dimension))
+        yield from (WordOffer(unit, Kind.Unit, about=f"unit:{unit}") for unit in units_of(dimension))
 
 
 def units_of(dimension: Dimension) -> list[str]:
@@ -120,18 +119,18 @@ def units_of(dimension: Dimension) -> list[str]:
     return sorted(fitting, key=lambda unit: _COMMON.index(unit) if unit in _COMMON else len(_COMMON))
 
 
-def limit_offers() -> Iterator[Offer]:
+def limit_offers() -> Iterator[WordOffer]:
     """What can be expected of a plan, with a limit to change."""
     for figure in FIGURES:
         dimensions = dimensions_of(figure)
         usual: Dimension = "fraction" if "fraction" in dimensions and dimensions[0] != "bytes" else dimensions[0]
-        yield Offer(figure, Kind.Property, snippet=f"{figure} <= ${{1:{_LIMITS[usual]}}}", about=f"figure:{figure}")
+        yield WordOffer(figure, Kind.Property, snippet=f"{figure} <= ${{1:{_LIMITS[usual]}}}", about=f"figure:{figure}")
         if figure == "saved":
             text = "saved per block"
-            yield Offer(text, Kind.Property, snippet=f"{text} <= ${{1:220 MiB}}", about=f"figure:{figure}")
+            yield WordOffer(text, Kind.Property, snippet=f"{text} <= ${{1:220 MiB}}", about=f"figure:{figure}")
 
 
-def _texts(index: GraphIndex | None, name: str) -> Iterator[Offer]:
+def _texts(index: GraphIndex | None, name: str) -> Iterator[WordOffer]:
     """The types, devices or overloads of the graph, by how often they occur; types by their short names as well."""
     counts = {} if index is None else {str(text): count for text, count in index.values(name).most_common()}
     short: dict[str, str] = {}
@@ -146,18 +145,18 @@ def _texts(index: GraphIndex | None, name: str) -> Iterator[Offer]:
     for text, count in counts.items():
         detail = f"{counted(count, 'node')} of the forward"
         if name == "dtype" and text in short:
-            yield Offer(short[text], Kind.EnumMember, detail)
-        yield Offer(text if word_kind(text) in ("NAME", "PATH") else f'"{text}"', Kind.EnumMember, detail)
+            yield WordOffer(short[text], Kind.EnumMember, detail)
+        yield WordOffer(text if word_kind(text) in ("NAME", "PATH") else f'"{text}"', Kind.EnumMember, detail)
     if name == "dtype":
         for text in DTYPES:
             if text not in counts:
-                yield from (Offer(each, Kind.EnumMember) for each in (short.get(text, text), text))
+                yield from (WordOffer(each, Kind.EnumMember) for each in (short.get(text, text), text))
 
 
-def _annotations(index: GraphIndex | None, before: str) -> Iterator[Offer]:
+def _annotations(index: GraphIndex | None, before: str) -> Iterator[WordOffer]:
     for name, count in ({} if index is None else index.annotations).items():
         text = name if word_kind(name) in ("NAME", "PATH") else f'"{name}"'
-        yield Offer(f"{before}{text}", Kind.EnumMember, counted(count, "node"), about="flag:annotated")
+        yield WordOffer(f"{before}{text}", Kind.EnumMember, counted(count, "node"), about="flag:annotated")
 
 
 def _subject(compared: str) -> tuple[str, int | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from attrs import frozen
 
@@ -41,7 +41,7 @@ class Occurrence:
     """Whether its statement can be read."""
 
 
-@frozen
+@frozen(slots=False)
 class Occurrences:
     """``parts`` are in the order of the text: names, and the statements that name files."""
 
@@ -61,7 +61,14 @@ class Occurrences:
         return tuple(part for part in self.parts if isinstance(part, Include | Device))
 
     def of(self, name: str) -> tuple[Occurrence, ...]:
-        return tuple(each for each in self.names if each.name == name)
+        return tuple(self._by_name.get(name, ()))
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Occurrence]]:
+        found: dict[str, list[Occurrence]] = {}
+        for each in self.names:
+            found.setdefault(each.name, []).append(each)
+        return found
 
     def at(self, offset: int) -> Occurrence | Include | Device | None:
         """What the word at an offset is part of, the offset behind its last character too."""

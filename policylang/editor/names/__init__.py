@@ -1,0 +1,1 @@
+"""Where policies say names: in one text, and in all the files around it."""

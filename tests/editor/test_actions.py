@@ -1,0 +1,253 @@
+"""What an editor offers to do at a place of a policy, and what a client gets of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytest.importorskip("pytest_lsp", reason="needs a client of the language server")
+
+from lsprotocol import types
+from pytest_lsp import ClientServerConfig, make_test_lsp_client
+
+from policylang.editor.features import on_request as asked
+from policylang.editor.features.actions import FIX_ALL, actions
+from policylang.editor.positions import Positions
+from policylang.editor.state import State
+from policylang.language.resolution.operator_names import OperatorTable
+from tests.editor.conftest import GRAPHS, SERVER
+
+GRAPH = "llama3_8b.graph"
+QUICK = [types.CodeActionKind.QuickFix]
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that another test has loaded has more names to suggest."""
+    monkeypatch.setattr("policylang.editor.state.operators_at_hand", lambda met: OperatorTable.bundled())
+
+
+def with_edits(text: str, edits: list[types.TextEdit]) -> str:
+    positions = Positions(text)
+    places = [(positions.offset(each.range.start), positions.offset(each.range.end), each.new_text) for each in edits]
+    for start, end, new in sorted(places, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def after(state: State, action: types.CodeAction) -> str:
+    assert action.edit is not None
+    assert action.edit.document_changes is not None
+    (change,) = action.edit.document_changes
+    assert isinstance(change, types.TextDocumentEdit)
+    assert (change.text_document.uri, change.text_document.version) == (state.document.uri, state.document.version)
+    return with_edits(state.document.source.text, list(change.edits))  # type: ignore[arg-type]
+
+
+def told(state: State, at: str, only: list[Any] | None = QUICK) -> list[tuple[str, str]]:
+    """Each action at a word that has an edit, and the text with it."""
+    place = state.document.source.text.index(at)
+    found = actions(state, place, place, only)
+    return [(each.title, after(state, each)) for each in found if each.edit is not None]
+
+
+def test_a_mend_is_an_edit_of_the_version_that_was_read(state_of) -> None:
+    state = state_of("save mm where bytes = 3\nsave attenton\n")
+    assert told(state, "=") == [("write `==`", "save mm where bytes == 3\nsave attenton\n")]
+    (action,) = actions(state, 19, 22, QUICK)
+    assert action.is_preferred
+    assert [each.code for each in action.diagnostics or ()] == ["APL010"]
+    assert told(state, "attenton") == [("did you mean `attention`?", "save mm where bytes = 3\nsave attention\n")]
+    assert told(state, "mm") == []
+
+
+def test_of_several_mends_none_is_preferred(state_of) -> None:
+    state = state_of("save matmuls\n")
+    assert [each.is_preferred for each in actions(state, 6, 6, QUICK)] == [None, None]
+    assert told(state, "matmuls")[0] == ("did you mean `matmul`?", "save matmul\n")
+
+
+def test_edits_count_in_the_units_of_the_client(state_of) -> None:
+    state = state_of("# 🙂\r\nsave mm; save attenton # 🙂\r\nlet é = mm\r\n")
+    assert told(state, "attenton")[0][1].endswith("\r\nsave mm; save attention # 🙂\r\nlet é = mm\r\n")
+
+
+def test_a_client_without_versions_gets_plain_changes(state_of) -> None:
+    state = state_of("save attenton\n")
+    (action,) = actions(state, 6, 6, QUICK, versioned=False)
+    assert action.edit is not None
+    assert action.edit.document_changes is None
+    ((uri, edits),) = (action.edit.changes or {}).items()
+    assert (uri, with_edits("save attenton\n", list(edits))) == (state.document.uri, "save attention\n")
+
+
+def test_rules_that_match_nothing_are_made_optional_one_by_one_or_all_at_once(state_of) -> None:
+    text = "recompute everything\nsave topk\nsave mm in encoder.*\nsave mm\n"
+    found = dict(told(state_of(text, GRAPH), "topk"))
+    assert found["write `optional` before it"] == text.replace("save topk", "optional save topk")
+    everywhere = text.replace("save topk", "optional save topk").replace("save mm in", "optional save mm in")
+    assert found["write `optional` before all 2 lines that find nothing"] == everywhere
+
+
+def test_a_module_path_is_one_with_which_the_rule_matches(state_of) -> None:
+    text = "recompute everything\nsave mm in layer.*.attn\n"
+    found = told(state_of(text, GRAPH), "layer")
+    assert found[0][0].startswith("did you mean `")
+    for title, better in found:
+        state = state_of(better, GRAPH)
+        assert not [each for each in state.diagnostics if each.code == "APL301"], title
+
+
+def test_what_can_only_be_meant_in_one_way_is_mended_at_once_and_nothing_else(state_of) -> None:
+    text = "save mm where bytes = 3\nsave atention, aten::mm\nsave matmuls\nlet a = mm\n// why\n"
+    state = state_of(text)
+    ((title, better),) = told(state, "save", ["source.fixAll"])
+    assert title == "mend 4 mistakes that can be mended in one way"
+    assert better == "save mm where bytes == 3\nsave attention, aten.mm\nsave matmuls\nlet a = mm\n# why\n"
+    assert [each.kind for each in actions(state, 0, 0, [FIX_ALL])] == [FIX_ALL]
+    assert actions(state, 0, 0, ["refactor"]) == []
+
+
+def test_a_line_of_an_included_file_is_mended_there(state_of, tmp_path: Path) -> None:
+    (tmp_path / "shared.apl").write_text("save attenton\n")
+    state = state_of('include "shared.apl"\nsave mm\n')
+    (action,) = actions(state, 3, 3, QUICK)
+    assert action.edit is not None
+    (change,) = action.edit.document_changes or ()
+    assert isinstance(change, types.TextDocumentEdit)
+    assert change.text_document.uri == (tmp_path / "shared.apl").as_uri()
+    assert change.text_document.version is None
+    assert with_edits("save attenton\n", list(change.edits)) == "save attention\n"  # type: ignore[arg-type]
+
+
+def test_a_line_of_a_bundled_policy_is_not_mended(state_of) -> None:
+    state = state_of("include <fsdp>\nsave mm\n", GRAPH)
+    assert state.diagnostics
+    assert told(state, "include") == []
+
+
+def test_a_rule_and_the_plan_can_be_shown_where_there_is_one(state_of) -> None:
+    text = "recompute everything\n\nsave topk\n"
+    commands = [each.command for each in actions(state_of(text, GRAPH), 27, 27) if each.command is not None]
+    uri = state_of(text).document.uri
+    assert [(each.title, each.command, each.arguments) for each in commands] == [
+        ("explain this rule", "policylang.explainRule", [uri, 2, True]),
+        ("explain a node of this rule", "policylang.explainNode", [uri, None, 2, True]),
+        ("show this plan", "policylang.showPlan", [uri, True]),
+        ("explain APL301", "policylang.explainCode", ["APL301", True]),
+    ]
+    assert actions(state_of(text), 27, 27) == []
+
+
+def test_explained_as_the_command_line_explains(state_of, tmp_path: Path, capsys) -> None:
+    from policylang.commands.cli import main
+
+    file = tmp_path / "mine.apl"
+    file.write_text("recompute everything\nsave mm in block\n")
+    state = state_of(file.read_text(), GRAPH)
+    said = {}
+    for what, name in (("--node", "mm_3"), ("--node", "*mm_1?"), ("--rule", "2")):
+        assert main(["explain", str(file), "--graph", str(GRAPHS / GRAPH), what, name]) == 0
+        said[name] = capsys.readouterr().out.replace(str(file), "mine.apl").rstrip()
+    for name in ("mm_3", "*mm_1?"):
+        _, _, rest = asked.explained_node(state, name).partition("```text\n")
+        assert rest.removesuffix("\n```\n").split() == said[name].partition("\n")[2].split()
+    _, _, rest = asked.explained_line(state, 1).partition("```text\n")
+    assert rest.removesuffix("\n```\n").split() == said["2"].partition("\n")[2].split()
+    assert "did you mean" in asked.explained_node(state, "mm_3333")
+    assert asked.explained_line(state, 7) == ""
+    assert asked.explained_node(state_of("save mm"), "mm_3") == ""
+    assert asked.explained_code("APL301").startswith("# APL301: matches nothing")
+    assert asked.explained_code("../README") == ""
+
+
+def test_a_client_mends_a_policy_and_is_shown_what_it_asks_for(tmp_path: Path) -> None:
+    """One server: the edit of an action is applied, and what was wrong is wrong no more; commands open files."""
+    (tmp_path / "pyproject.toml").write_text(f"[tool.policylang]\ngraph = {json.dumps(str(GRAPHS / GRAPH))}\n")
+    text = "recompute everything\nsave topk\n"
+    uri = (tmp_path / "mine.apl").as_uri()
+    asyncio.run(_session(tmp_path, uri, text))
+
+
+async def _session(folder: Path, uri: str, text: str) -> None:
+    config = ClientServerConfig(server_command=SERVER, client_factory=make_test_lsp_client)
+    client = await config.start()
+    opened = client.shown_documents
+    asked_which: list[types.ShowMessageRequestParams] = []
+
+    @client.feature(types.WINDOW_SHOW_MESSAGE_REQUEST)
+    def choose(params: types.ShowMessageRequestParams) -> types.MessageActionItem | None:
+        asked_which.append(params)
+        return (params.actions or [None])[1]
+
+    capabilities = types.ClientCapabilities(
+        workspace=types.WorkspaceClientCapabilities(
+            workspace_edit=types.WorkspaceEditClientCapabilities(document_changes=True)
+        ),
+        window=types.WindowClientCapabilities(show_document=types.ShowDocumentClientCapabilities(True)),
+    )
+    folders = [types.WorkspaceFolder(folder.as_uri(), "here")]
+    began = await client.initialize_session(types.InitializeParams(capabilities, workspace_folders=folders))
+    kinds = began.capabilities.code_action_provider
+    assert isinstance(kinds, types.CodeActionOptions)
+    assert FIX_ALL in (kinds.code_action_kinds or ())
+
+    async def command(name: str, *arguments: object) -> Any:
+        return await client.workspace_execute_command_async(types.ExecuteCommandParams(name, arguments=arguments))
+
+    def there(params: types.ShowDocumentParams) -> Path:
+        return Path(unquote(urlsplit(params.uri).path))
+
+    document = types.TextDocumentItem(uri, "policylang", 1, text)
+    client.text_document_did_open(types.DidOpenTextDocumentParams(document))
+    at = types.Range(types.Position(1, 6), types.Position(1, 6))
+    found = await client.text_document_code_action_async(
+        types.CodeActionParams(types.TextDocumentIdentifier(uri), at, types.CodeActionContext([], only=QUICK))
+    )
+    assert found is not None
+    (action,) = found
+    assert isinstance(action, types.CodeAction)
+    assert action.edit is not None
+    assert [each.code for each in client.diagnostics[uri]] == ["APL301"]
+    (change,) = action.edit.document_changes or ()
+    assert isinstance(change, types.TextDocumentEdit)
+    better = with_edits(text, list(change.edits))  # type: ignore[arg-type]
+    assert better == "recompute everything\noptional save topk\n"
+    identifier = types.VersionedTextDocumentIdentifier(2, uri)
+    changes = [types.TextDocumentContentChangeWholeDocument(better)]
+    client.text_document_did_change(types.DidChangeTextDocumentParams(identifier, changes))
+    page = await command("policylang.showPlan", uri)  # once the changed text is planned
+    assert list(client.diagnostics[uri]) == []
+    assert not opened
+    written = there(types.ShowDocumentParams(page["uri"]))
+    assert "<html" in written.read_text()[:200]
+    assert written.parent.stat().st_mode & 0o777 == 0o700
+
+    assert (await command("policylang.explainRule", uri, 0)).startswith("## mine.apl:1: recompute everything")
+    assert not opened
+    await command("policylang.explainRule", uri, 0, True)
+    await command("policylang.explainNode", uri, None, 0, True)
+    await command("policylang.explainCode", "APL301", True)
+    await command("policylang.showPlan", uri, True)
+    texts = [there(each).read_text() for each in opened]
+    assert [each.external for each in opened] == [False, False, False, True]
+    assert asked_which[0].actions is not None
+    assert texts[0].startswith("## mine.apl:1: recompute everything")
+    assert len(asked_which[0].actions) == 8
+    name = asked_which[0].actions[1].title.replace("_", "\\_")
+    assert texts[1].startswith(f"## {name}:")
+    assert texts[2].startswith("# APL301: ")
+
+    await client.shutdown_session()
+    await client.stop()
+    for _ in range(50):
+        if not os.path.exists(written.parent):
+            break
+        await asyncio.sleep(0.1)
+    assert not os.path.exists(written.parent)

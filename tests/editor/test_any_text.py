@@ -1,0 +1,80 @@
+"""Whatever a text is, the answers about names and form are there, and lie within it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lsprotocol import types
+
+from policylang.editor.features.definition import definition
+from policylang.editor.features.folding import folding, selection
+from policylang.editor.features.layout import formatted, formatted_between
+from policylang.editor.features.links import document_links, moved_files
+from policylang.editor.features.outline import symbols
+from policylang.editor.features.references import highlights, references
+from policylang.editor.features.renaming import RenameRefused, renameable, renamed
+from policylang.editor.names.policy_files import PolicyFolder
+from policylang.editor.state import Document, State, read_text
+from policylang.language.files import read_source
+from policylang.language.source import Source
+
+POLICY = (Path(__file__).resolve().parents[2] / "policies" / "llama3_sac.apl").read_text(encoding="utf-8")
+PIECES = st.sampled_from(
+    ["let big = mm", "save big", "(", ")", ";", "\n", "\r\n", "\r", "# big", '"', 'include "', 'include "a.apl"', "𝛼",
+     "include <fsdp>", 'device "x\x00"', "device h100", "\x00", "\ud800", "//", "let", "=", "where", "big", "->", " ",
+     "  \t", "# --- x ---", "\u2028", "\x0b", "include \"" + "a" * 300 + '"', "\ufeff", "let big = big", "2nd"]
+)  # fmt: skip
+
+
+@st.composite
+def broken_policies(draw: st.DrawFn) -> str:
+    """A real policy with a hole and something in it, or pieces in any order."""
+    pieces = "".join(draw(st.lists(PIECES, max_size=12)))
+    if draw(st.booleans()):
+        return pieces
+    start = draw(st.integers(0, len(POLICY)))
+    end = draw(st.integers(start, min(len(POLICY), start + 60)))
+    return POLICY[:start] + pieces + POLICY[end:]
+
+
+def check_answers(made: pytest.TempPathFactory, text: str, offset: int) -> None:
+    folder = made.getbasetemp() / "any_text"
+    folder.mkdir(exist_ok=True)
+    path = folder / "mine.apl"
+    document = Document(path.as_uri(), 1, Source("mine.apl", text), path)
+    state = State(document, read_text(document, None, read_source))
+    around = PolicyFolder().files([folder], [document])
+    end = document.positions.position(len(text))
+    definition(state, offset, lambda: around)
+    references(state, around, offset, declaration=True)
+    with suppress(RenameRefused):
+        renameable(state, around, offset)
+        renamed(state, around, offset, "fresh")
+    ranges = [each.range for each in (*symbols(state), *highlights(state, offset), *document_links(state))]
+    ranges += [each.range for each in (*(formatted(state) or ()), *formatted_between(state, offset, offset + 5))]
+    grown: types.SelectionRange | None = selection(state, offset)
+    while grown is not None:
+        ranges.append(grown.range)
+        grown = grown.parent
+    for each in ranges:
+        assert (each.start.line, each.start.character) <= (each.end.line, each.end.character)
+        assert (each.end.line, each.end.character) <= (end.line, end.character)
+    assert all(each.end_line <= end.line for each in folding(state))
+    moved_files(around, [(folder, folder.parent / "elsewhere")], types.PositionEncodingKind.Utf16, versions=True)
+
+
+@given(broken_policies(), st.floats(0, 1))
+@settings(max_examples=12, deadline=None)
+def test_any_text_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
+    check_answers(tmp_path_factory, text, int(len(text) * where))
+
+
+@pytest.mark.slow
+@given(broken_policies(), st.floats(0, 1))
+@settings(max_examples=300, deadline=None)
+def test_any_of_many_texts_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
+    check_answers(tmp_path_factory, text, int(len(text) * where))

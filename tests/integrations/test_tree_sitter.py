@@ -1,0 +1,256 @@
+"""The tree of a policy in an editor: of whatever the language reads, without an error, and of a mistake beside it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policylang.language.formatting.unparse import (
+    format_expectation,
+    format_rewrite,
+    format_scheduling,
+    format_selector,
+)
+from policylang.language.parsing.parser import keywords
+from policylang.language.parsing.statement_tree import ACTIONS
+from policylang.language.syntax import Bucket
+from tests.language import strategies
+from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, ORDERING, SELECTORS
+from tests.language.test_fuzz import WORDS
+from tests.support.drawn import examples
+from tests.support.highlighters import (
+    ROOT,
+    TREE_SITTER,
+    is_read,
+    node,
+    repository_policies,
+    repository_statements,
+    tree_sitter_language,
+    tree_sitter_library,
+    tree_sitter_parser,
+    tree_sitter_query,
+)
+
+pytest.importorskip("tree_sitter")
+CORPUS = sorted((TREE_SITTER / "test" / "corpus").glob("*.txt"))
+DSL = ROOT / "tests" / "support" / "tree_sitter_dsl.cjs"
+
+
+def tree_of(text: str) -> Any:
+    return tree_sitter_parser().parse(text.encode()).root_node
+
+
+def test_every_policy_of_the_repository_has_a_tree_without_an_error() -> None:
+    policies = repository_policies()
+    assert len(policies) > 200
+    assert [name for name, text in policies.items() if tree_of(text).has_error] == []
+    assert [text for text in repository_statements() if tree_of(text).has_error] == []
+
+
+def test_every_form_of_the_language_has_one() -> None:
+    texts = [LLAMA3, *(f"save {text}" for text, _ in (*SELECTORS, *BINDING))]
+    texts += [*(f"expect {text}" for text, _ in EXPECTATIONS), *(text for text, _ in ORDERING)]
+    names = sorted({*filter(str.isidentifier, keywords()), *ACTIONS, "up", "to", "rank", "device"})
+    texts += [f"policy {word}\nfuse all_gather chains over {word}, dp, {word}" for word in names]
+    texts += ["save mm\r\n\r\nsave bmm\r\n", "\ufeffsave mm", "save\u00a0mm; ;; save größe", "# only this", "", ";\n;"]
+    assert [text for text in texts if tree_of(text).has_error] == []
+
+
+_statements = st.one_of(
+    strategies.selectors.map(lambda tree: f"save {format_selector(tree)}"),
+    strategies.selectors.map(lambda tree: f"{format_selector(tree)} -> offload up to 8 GiB per rank"),
+    strategies.selectors.map(lambda tree: f"let drawn = {format_selector(tree)}"),
+    strategies.expectations.map(format_expectation),
+    strategies.ordering.map(lambda tree: format_rewrite(tree) if isinstance(tree, Bucket) else format_scheduling(tree)),
+)
+
+
+@given(_statements)
+@settings(max_examples=examples(100, 5000), deadline=None)
+def test_what_the_language_writes_has_one(text: str) -> None:
+    assert not is_read(text) or not tree_of(text).has_error
+
+
+@given(st.lists(st.sampled_from([*WORDS, "device", "keep", "half", "of", "(", ")", "->", "=", ","]), max_size=12))
+@settings(max_examples=examples(150, 20_000), deadline=None)
+def test_whatever_the_language_reads_has_one(words: list[str]) -> None:
+    text = " ".join(words)
+    assert not is_read(text) or not tree_of(text).has_error
+
+
+@pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
+def test_the_trees_of_the_corpus(file: Path) -> None:
+    """The files of `tree-sitter test`, which reads them as well."""
+    case = re.compile(r"^=+\n([^\n]+)\n=+\n\n(.*?)\n---\n\n(.*?)(?=^=+$|\Z)", re.DOTALL | re.MULTILINE)
+    cases = case.findall(file.read_text(encoding="utf-8"))
+    assert len(cases) >= 3
+    for name, text, wanted in cases:
+        assert str(tree_of(text)) == re.sub(r"\s+", " ", wanted).strip(), name
+
+
+@pytest.mark.parametrize(
+    ("text", "intact"),
+    [
+        ("save (mm\nsave bmm\nsave add", [1, 2]),
+        ("save mm)\nsave bmm", [1]),
+        ("save (mm # )\nsave bmm", [1]),
+        ('save (mm ")"\nsave bmm', [1]),
+        ("save (mm; save (bmm,\n add)", [1]),
+        ("save mm “ bmm\nsave bmm", [1]),
+        ("save\nsave bmm", [1]),
+        ("sav mm bmm\nlet x = bmm\nexpect saved < 3", [1, 2]),
+    ],
+)
+def test_a_mistake_stays_in_its_statement(text: str, intact: list[int]) -> None:
+    root = tree_of(text)
+    assert root.has_error
+    lines = {each.start_point[0] for each in root.children if each.type == "statement" and not each.has_error}
+    assert lines >= set(intact) - ({1} if ";" in text else set())
+
+
+def test_mistakes_leave_almost_every_other_statement_as_it_is() -> None:
+    """Of five statements, one of which has a word too many or a wrong one, drawn a few hundred times."""
+    chance = random.Random(0)
+    statements = [text for text in repository_statements() if "\n" not in text]
+    words = [word for word in WORDS if word not in (";", "#", "\n", "\0")] + ["(", ")", ",", "->", "“", "+"]
+    intact = broken = 0
+    while broken < 300:
+        lines = [chance.choice(statements) for _ in range(5)]
+        place, pieces = chance.randrange(5), chance.choice(statements).split()
+        at = chance.randrange(len(pieces) + 1)
+        pieces[at : at + chance.randint(0, 1)] = [chance.choice(words)]
+        lines[place] = " ".join(pieces)
+        if is_read(lines[place]):
+            continue
+        broken += 1
+        good = {
+            each.start_point[0]
+            for each in tree_of("\n".join(lines)).children
+            if each.type == "statement" and not each.has_error
+        }
+        intact += len(good - {place})
+    assert intact >= 0.98 * 4 * broken
+
+
+@given(st.data())
+@settings(max_examples=examples(60, 3000), deadline=None)
+def test_a_tree_after_an_edit_is_the_tree_of_the_text(data: st.DataObject) -> None:
+    """The scanner's count of parentheses is part of the tree, so that what is behind an edit is read anew."""
+    parser = tree_sitter_parser()
+    pieces = st.sampled_from(["(", ")", "\n", ";", "mm", " ", "save ", "# ", '"', ",", "where "])
+    lines = data.draw(st.lists(st.sampled_from(repository_statements()), min_size=2, max_size=5))
+    text = "\n".join(lines).encode()
+    tree = parser.parse(text)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        end = min(len(text), at + data.draw(st.integers(0, 6)))
+        put = data.draw(pieces).encode()
+        changed = text[:at] + put + text[end:]
+        tree.edit(
+            start_byte=at,
+            old_end_byte=end,
+            new_end_byte=at + len(put),
+            start_point=_point(text, at),
+            old_end_point=_point(text, end),
+            new_end_point=_point(changed, at + len(put)),
+        )
+        text, tree = changed, parser.parse(changed, tree)
+    fresh = parser.parse(text).root_node
+    if not fresh.has_error:  # what recovers from a mistake may depend on the tree before it
+        assert str(tree.root_node) == str(fresh)
+
+
+def _point(text: bytes, at: int) -> tuple[int, int]:
+    return text.count(b"\n", 0, at), at - (text.rfind(b"\n", 0, at) + 1)
+
+
+def test_a_parenthesis_for_each_line_is_read_in_time() -> None:
+    assert tree_of("save (mm\n" * 500).has_error
+    assert not tree_of("save " + "(" * 90 + "mm" + ")" * 90 + "\nsave mm").has_error
+
+
+@pytest.mark.parametrize("name", ["highlights", "locals", "folds", "helix/highlights", "helix/textobjects"])
+def test_a_query_is_one(name: str) -> None:
+    assert tree_sitter_query(name).pattern_count
+
+
+def test_the_query_of_helix_differs_in_names_alone() -> None:
+    names = {"number": "constant.numeric", "property": "variable.other.member", "module": "namespace"}
+    names["keyword.modifier"] = "keyword.storage.modifier"
+    ours, helix = (
+        re.sub(r"^;.*\n?", "", (TREE_SITTER / "queries" / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name in ("highlights.scm", "helix/highlights.scm")
+    )
+    assert re.sub(r"@([\w.]+)", lambda name: f"@{names.get(name[1], name[1])}", ours) == helix
+
+
+def test_each_node_has_one_capture() -> None:
+    """Editors differ in whether the first or the last of several counts."""
+    binding, query = pytest.importorskip("tree_sitter"), tree_sitter_query("highlights")
+    for text in repository_statements():
+        captures = binding.QueryCursor(query).captures(tree_of(text))
+        ranges = [each.byte_range for nodes in captures.values() for each in nodes]
+        assert len(ranges) == len(set(ranges)), text
+
+
+def test_the_generated_grammar_is_that_of_grammar_js() -> None:
+    run = subprocess.run([node(), str(DSL), str(TREE_SITTER / "grammar.js")], capture_output=True, check=True)
+    assert json.loads(run.stdout) == json.loads((TREE_SITTER / "src" / "grammar.json").read_text(encoding="utf-8"))
+
+
+def test_the_generated_parser_is_that_of_the_grammar(tmp_path: Path) -> None:
+    """Where the generator is the one that wrote it: others write the same tables in other words."""
+    generator = shutil.which("tree-sitter") or pytest.skip("the generator of tree-sitter is not installed")
+    version = subprocess.run([generator, "--version"], capture_output=True, text=True, check=True).stdout
+    if "0.20.8" not in version:
+        pytest.skip(f"the parser was written by another generator than {version.strip()}")
+    shutil.copy(TREE_SITTER / "grammar.js", tmp_path)
+    subprocess.run([generator, "generate"], cwd=tmp_path, check=True, capture_output=True)
+    for name in ("parser.c", "grammar.json", "node-types.json", "tree_sitter/parser.h"):
+        made, kept = (folder / "src" / name for folder in (tmp_path, TREE_SITTER))
+        assert made.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8"), f"{name}: tree-sitter generate"
+
+
+def test_editors_of_the_last_years_load_it() -> None:
+    """Neovim from 0.7 on, Helix and Zed read version 14."""
+    assert tree_sitter_language().abi_version == 14
+
+
+def test_neovim_colours_a_policy(tmp_path: Path) -> None:
+    neovim = shutil.which("nvim") or pytest.skip("Neovim is not installed")
+    version = subprocess.run([neovim, "--version"], capture_output=True, text=True, check=True).stdout
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 9):
+        pytest.skip("Neovim is older than vim.treesitter.language.add")
+    (tmp_path / "queries").mkdir()
+    (tmp_path / "queries" / "policylang").symlink_to(TREE_SITTER / "queries")
+    script = tmp_path / "script.lua"
+    script.write_text(
+        f"vim.opt.rtp:append({str(tmp_path)!r})\n"
+        f"vim.treesitter.language.add('policylang', {{ path = {str(tree_sitter_library())!r} }})\n"
+        f"vim.cmd.edit({str(ROOT / 'policies' / 'llama3_sac.apl')!r})\n"
+        "vim.treesitter.start(0, 'policylang')\n"
+        "local parser = vim.treesitter.get_parser(0)\n"
+        "print(parser:parse(true)[1]:root():has_error())\n"
+        "vim.fn.search('^recompute every 2nd')\n"
+        "for column = 0, #vim.api.nvim_get_current_line() - 1 do\n"
+        "  for _, each in ipairs(vim.treesitter.get_captures_at_pos(0, vim.fn.line('.') - 1, column)) do\n"
+        "    print(each.capture)\n"
+        "  end\n"
+        "end\n",
+        encoding="utf-8",
+    )
+    run = subprocess.run(
+        [neovim, "--headless", "-u", "NONE", "-l", str(script)], capture_output=True, text=True, check=True
+    )
+    error, *captures = (run.stdout + run.stderr).split()
+    assert error == "false"
+    assert list(dict.fromkeys(captures)) == ["keyword", "number", "function", "comment"]
