@@ -12,10 +12,10 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams, JsonRpcRequestCancelled
 from pygls.lsp.server import LanguageServer
 
+from policylang.editor.explaining.shown_files import ShownFiles, plain
 from policylang.editor.features.published import Shown, published
 from policylang.editor.garbage import collect_when_quiet
 from policylang.editor.open_documents import OpenDocuments
-from policylang.editor.showing import ShownFiles, plain
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
 from policylang.language.version import installed_version
