@@ -41,7 +41,7 @@ _LONGEST = 60.0
 
 
 def test_a_few_edits_on_a_small_graph(tmp_path, monkeypatch, capsys) -> None:
-    edited(tmp_path, GRAPHS / "llama3_8b.graph", "llama3_sac", 25, 0, monkeypatch, capsys)
+    edited(tmp_path, GRAPHS / "gpt2.graph", "llama3_sac", 12, 0, monkeypatch, capsys)
 
 
 @pytest.mark.slow
