@@ -8,7 +8,7 @@ function around(files: string[], changes: Partial<Surroundings> = {}): Surroundi
         folders: ["/project"],
         searchPath: "/usr/local/bin:/usr/bin",
         windows: false,
-        home: "/home/ann",
+        home: "/home/user",
         startable: (file) => files.includes(file),
         ...changes,
     };
@@ -34,10 +34,10 @@ test("an interpreter without policylang gives way to the PATH, and is where to i
 });
 
 test("a setting is taken, or nothing is", () => {
-    const there = ["/usr/bin/policylang", "/opt/bin/policylang", "/project/env/bin/python3.12", "/home/ann/bin/policylang"];
+    const there = ["/usr/bin/policylang", "/opt/bin/policylang", "/project/env/bin/python3.12", "/home/user/bin/policylang"];
     assert.equal(find(around(there, { setting: "/opt/bin/policylang" }))?.program, "/opt/bin/policylang");
     assert.equal(find(around(there, { setting: "/gone/policylang" })), undefined);
-    assert.equal(find(around(there, { setting: "~/bin/policylang" }))?.program, "/home/ann/bin/policylang");
+    assert.equal(find(around(there, { setting: "~/bin/policylang" }))?.program, "/home/user/bin/policylang");
     assert.equal(find(around(there, { setting: "policylang" }))?.program, "/usr/bin/policylang");
     const relative = { program: "/project/env/bin/python3.12", args: ["-P", "-m", "policylang", "lsp"], python: "/project/env/bin/python3.12" };
     assert.deepEqual(find(around(there, { setting: "env/bin/python3.12" })), relative);
