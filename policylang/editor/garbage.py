@@ -23,7 +23,9 @@ def collect_when_told() -> None:
 
 
 def keep_what_is_there() -> None:
-    """What was made so far, a graph among it, is not looked at again."""
+    """What was made so far, a graph among it, is not looked at again before the next graph is read: a plan on one that
+    was replaced would stay for good otherwise."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
