@@ -167,7 +167,7 @@ def _text(key: str, value: object, problems: list[Diagnostic]) -> str | None:
 
 
 def _file(given: str, base: Path) -> Path:
-    return base / Path(given.replace(_FOLDER, str(base))).expanduser()
+    return base / os.path.expanduser(given.replace(_FOLDER, str(base)))  # of a user that there is not it stays `~name`
 
 
 def _pause(client: Mapping[str, Any], problems: list[Diagnostic]) -> float:

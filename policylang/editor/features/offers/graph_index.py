@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from attrs import define
 
@@ -46,9 +46,15 @@ class Count:
 
 @define(eq=False, slots=False)
 class GraphIndex:
-    """Nothing is counted before it is asked for."""
+    """Nothing is counted before it is asked for. Whoever asks holds the facts: held here, they would stay for good."""
 
-    facts: Facts
+    _of: ref[Facts]
+
+    @property
+    def facts(self) -> Facts:
+        found = self._of()
+        assert found is not None
+        return found
 
     @cached_property
     def operators(self) -> Mapping[str, Mapping[str, Mapping[str, Count]]]:
@@ -131,5 +137,5 @@ def index_of(facts: Facts | None) -> GraphIndex | None:
     if facts is None:
         return None
     if facts not in _INDEXES:
-        _INDEXES[facts] = GraphIndex(facts)
+        _INDEXES[facts] = GraphIndex(ref(facts))
     return _INDEXES[facts]
