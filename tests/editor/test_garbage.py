@@ -25,7 +25,7 @@ def test_it_collects_once_after_changes_when_it_is_quiet(monkeypatch) -> None:
         quiet = True
         await asyncio.sleep(0.2)
         assert len(collected) == 1
-        monkeypatch.setattr(garbage, "_VERY_MUCH", -1)
+        monkeypatch.setattr(garbage, "_MUCH", -1)
         quiet = False
         await asyncio.sleep(0.1)
         assert len(collected) > 1, "very much has come together"
