@@ -16,7 +16,7 @@ from pygls.protocol import LanguageServerProtocol
 
 from policylang.editor.explaining.shown_files import ShownFiles, plain
 from policylang.editor.features.published import Shown, published
-from policylang.editor.garbage import collect_when_quiet
+from policylang.editor.garbage import collect_when_quiet, forget_frames
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
@@ -280,6 +280,7 @@ class PolicyServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Of a request that failed its answer says why; the client's log and the standard error say it too."""
+        forget_frames(error)
         if isinstance(error, _EXPECTED) or getattr(error, "code", None) == types.LSPErrorCodes.RequestFailed.value:
             return
         data = error.data if isinstance(error, JsonRpcException) else None

@@ -46,6 +46,12 @@ def backward_counts(facts: Facts) -> Mapping[str, int]:
     )
 
 
+def forget_snapshots() -> None:
+    """Hold none of those that were asked about."""
+    backward_counts.cache_clear()
+    _without_policy.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _without_policy(facts: Facts) -> Selections:
     return Selections(facts, {}, blocks_of(facts), Chains(facts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
-from weakref import WeakKeyDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from attrs import define
 
@@ -46,13 +46,14 @@ class Count:
 
 @define(eq=False, slots=False)
 class GraphIndex:
-    """Nothing is counted before it is asked for. Whoever asks holds the facts: held here, they would stay for good."""
+    """Nothing is counted before it is asked for."""
 
-    _of: ref[Facts]
+    _facts: ReferenceType[Facts]
 
     @property
     def facts(self) -> Facts:
-        found = self._of()
+        """Held by whoever asks: an index that held them would keep its own entry, and with it every snapshot."""
+        found = self._facts()
         assert found is not None
         return found
 
