@@ -491,3 +491,13 @@ def test_no_broken_text_raises(text: str, data: st.DataObject) -> None:
     state = state_of.__wrapped__(broken, "tutorial.graph")
     for offset in range(0, len(broken) + 1, 3):
         hover(state, offset, markdown=bool(offset % 2))
+
+
+def test_a_text_with_errors_is_asked_twice_about_a_name_that_nothing_says(state_of):
+    """What cannot be answered is not taken for what was asked next."""
+    text = "let big = mm\nsave big where bytes = 3 MiB\nsave (big or mm) where bytes > 1 MiB\nsave bmm where is view\n"
+    state = state_of(text, "gpt2.graph")
+    broken = [hover(state, text.index(word)) for word in ("bytes = 3", "bytes > 1", "bytes > 1", "is view")]
+    alone = "save bmm where is view\nsave mm where bytes = 3 MiB\n"
+    assert broken[1] == broken[2]
+    assert broken[3].contents == hover(state_of(alone, "gpt2.graph"), alone.index("is view")).contents

@@ -8,9 +8,10 @@ from functools import lru_cache
 
 from policylang.editor.explaining.article import code, with_code
 from policylang.editor.state import State
-from policylang.graph.blocks import blocks_of
+from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Phase
+from policylang.language.source import Source
 from policylang.language.syntax import Selector
 from policylang.planning.selection.selectors import Selections
 
@@ -20,7 +21,7 @@ def selections_of(state: State) -> Selections | None:
     none of its names can be asked."""
     if state.graph is not None:
         return state.graph.selections if state.graph.knows("selections") else None
-    return None if state.facts is None else _without_policy(state.facts)
+    return None if state.facts is None else _without_policy(state.facts, state.document.source)
 
 
 def rows_of(selections: Selections, selector: Selector) -> list[int] | None:
@@ -48,10 +49,16 @@ def backward_counts(facts: Facts) -> Mapping[str, int]:
 
 def forget_snapshots() -> None:
     """Hold none of those that were asked about."""
-    backward_counts.cache_clear()
-    _without_policy.cache_clear()
+    for cache in (backward_counts, _without_policy, _blocks_and_chains):
+        cache.cache_clear()
 
 
-@lru_cache(maxsize=1)
-def _without_policy(facts: Facts) -> Selections:
-    return Selections(facts, {}, blocks_of(facts), Chains(facts))
+@lru_cache(maxsize=2)
+def _without_policy(facts: Facts, source: Source) -> Selections:
+    """``source``: the text whose selectors are asked of; they are kept as long as these answers."""
+    return Selections(facts, {}, *_blocks_and_chains(facts))
+
+
+@lru_cache(maxsize=2)
+def _blocks_and_chains(facts: Facts) -> tuple[BlockTable, Chains]:
+    return blocks_of(facts), Chains(facts)

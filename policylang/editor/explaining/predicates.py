@@ -52,9 +52,7 @@ def of_part(state: State, part: Selector) -> Article:
 def of_unit(unit: str, number: str) -> Article:
     """``1 GiB = 1,073,741,824 bytes``, and the figure that is written with it."""
     scale, dimension = UNITS[unit]
-    base = {"bytes": "bytes", "flops": "operations", "seconds": "s", "fraction": "of the whole", "number": ""}[
-        dimension
-    ]
+    base = _BASE[dimension]
     lines = [f"{code(f'1 {unit}' if unit != '%' else '1%')} = {_plain(scale)} {base}"]
     if number and number != "1":
         try:
