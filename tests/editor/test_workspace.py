@@ -115,6 +115,7 @@ def test_a_document_is_called_as_its_innermost_folder_sees_it(tmp_path: Path) ->
         ("untitled:Untitled-1", None),
         ("vscode-notebook-cell:/a/b.ipynb#W0", None),
         ("file:///a%00b", None),
+        ("http://[x/y.apl", None),
         ("", None),
         ("file://", None),
     ],

@@ -132,8 +132,9 @@ class Selections:
         key = (type(node), *own, *parts)
         number = self._classes.get(key)
         if number is None:
+            found = self.evaluate(node, [self._rows[part] for part in parts])  # raises: then nothing is remembered
             number = self._classes[key] = len(self._rows)
-            self._rows.append(self.evaluate(node, [self._rows[part] for part in parts]))
+            self._rows.append(found)
         self._numbers[id(node)] = number
         self._alive.append(node)
 
