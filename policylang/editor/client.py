@@ -197,7 +197,8 @@ class PolicyServer(LanguageServer):
         async def show() -> None:
             nonlocal begun
             await asyncio.sleep(_AT_ONCE)
-            await self.work_done_progress.create_async(token)
+            # Shielded: the client answers also where the graph is read by then, and who waits for it must be there.
+            await asyncio.shield(self.work_done_progress.create_async(token))
             message = types.WorkDoneProgressBegin("policylang: reading the graph", cancellable=False, message=name)
             self.work_done_progress.begin(token, message)
             begun = True
