@@ -78,18 +78,26 @@ def _parser() -> MagicArgumentParser:
     parser.add_argument(
         "given",
         nargs="*",
+        type=_unquoted,
         metavar="GRAPH",
         help="a variable (facts, a plan, a graph module, a traced step, a compiled model) or the file of a snapshot; "
         "before it, behind `%%policy` with no cell below, a policy file or a bundled policy. Without a graph, the one "
         "that `[tool.policylang]` of the project's pyproject.toml names",
     )
     parser.add_argument("--path", choices=PLANNED, help="plan as this path carries policies out")
-    parser.add_argument("--device", help="say times too: a bundled profile, a file with one, or a variable")
+    parser.add_argument(
+        "--device", type=_unquoted, help="say times too: a bundled profile, a file with one, or a variable"
+    )
     parser.add_argument("--name", help="the variable that the policy is bound to")
     parser.add_argument(
         "--no-project", action="store_false", dest="project", help="take nothing from the project's pyproject.toml"
     )
     return parser
+
+
+def _unquoted(word: str) -> str:
+    """A word of the line as it is meant: IPython leaves the quotes that a path with spaces needs."""
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'" else word
 
 
 def _magic(shell: Any) -> Callable[..., CheckedCell | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 from pygls.exceptions import JsonRpcInvalidParams
 
+from policylang.editor import client
 from policylang.editor.server import server
 
 URI = "untitled:1"
@@ -19,11 +21,11 @@ URI = "untitled:1"
 class Connection:
     """A server without a process: messages are handed to it, and what it sends is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, capabilities: object = None) -> None:
         self.server = server()
         self.sent: list[dict[str, Any]] = []
         self.server.protocol.set_writer(self, include_headers=False)
-        self.send("initialize", {"capabilities": {}, "processId": None, "rootUri": None}, number=0)
+        self.send("initialize", {"capabilities": capabilities or {}, "processId": None, "rootUri": None}, number=0)
         self.sent.clear()
 
     def write(self, data: bytes | str) -> None:
@@ -36,6 +38,10 @@ class Connection:
         text = json.dumps(message if number is None else {**message, "id": number})
         protocol = self.server.protocol
         protocol.handle_message(json.loads(text, object_hook=protocol.structure_message))
+
+    def answer(self, number: object) -> None:
+        text = json.dumps({"jsonrpc": "2.0", "id": number, "result": None})
+        self.server.protocol.handle_message(json.loads(text, object_hook=self.server.protocol.structure_message))
 
     def text(self) -> str | None:
         return self.server.documents.text(URI)
@@ -85,3 +91,24 @@ def test_a_client_that_pushes_no_settings_is_understood(params: object) -> None:
         read = connection.server.protocol.structure_message(given)
         assert read.params.settings is None
     assert connection.sent == []
+
+
+def test_a_graph_that_is_read_before_the_client_takes_its_progress_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client answers what nobody waits for any more."""
+    monkeypatch.setattr(client, "_AT_ONCE", 0.0)
+
+    async def test() -> None:
+        connection = Connection({"window": {"workDoneProgress": True}})
+        done = connection.server._loading("step.graph")
+        async with asyncio.timeout(5):
+            while not connection.sent:
+                await asyncio.sleep(0)
+        done()
+        await asyncio.sleep(0.01)
+        connection.answer(connection.sent[0]["id"])
+        await asyncio.sleep(0.01)
+        assert [each["method"] for each in connection.sent] == ["window/workDoneProgress/create"]
+
+    asyncio.run(test())

@@ -175,6 +175,14 @@ def test_the_line_takes_a_file(shell, tmp_path) -> None:
     assert not run(shell, "%policy")[0].success
 
 
+def test_a_path_with_spaces_is_quoted(shell, tmp_path) -> None:
+    (tmp_path / "small.graph").rename(tmp_path / "a small.graph")
+    (tmp_path / "my own.apl").write_text("save mm\n")
+    for quote in "\"'":
+        assert run(shell, f"%%policy {quote}a small.graph{quote}\nsave mm")[0].success
+    assert run(shell, "%policy 'my own.apl' \"a small.graph\"")[0].success
+
+
 def test_it_can_be_unloaded(shell) -> None:
     policylang.unload_ipython_extension(shell)
     assert "not found" in str(run(shell, "%%policy\nsave mm")[0].error_in_exec)
