@@ -8,14 +8,16 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from cattrs import transform_error
 from lsprotocol import types
 from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams, JsonRpcRequestCancelled
 from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol
 
+from policylang.editor.explaining.shown_files import ShownFiles, plain
 from policylang.editor.features.published import Shown, published
-from policylang.editor.garbage import collect_when_quiet
+from policylang.editor.garbage import collect_when_quiet, forget_frames
 from policylang.editor.open_documents import OpenDocuments
-from policylang.editor.showing import ShownFiles, plain
 from policylang.editor.state import State
 from policylang.editor.workspace import SECTION, path_of, section_of
 from policylang.language.version import installed_version
@@ -32,12 +34,47 @@ _KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, type
 """Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
 _EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled)
 
+_VERSIONED = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE)
+
+
+class PatientProtocol(LanguageServerProtocol):
+    """Takes what some clients leave out, and answers each request: pygls drops one that it cannot read, and the client
+    waits."""
+
+    def structure_message(self, data: dict[str, Any]) -> Any:
+        """A message of the protocol's types. Raises :class:`JsonRpcInvalidParams`; the client knows by then."""
+        if data.get("jsonrpc"):
+            _complete(data)
+        try:
+            return super().structure_message(data)
+        except JsonRpcException as error:
+            wrong = "; ".join(transform_error(error.__cause__ or error, path="message")[:3])
+            refused = JsonRpcInvalidParams(f"{data.get('method', 'a response')} is not understood: {wrong}")
+            if "method" in data and "id" in data:
+                self._send_response(data["id"], error=refused.to_response_error())
+            elif isinstance(self._server, PolicyServer):
+                self._server.tell(refused.message, types.MessageType.Warning)
+            raise refused from None
+
+
+def _complete(message: dict[str, Any]) -> None:
+    """Add what some clients leave out: the version of a text, without which its changes would be lost, and settings
+    that they want to be asked for."""
+    method, params = message.get("method"), message.get("params")
+    document = params.get("textDocument") if isinstance(params, dict) else None
+    if method in _VERSIONED and isinstance(document, dict) and not isinstance(document.get("version"), int):
+        document["version"] = 0
+    if method == types.WORKSPACE_DID_CHANGE_CONFIGURATION and (params is None or isinstance(params, dict)):
+        message["params"] = {"settings": None, **(params or {})}
+
 
 class PolicyServer(LanguageServer):
     """One connection."""
 
     def __init__(self) -> None:
-        super().__init__("policylang", installed_version(), types.TextDocumentSyncKind.Full)
+        super().__init__(
+            "policylang", installed_version(), types.TextDocumentSyncKind.Full, protocol_cls=PatientProtocol
+        )
         for method in _KEPT_HERE:
             self.protocol.fm.builtin_features.pop(method, None)
         self.documents = OpenDocuments(
@@ -243,6 +280,7 @@ class PolicyServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Of a request that failed its answer says why; the client's log and the standard error say it too."""
+        forget_frames(error)
         if isinstance(error, _EXPECTED) or getattr(error, "code", None) == types.LSPErrorCodes.RequestFailed.value:
             return
         data = error.data if isinstance(error, JsonRpcException) else None

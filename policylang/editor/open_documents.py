@@ -140,8 +140,9 @@ class OpenDocuments:
     async def read(self, uri: str) -> State | None:
         """The same, once the text is read."""
         while (opened := self._open.get(uri)) is not None and opened.state is None and opened.task is not None:
-            await asyncio.wait([opened.task], timeout=0.05)
-            if opened.state is None and opened.task.done() and self._open.get(uri) is opened:
+            task = opened.task
+            await asyncio.wait([task], timeout=0.05)
+            if opened.state is None and task.done() and self._open.get(uri) is opened:
                 break
         return self.state(uri)
 
@@ -258,8 +259,9 @@ class OpenDocuments:
         done = self.loading(name)
 
         def read() -> ReadGraph:
+            before = self._snapshots.known(name)
             found = self._snapshots.read(name)
-            keep_what_is_there()
+            keep_what_is_there(anew=before.facts is not None)
             return found
 
         try:
@@ -275,7 +277,10 @@ class OpenDocuments:
 
     def _stop(self, uri: str) -> None:
         opened = self._open.pop(uri, None)
-        for task in () if opened is None else (opened.task, opened.weighing):
+        if opened is None:
+            return
+        tasks, opened.task, opened.weighing = (opened.task, opened.weighing), None, None
+        for task in tasks:  # what is raised in one leads to the document, which must not lead to it
             if task is not None:
                 task.cancel()
 
@@ -307,11 +312,11 @@ class OpenDocuments:
         )
 
     def _text(self, opened: OpenDocument) -> TextState:
-        document = opened.document
+        document, reads = opened.document, opened.reads  # the expansion keeps the reader: it must not lead back here
 
         def read(path: Path, name: str) -> Source | Diagnostic:
             """An included file: the text of the document where it is open."""
-            opened.reads[path] = self._stamp(path)
+            reads[path] = self._stamp(path)
             other = self._at(path)
             return read_source(path, name) if other is None else Source(name, other.document.source.text)
 

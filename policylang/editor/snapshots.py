@@ -8,6 +8,7 @@ import stat
 from attrs import define, field, frozen
 
 from policylang.api.planned_graphs import read_graphs
+from policylang.editor.explaining.on_snapshot import forget_snapshots
 from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.workspace import Stamp, stamp_of
 from policylang.graph.facts import Facts
@@ -52,6 +53,7 @@ class Snapshots:
         graphs, problems = ({}, (_irregular(name),)) if _is_irregular(name) else read_graphs([name])
         found = ReadGraph(next(iter(graphs.values()), None), problems, stamp)
         self._read = {**{key: each for key, each in [*self._read.items()][1 - _MOST :] if key != name}, name: found}
+        forget_snapshots()
         if (index := index_of(found.facts)) is not None:
             index.prepare()  # here nobody waits for it, and who completes a word does
         return found

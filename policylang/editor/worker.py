@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any, TypeVar
 
+from policylang.editor.garbage import collect_much
 from policylang.language.interruption.wanted import Cancelled, cancellable, stop_unless_wanted
 
 _IDLE = 0.1
@@ -33,7 +34,10 @@ class Worker:
         job = self._submitted(work, wanted)
         self._asked.add(job)
         job.add_done_callback(self._asked.discard)
-        return await asyncio.wrap_future(job)
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            del job  # an error in it leads to this frame, and would keep what was worked on
 
     async def do_when_idle(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
         """The same of what gives way to everything that somebody waits for, and is begun again afterwards."""
@@ -65,6 +69,7 @@ class Worker:
             return wanted()
 
         def run() -> T:
+            collect_much()
             with cancellable(goes_on):
                 stop_unless_wanted()
                 found = work()

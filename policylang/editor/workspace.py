@@ -127,7 +127,10 @@ class Workspace:
 
 def path_of(uri: str) -> Path | None:
     """The file that an address names, whatever bytes its name has; None for an address of anything else."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # a `[` that no address of a machine begins
+        return None
     if parts.scheme != "file":
         return None
     found = os.fsdecode(unquote_to_bytes(uri.partition("://")[2].removeprefix(parts.netloc)))
@@ -164,7 +167,7 @@ def _text(key: str, value: object, problems: list[Diagnostic]) -> str | None:
 
 
 def _file(given: str, base: Path) -> Path:
-    return base / Path(given.replace(_FOLDER, str(base))).expanduser()
+    return base / os.path.expanduser(given.replace(_FOLDER, str(base)))  # of a user that there is not it stays `~name`
 
 
 def _pause(client: Mapping[str, Any], problems: list[Diagnostic]) -> float:

@@ -60,10 +60,11 @@ def test_dropout_is_recomputed_with_the_mask_of_the_forward() -> None:
     assert_bitwise_equal(with_policy, without)
 
 
-@pytest.mark.parametrize("model", [mlp, pytest.param(partial(llama, layers=1), marks=pytest.mark.slow, id="llama")])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [mlp, pytest.param(partial(llama, layers=1), id="llama")])
 def test_a_whole_training_step_of_inductor(model: Callable[[], Example]) -> None:
     """Inductor fuses a recomputed operator into other kernels than a saved one, and may round otherwise there; for the
-    float32 kernels of these models it does not."""
+    float32 kernels of these models it does not. Among the fast ones, `test_offload_joint.py` compares an mlp's bits."""
     backend = policylang.backend(policylang.parse(SAVE_PRODUCTS))
     without = train(model(), torch.compile)
     assert_bitwise_equal(train(model(), under(backend)), without)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import policylang
 from policylang.backends.caching import fingerprint
 from policylang.backends.runtime import groups
 from policylang.backends.runtime.groups import RankOrder
+from policylang.torch_compat import process_groups
 from tests.support.fused_process import compile_and_train
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
@@ -33,21 +35,27 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 
 @needs_groups_in_any_order
-def test_a_second_process_makes_the_groups_of_the_graph_that_it_finds(cache: Path) -> None:
+@pytest.mark.parametrize("process", ["this one", pytest.param("another", marks=pytest.mark.slow)])
+def test_what_has_no_groups_yet_makes_those_of_the_graph_that_it_finds(cache: Path, process: str) -> None:
     cold = compile_and_train(POLICY)
     assert cold["from cache"] == [False]
     ((name, ranks),) = cold["made"]
     assert sorted(ranks) == list(range(8))
-    environment = {**os.environ, "PYTHONHASHSEED": "4321"}
-    command = [sys.executable, "-m", "tests.support.fused_process", POLICY]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    warm = json.loads(done.stdout.splitlines()[-1])
+    assert not [known for known in process_groups.known_groups() if known.name == name]
+    warm = compile_and_train(POLICY) if process == "this one" else in_another_process()
     assert warm["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
     assert warm["from cache"] == [True]
     assert warm["hits"] == 1
     assert warm["made"] == [[name, ranks]]
     assert (warm["rewrites"], warm["saved"]) == (cold["rewrites"], cold["saved"])
+
+
+def in_another_process() -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONHASHSEED": "4321"}
+    command = [sys.executable, "-m", "tests.support.fused_process", POLICY]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_mesh_that_is_laid_out_otherwise_has_another_key() -> None:

@@ -22,6 +22,7 @@ from policylang.planning.liveness import saved_and_recomputed
 from tests.support import models
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.compiled import Trained, assert_bitwise_equal, fresh_dynamo, train
+from tests.support.drawn import examples
 from tests.support.late import Late
 from tests.support.models import ZOO, Example, square_loss
 from tests.support.run_partition import Result, Traced, assert_same_result, trace
@@ -196,7 +197,7 @@ def test_equal_nodes_are_one_and_saved_if_either_is() -> None:
 # --- sizes, blocks, caches -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_sizes_that_change_from_step_to_step(inner: str) -> None:
     def steps(backend: Any) -> list[Tensor]:
         module = models.mlp().module
@@ -315,7 +316,7 @@ DRAWN = ("mm", "addmm", "mul", "add", "permute, t, view", "bernoulli", "gelu or 
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
     graph = example(data.draw(st.sampled_from(["gpt2", "resnet", "mlp", "shared_parameters"])))
     fate = data.draw(st.sampled_from(["save", "recompute", "auto"]))

@@ -141,6 +141,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass") -> Step:
+    """Without a policy in eager."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 6, bias=False), nn.GELU(), nn.Linear(6, 5, bias=False), nn.GELU())
@@ -153,7 +154,7 @@ def compiled_step(policy: PolicyPass | None, hook: str = "joint_custom_pre_pass"
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        result = torch.compile(module, options={} if policy is None else {hook: policy})(batch)
+        result = (module if policy is None else torch.compile(module, options={hook: policy}))(batch)
     result.sum().backward()
     gradient = module[0].weight.grad
     assert gradient is not None

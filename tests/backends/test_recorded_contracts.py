@@ -17,6 +17,7 @@ from tests.support.shared_graphs import JOINT, shared_facts, shared_graph
 GATHERS = 290
 """All-gathers that start at a parameter; no two of them on one line."""
 STATIC = list(range(292))
+BOTH = ["fsdp_reshard_always", pytest.param("fsdp_reshard_never", marks=pytest.mark.slow)]
 
 
 def tags_of(gm: fx.GraphModule) -> dict[str, str]:
@@ -67,6 +68,7 @@ def test_always_every_line_is_tagged_and_no_gathered_value_is_saved(checkpointed
     assert {tags[name] for name in lines()} == {"MUST_RECOMPUTE"}
 
 
+@pytest.mark.slow
 def test_never_the_gathered_value_of_each_line_is_saved_and_nothing_beside_it() -> None:
     made = partitioned("fsdp_reshard_never", checkpointed=True)
     assert made.audit.agrees
@@ -77,7 +79,7 @@ def test_never_the_gathered_value_of_each_line_is_saved_and_nothing_beside_it() 
     assert {tags[name] for name in lines()} == {"MUST_SAVE", "MUST_RECOMPUTE"}
 
 
-@pytest.mark.parametrize("name", ["fsdp_reshard_always", "fsdp_reshard_never"])
+@pytest.mark.parametrize("name", BOTH)
 def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) -> None:
     before = tags_of(recording(True))
     untouched = tagged("undecided -> auto", checkpointed=True)
@@ -91,11 +93,11 @@ def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) 
     assert len(before.keys() - lines()) > 3_000
 
 
-def test_the_gather_of_the_tokens_is_left_and_named() -> None:
+@pytest.mark.parametrize("name", BOTH)
+def test_the_gather_of_the_tokens_is_left_and_named(name: str) -> None:
     """They are an input of the model, sharded and gathered like a weight."""
-    for name in ("fsdp_reshard_always", "fsdp_reshard_never"):
-        (note,) = [found for found in partitioned(name, checkpointed=True).plan.diagnostics if found.code == "APL318"]
-        assert note.details == ("all_gather_into_tensor: of the input `primals_293`, 2 MiB",)
+    (note,) = [found for found in partitioned(name, checkpointed=True).plan.diagnostics if found.code == "APL318"]
+    assert note.details == ("all_gather_into_tensor: of the input `primals_293`, 2 MiB",)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import policylang
 from policylang import PolicyMatchError
 from policylang.backends.joint.partitioner import Partition
 from tests.support.compiled import fresh_dynamo
+from tests.support.drawn import examples
 from tests.support.sharded import fake_ranks
 from tests.support.twice import compiled_twice, partition_by, partitioned_twice
 
@@ -155,7 +156,7 @@ def _policies(draw: st.DrawFn) -> str:
     return "\n".join([*lines, f"undecided -> {draw(st.sampled_from(['auto', 'save', 'recompute']))}"])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(6, 15), deadline=None)
 @given(function=_functions(), policy=_policies(), decomposed=st.booleans())
 def test_random_models_under_random_policies(function: Function, policy: str, decomposed: bool) -> None:
     torch._dynamo.reset()

@@ -224,7 +224,7 @@ def same_for_random_modules(function: Function, policy: str) -> None:
     assert_same_as_without(Returning(function), torch.linspace(-1, 1, 16).view(4, 4), POLICIES[policy], "aot_eager")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(functions(), st.sampled_from(sorted(POLICIES)))
 def test_random_modules_that_return_values_of_the_middle(function: Function, policy: str) -> None:
     same_for_random_modules(function, policy)

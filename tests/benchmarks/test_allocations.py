@@ -17,7 +17,7 @@ def test_saved_and_peak_to_the_byte() -> None:
     kept_two(lambda step, _: step_allocations(step))
 
 
-@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_what_a_compiled_step_keeps_is_what_the_plan_says(inner: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -97,6 +97,8 @@ def test_other_texts_that_are_no_settings(tmp_path):
     assert said(tmp_path) == []
     write(tmp_path, b'[tool.policylang]\r\ngraph = "\xe9t\xe9.graph"\r\n')
     assert said(tmp_path) == ["2:10 APL645 the file is not text: byte 0xe9 is not UTF-8; TOML is UTF-8 text"]
+    write(tmp_path, "[tool.policylang]\r\n".encode("utf-16"))  # as some shells write it
+    assert said(tmp_path) == ["1:1 APL645 the file is not text: byte 0xff is not UTF-8; TOML is UTF-8 text"]
     write(tmp_path, b'\xef\xbb\xbf[tool.policylang]\r\ngraphs = "\xf0\x9f\x98\x80"\r\n')
     assert said(tmp_path) == ["2:1 APL646 `graphs` means nothing in `[tool.policylang]`; did you mean `graph`?"]
     write(tmp_path, "[project\nthis is not TOML and says nothing of the table")

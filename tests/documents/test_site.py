@@ -48,8 +48,10 @@ def run_build(*arguments: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_and_holds_together(tmp_path: Path) -> None:
-    """One test, because processes that run tests side by side would build the site once each."""
+    """One test, because processes that run tests side by side would build the site once each. Among the fast ones, a
+    small repository is built below, and `test_documents.py` follows the links of these pages."""
     site = tmp_path / "site"
     done = run_build(site, tmp_path / "work")
     assert (done.returncode, done.stderr) == (0, "")

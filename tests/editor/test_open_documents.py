@@ -100,11 +100,12 @@ def test_of_many_quick_changes_the_last_is_planned(tmp_path, graph, monkeypatch)
 
 
 def test_a_change_ends_what_is_under_way(tmp_path, graph, monkeypatch) -> None:
-    ended = []
+    begun, ended = [], []
 
     def endless(text: Any, *more: Any) -> Any:
         if "endless" not in text.source.text:
             return read_graph(text, *more)
+        begun.append(text)
         try:
             while True:
                 time.sleep(0.001)
@@ -117,7 +118,9 @@ def test_a_change_ends_what_is_under_way(tmp_path, graph, monkeypatch) -> None:
     async def test(it: Session) -> None:
         uri = it.put("save mm # endless")
         waiting = asyncio.ensure_future(it.documents.settled(uri))
-        await asyncio.sleep(0.2)
+        while not begun:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         assert not ended
         assert not waiting.done()
         it.put("save mm # short")

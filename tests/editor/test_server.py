@@ -19,8 +19,11 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
 from policylang.commands.cli import main
+from policylang.editor import client
+from policylang.editor.client import PolicyServer
+from policylang.editor.server import server
 from tests.editor.conftest import GRAPHS, SERVER
-from tests.editor.real_client import Editor
+from tests.editor.real_client import CAPABILITIES, Editor
 
 RULES = "recompute everything\nsave mm\nsave everything in layers.99\n"
 
@@ -127,7 +130,10 @@ async def _a_day(tmp_path: Path) -> None:
     with pytest.raises(JsonRpcException):
         await editor.client.workspace_execute_command_async(types.ExecuteCommandParams("no.such"))
 
-    # A request about a text that changes meanwhile, and one that is cancelled.
+    # A request about a text that changes meanwhile, and one that is cancelled: there is time for both before the plan.
+    editor.client.set_configuration({"pause": 200}, section="policylang")
+    editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(None))
+    await editor.hints(first)  # by then the server has the settings
     editor.change(first, "save mm # changes", 6)
     asked = asyncio.ensure_future(editor.hints(first))
     await asyncio.sleep(0)
@@ -150,6 +156,29 @@ async def _a_day(tmp_path: Path) -> None:
     assert await editor.codes(first) == ["APL309"]
     assert editor.client.log_messages == [], "nothing that a client does is an error of the server"
     assert await editor.end() == 0
+
+
+def test_an_answer_that_comes_after_a_graph_is_read_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is asked for a place to show progress, the graph is there before it answers."""
+    monkeypatch.setattr(client, "_AT_ONCE", 0.0)
+    monkeypatch.setattr(PolicyServer, "client_capabilities", CAPABILITIES)
+    sent: list[Any] = []
+    made = server()
+    monkeypatch.setattr(made.protocol, "_send_data", sent.append)
+
+    async def test() -> None:
+        read = made._loading("a graph")
+        while not sent:
+            await asyncio.sleep(0)
+        read()
+        await asyncio.sleep(0)
+        made.protocol.handle_message(
+            made.protocol.structure_message({"jsonrpc": "2.0", "id": sent[0].id, "result": None})
+        )
+        await asyncio.sleep(0.01)
+
+    asyncio.run(test())
+    assert [each.method for each in sent] == [types.WINDOW_WORK_DONE_PROGRESS_CREATE]
 
 
 @pytest.mark.slow

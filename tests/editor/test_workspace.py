@@ -77,6 +77,12 @@ def test_a_setting_that_is_none_is_a_diagnostic(tmp_path: Path, given: dict[str,
     assert found.plans is ("pause" in given)
 
 
+def test_a_user_that_there_is_not_has_no_folder(tmp_path: Path) -> None:
+    workspace = made(one=tmp_path)
+    workspace.started_with = {"graph": "~nobody-by-this-name/x.graph"}
+    assert workspace.settings_of(tmp_path / "x.apl").graph == str(tmp_path / "~nobody-by-this-name" / "x.graph")
+
+
 @pytest.mark.parametrize("settings", [None, [], "text", 5, {"policylang": None}, {"policylang": [1]}])
 def test_settings_that_are_none_at_all_say_nothing(settings: object) -> None:
     workspace = Workspace(pushed=section_of(settings))
@@ -115,6 +121,7 @@ def test_a_document_is_called_as_its_innermost_folder_sees_it(tmp_path: Path) ->
         ("untitled:Untitled-1", None),
         ("vscode-notebook-cell:/a/b.ipynb#W0", None),
         ("file:///a%00b", None),
+        ("http://[x/y.apl", None),
         ("", None),
         ("file://", None),
     ],

@@ -208,7 +208,9 @@ def gathers(gm: fx.GraphModule) -> int:
     return sum("all_gather_into_tensor" in str(node.target) for node in gm.graph.nodes)
 
 
-@pytest.mark.parametrize(("reshard", "after"), [("never", PARAMETERS), ("always", 2 * PARAMETERS - 1)])
+@pytest.mark.parametrize(
+    ("reshard", "after"), [("always", 2 * PARAMETERS - 1), pytest.param("never", PARAMETERS, marks=pytest.mark.slow)]
+)
 def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: dict[str, object], tmp_path):
     """Each gathered once; or twice, but for the embedding, whose weight no backward reads."""
     path = tmp_path / "mine.apl"
@@ -219,7 +221,13 @@ def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: d
     assert gathers(gm) == after
 
 
-@pytest.mark.parametrize(("trained", "ranks"), [("", 1), ("", 2), ("norm", 2), ("layers.0", 2), ("lm_head", 1)])
+@pytest.mark.parametrize(
+    ("trained", "ranks"),
+    [
+        ("layers.0", 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("", 1), ("", 2), ("norm", 2), ("lm_head", 1))),
+    ],
+)
 def test_the_parameters_of_a_step_are_found(trained: str, ranks: int):
     """Frozen ones too, which have no gradient: only `trained` is."""
     model = model_of(2)
@@ -326,7 +334,7 @@ def registry():
 
 
 def test_a_graph_that_is_not_a_whole_step_is_refused():
-    joint = capture_joint(*ZOO["llama"]())
+    joint = capture_joint(*ZOO["mlp"]())
     memory_policy = torchtitan.MemoryPolicy(policylang.load("llama3_sac"))
     with pytest.raises(PolicyGraphError, match="and this is a joint graph") as caught:
         memory_policy(joint.gm)

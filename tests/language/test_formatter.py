@@ -18,13 +18,14 @@ from policylang.language.units import UNITS, read, write
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, SELECTORS
 from tests.language.told import policy, selector
+from tests.support.drawn import examples
 
 _PROPERTIES = {"seconds": "time"}
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 @given(strategies.selectors)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(200, 600), deadline=None)
 def test_a_selector_reads_back(tree: Selector) -> None:
     text = format_selector(tree)
     assert selector(text) == tree

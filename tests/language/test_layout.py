@@ -22,6 +22,7 @@ from policylang.language.resources import policies_folder
 from policylang.language.source import Source
 from policylang.language.syntax import Bucket
 from tests.language import strategies
+from tests.support.drawn import examples
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +155,7 @@ def layouts(draw: st.DrawFn) -> str:
 
 
 @given(layouts())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(80, 250), deadline=None)
 def test_any_layout_is_formatted_to_the_same_policy(text: str) -> None:
     source = Source("test.apl", text)
     file, faults = parse_file(source)

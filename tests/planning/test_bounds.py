@@ -35,7 +35,7 @@ def bounds_of(facts: Facts, selector: Selector, lets: dict) -> tuple[Bound, list
     return Bounds(selections, BatchSizes(facts)).of(selector), selections.rows(selector)
 
 
-@settings(max_examples=examples(100, 300), deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(graphs(), selectors(()))
 def test_what_is_denoted_lies_between_them(facts: Facts, selector: Selector) -> None:
     bound, rows = bounds_of(facts, selector, {})

@@ -28,7 +28,9 @@ def test_names_that_differ_in_a_number_are_written_once(names, folded):
     assert folded_names(names) == folded
 
 
-@pytest.mark.parametrize("model", ["llama", "mixtral", "gpt2", "bart"])
+@pytest.mark.parametrize(
+    "model", ["llama", "mixtral", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gpt2", "bart"))]
+)
 def test_the_groups_add_up_to_the_totals(model):
     made = plan(parse("include <llama3_sac>\nundecided -> save"), facts_of_model(model), JOINT)
     found, outcome = breakdown(made), saved_and_recomputed(made)

@@ -5,10 +5,10 @@ import { find, install, type Surroundings } from "../src/finding";
 function around(files: string[], changes: Partial<Surroundings> = {}): Surroundings {
     return {
         setting: "",
-        folders: ["/work"],
+        folders: ["/project"],
         searchPath: "/usr/local/bin:/usr/bin",
         windows: false,
-        home: "/home/ann",
+        home: "/home/user",
         startable: (file) => files.includes(file),
         ...changes,
     };
@@ -17,12 +17,12 @@ function around(files: string[], changes: Partial<Surroundings> = {}): Surroundi
 test("the workspace's environment goes before the interpreter that is chosen, and that before the PATH", () => {
     const path = ["/usr/bin/policylang"];
     const interpreter = ["/conda/bin/python", "/conda/bin/policylang"];
-    const venv = ["/work/.venv/bin/policylang", "/work/.venv/bin/python"];
+    const venv = ["/project/.venv/bin/policylang", "/project/.venv/bin/python"];
     const chosen = { interpreter: "/conda/bin/python" };
     assert.deepEqual(find(around(path)), { program: "/usr/bin/policylang", args: ["lsp"] });
     const module = { program: "/conda/bin/python", args: ["-P", "-m", "policylang", "lsp"], python: "/conda/bin/python" };
     assert.deepEqual(find(around([...path, ...interpreter], chosen)), module);
-    const own = { program: "/work/.venv/bin/policylang", args: ["lsp"], python: "/work/.venv/bin/python" };
+    const own = { program: "/project/.venv/bin/policylang", args: ["lsp"], python: "/project/.venv/bin/python" };
     assert.deepEqual(find(around([...path, ...interpreter, ...venv], chosen)), own);
 });
 
@@ -34,12 +34,12 @@ test("an interpreter without policylang gives way to the PATH, and is where to i
 });
 
 test("a setting is taken, or nothing is", () => {
-    const there = ["/usr/bin/policylang", "/opt/bin/policylang", "/work/env/bin/python3.12", "/home/ann/bin/policylang"];
+    const there = ["/usr/bin/policylang", "/opt/bin/policylang", "/project/env/bin/python3.12", "/home/user/bin/policylang"];
     assert.equal(find(around(there, { setting: "/opt/bin/policylang" }))?.program, "/opt/bin/policylang");
     assert.equal(find(around(there, { setting: "/gone/policylang" })), undefined);
-    assert.equal(find(around(there, { setting: "~/bin/policylang" }))?.program, "/home/ann/bin/policylang");
+    assert.equal(find(around(there, { setting: "~/bin/policylang" }))?.program, "/home/user/bin/policylang");
     assert.equal(find(around(there, { setting: "policylang" }))?.program, "/usr/bin/policylang");
-    const relative = { program: "/work/env/bin/python3.12", args: ["-P", "-m", "policylang", "lsp"], python: "/work/env/bin/python3.12" };
+    const relative = { program: "/project/env/bin/python3.12", args: ["-P", "-m", "policylang", "lsp"], python: "/project/env/bin/python3.12" };
     assert.deepEqual(find(around(there, { setting: "env/bin/python3.12" })), relative);
     assert.deepEqual(find(around(there, { setting: "${workspaceFolder}/env/bin/python3.12" })), relative);
 });
@@ -53,6 +53,6 @@ test("each folder of a workspace may have the environment, and without a folder 
 
 test("what is missing is installed where the command is from", () => {
     assert.equal(install(undefined), 'pip install "policylang[lsp]"');
-    assert.equal(install("/work/.venv/bin/python"), '/work/.venv/bin/python -m pip install "policylang[lsp]"');
+    assert.equal(install("/project/.venv/bin/python"), '/project/.venv/bin/python -m pip install "policylang[lsp]"');
     assert.equal(install("/my env/bin/python"), '"/my env/bin/python" -m pip install "policylang[lsp]"');
 });

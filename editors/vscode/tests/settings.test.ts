@@ -20,9 +20,9 @@ test("every setting is the server's, the command, or the trace", () => {
 });
 
 test("a snapshot in the folder is named from the folder, another by its whole path", () => {
-    assert.equal(asSetting("/work/graphs/a.graph", "/work"), "graphs/a.graph");
-    assert.equal(asSetting("/other/a.graph", "/work"), "/other/a.graph");
-    assert.equal(asSetting("/work-2/a.graph", "/work"), "/work-2/a.graph");
+    assert.equal(asSetting("/project/graphs/a.graph", "/project"), "graphs/a.graph");
+    assert.equal(asSetting("/other/a.graph", "/project"), "/other/a.graph");
+    assert.equal(asSetting("/work-2/a.graph", "/project"), "/work-2/a.graph");
     assert.equal(asSetting("/a.graph", undefined), "/a.graph");
     assert.equal(shortName("graphs/llama3_8b.graph"), "llama3_8b");
     assert.equal(shortName("recorded.json.gz"), "recorded");

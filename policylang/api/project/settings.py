@@ -95,7 +95,7 @@ def _of_file(file: Path, name: str) -> tuple[ProjectSettings, tuple[Diagnostic, 
     except OSError as error:
         message = f"`{name}` cannot be read: {reason_of(error)}"
         return ProjectSettings(file=file), (diagnose(UNREADABLE, message, Span(Source(name, ""), 0, 0)),)
-    if _TABLE[-1].encode() not in content:  # most projects: nothing to parse
+    if _TABLE[-1].encode() not in content.replace(b"\0", b""):  # most projects: nothing to parse, nor to say of UTF-16
         return None
     try:
         source = Source(name, content.decode("utf-8-sig"))

@@ -47,6 +47,12 @@ def backward_counts(facts: Facts) -> Mapping[str, int]:
     )
 
 
+def forget_snapshots() -> None:
+    """Hold none of those that were asked about."""
+    for cache in (backward_counts, _without_policy, _blocks_and_chains):
+        cache.cache_clear()
+
+
 @lru_cache(maxsize=2)
 def _without_policy(facts: Facts, source: Source) -> Selections:
     """``source``: the text whose selectors are asked of; they are kept as long as these answers."""

@@ -33,6 +33,7 @@ from policylang.language.syntax import (
 )
 from policylang.language.walk import predicates
 from policylang.planning.batch.sizes import REACH, BatchSizes, Range
+from policylang.planning.selection.operator_prices import OperatorPrices
 from policylang.planning.selection.predicates import compile_predicate, dimension_at
 from policylang.planning.selection.selectors import Selections, children, parts_first
 
@@ -161,6 +162,7 @@ class Bounds:
 
     def _compare(self, test: Compare) -> Answer:
         facts, sizes = self._facts, self._sizes
+        prices = self._selections.prices  # not `self`, which keeps the answer: plans are freed by counting
         index = test.index or 0
 
         def of(row: int) -> Range | None:
@@ -169,21 +171,23 @@ class Bounds:
             if test.quantity == "flops":
                 return sizes.of_call(row, facts.flops)
             if test.quantity in TIMES:
-                return self._of_time(test.quantity, row)
+                return _range_of_time(prices, sizes, facts, test.quantity, row)
             place = dimension_at(facts, row, index)
             return None if place is None else sizes.of_dimension(row, place, (facts.shapes[row] or ())[place])
 
         return lambda row: False if (found := of(row)) is None else _compared(test, found)
 
-    def _of_time(self, measure: str, row: int) -> Range | None:
-        """Of a call whose sizes change, a time is anything from its launch on, and a price anything at all."""
-        prices = self._selections.prices
-        found = None if prices is None else prices.of(measure, row)
-        if prices is None or found is None:
-            return None
-        if not found or not self._sizes.changes_call(self._facts.owners[row]):
-            return found, found
-        return (prices.times.device.overhead, found * REACH) if measure == "time" else (0.0, inf)
+
+def _range_of_time(
+    prices: OperatorPrices | None, sizes: BatchSizes, facts: Facts, measure: str, row: int
+) -> Range | None:
+    """Of a call whose sizes change, a time is anything from its launch on, and a price anything at all."""
+    found = None if prices is None else prices.of(measure, row)
+    if prices is None or found is None:
+        return None
+    if not found or not sizes.changes_call(facts.owners[row]):
+        return found, found
+    return (prices.times.device.overhead, found * REACH) if measure == "time" else (0.0, inf)
 
 
 def _exact(rows: list[int]) -> Bound:

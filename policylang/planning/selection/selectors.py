@@ -132,7 +132,7 @@ class Selections:
         key = (type(node), *own, *parts)
         number = self._classes.get(key)
         if number is None:
-            found = self.evaluate(node, [self._rows[part] for part in parts])  # may raise, and then has no number
+            found = self.evaluate(node, [self._rows[part] for part in parts])  # raises: then nothing is remembered
             number = self._classes[key] = len(self._rows)
             self._rows.append(found)
         self._numbers[id(node)] = number

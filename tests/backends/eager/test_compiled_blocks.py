@@ -208,10 +208,11 @@ def test_autocast_and_micro_batches_whose_forwards_run_first() -> None:
 
 
 def test_over_inductor() -> None:
-    run = backward_of(loss_of(models.mlp()))
-    without = train(each_block(twin(models.mlp().module), policylang.backend(ALONE, root="layers.0")), run)
+    example = models.mlp(1)
+    run = backward_of(loss_of(example))
+    without = train(each_block(twin(example.module), policylang.backend(ALONE, root="layers.0")), run)
     torch.compiler.reset()
-    model = each_block(checkpointed(twin(models.mlp().module)), policylang.backend(POLICY))
+    model = each_block(checkpointed(twin(example.module)), policylang.backend(POLICY))
     assert differences(without, train(model, run)) == []
     assert policylang.report(model).decisions
 

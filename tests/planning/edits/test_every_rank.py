@@ -18,6 +18,7 @@ import policylang
 from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import UNASKED
 from policylang.planning.plan import Plan
+from tests.support.drawn import examples
 from tests.support.every_rank import ATEN, Builder, EveryRank, lies_as
 
 FUSE, SCATTERS, COLLAPSE = (
@@ -291,7 +292,7 @@ policies = st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4).map("\n
 
 
 @given(programs, policies, st.sampled_from(SHAPES[:1] + SHAPES[3:]), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 def test_any_statements_in_any_order_on_random_chains(
     program: Chain, text: str, shape: tuple[int, ...], known: bool
 ) -> None:

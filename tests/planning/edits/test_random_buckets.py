@@ -99,7 +99,7 @@ LINES = (
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(((3,), (2, 2), (2, 3))),
     st.lists(STEPS, min_size=4, max_size=18),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from attrs import define
 
@@ -48,7 +48,14 @@ class Count:
 class GraphIndex:
     """Nothing is counted before it is asked for."""
 
-    facts: Facts
+    _facts: ReferenceType[Facts]
+
+    @property
+    def facts(self) -> Facts:
+        """Held by whoever asks: an index that held them would keep its own entry, and with it every snapshot."""
+        found = self._facts()
+        assert found is not None
+        return found
 
     @cached_property
     def operators(self) -> Mapping[str, Mapping[str, Mapping[str, Count]]]:
@@ -131,5 +138,5 @@ def index_of(facts: Facts | None) -> GraphIndex | None:
     if facts is None:
         return None
     if facts not in _INDEXES:
-        _INDEXES[facts] = GraphIndex(facts)
+        _INDEXES[facts] = GraphIndex(ref(facts))
     return _INDEXES[facts]
