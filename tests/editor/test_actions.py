@@ -138,7 +138,6 @@ def test_a_rule_and_the_plan_can_be_shown_where_there_is_one(state_of) -> None:
     uri = state_of(text).document.uri
     assert [(each.title, each.command, each.arguments) for each in commands] == [
         ("explain this rule", "policylang.explainRule", [uri, 2, True]),
-        ("explain a node of this rule", "policylang.explainNode", [uri, None, 2, True]),
         ("show this plan", "policylang.showPlan", [uri, True]),
         ("explain APL301", "policylang.explainCode", ["APL301", True]),
     ]
@@ -251,3 +250,17 @@ async def _session(folder: Path, uri: str, text: str) -> None:
             break
         await asyncio.sleep(0.1)
     assert not os.path.exists(written.parent)
+
+
+def test_a_node_is_explained_where_a_rule_matches_one(state_of) -> None:
+    text = "save mm\noptional save everything in layers.99\n"
+    state = state_of(text, "llama3_8b.graph")
+    offered = [
+        [each.command for each in actions(state, at, at) if each.title == "explain a node of this rule"]
+        for at in (0, text.index("optional"))
+    ]
+    first, none = offered
+    assert none == []
+    assert [(each.command, each.arguments) for each in first if each is not None] == [
+        ("policylang.explainNode", [state.document.uri, None, 0, True])
+    ]

@@ -11,7 +11,7 @@ import pytest
 import policylang
 from policylang.language.formatting.canonical import format_source
 from policylang.language.formatting.unparse import format_policy
-from policylang.language.parsing.parser import keywords
+from policylang.language.parsing.parser import keywords, parse_file
 from policylang.language.parsing.statement_tree import ACTIONS
 from policylang.language.resolution.loader import load_policy, parse_policy
 from policylang.language.source import Source
@@ -504,3 +504,17 @@ def test_what_is_no_budget(text: str, message: str) -> None:
 
 def test_the_words_of_a_budget_are_names_elsewhere() -> None:
     assert policylang.parse("let up = mm; let rank = bmm; save up in rank; save rank").rules
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "let x = mm where (bytes > 3 MiB)",
+        "let x = mm where ((is view or is random))",
+        "save mm where not (is view)",
+        "save mm where (is view) and (bytes > 3 MiB or (is random))",
+    ],
+)
+def test_a_statement_ends_with_its_last_parenthesis(text: str) -> None:
+    (statement,) = parse_file(Source("<policy>", f"{text}  # seen\n"))[0].statements
+    assert statement.span.text == text

@@ -170,7 +170,7 @@ def _to_show(state: State, here: Iterable[_Told], start: int) -> Iterator[types.
         if around:
             what = "rule" if around[0] in rules else "line"
             yield _command(f"explain this {what}", EXPLAIN_RULE, uri, line - 1, True)
-            if what == "rule":
+            if any(outcome.matched for outcome in state.graph.plan.rules if outcome.rule.span in around):
                 yield _command("explain a node of this rule", EXPLAIN_NODE, uri, None, line - 1, True)
         yield _command("show this plan", SHOW_PLAN, uri, True)
     for code in dict.fromkeys(found.code for found, _ in here):

@@ -73,7 +73,7 @@ class Comment:
 
 @frozen
 class StatementExtent:
-    """A statement with all of its words; its own span may leave out the last parentheses."""
+    """A statement with all of its words, as they stand in the text."""
 
     statement: Statement
     start: int

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from typing import Any, get_args, get_type_hints
 
+from attrs import evolve
 from lark import Transformer, v_args
 
 from policylang.language.diagnostics import written
@@ -107,8 +108,8 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
             predicate = Not(predicate, word.span.to(predicate.span))
         return predicate
 
-    def grouped(self, _open: Lexeme, predicate: Predicate, _close: Lexeme) -> Predicate:
-        return predicate
+    def grouped(self, opened: Lexeme, predicate: Predicate, closed: Lexeme) -> Predicate:
+        return evolve(predicate, span=opened.span.to(closed.span))
 
     def quantity(self, number: Lexeme, unit: Lexeme | None = None) -> Quantity:
         return _quantity(number, unit)
