@@ -6,6 +6,7 @@ import asyncio
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cattrs import transform_error
@@ -89,6 +90,8 @@ class PolicyServer(LanguageServer):
         """What it shows beside them: Markdown, plain text, or neither by that name."""
         self.ended = False
         """Whether the client said that it would go."""
+        self.begun_by: Callable[[int | None], None] = lambda process: None
+        """Told the process of the client, where it says one."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._files = ShownFiles()
 
@@ -96,6 +99,7 @@ class PolicyServer(LanguageServer):
 
     def begin(self, params: types.InitializeParams) -> None:
         """Take what a client says of itself. Whatever it leaves out is fine."""
+        self.begun_by(params.process_id)
         documents, workspace = self.documents, self.documents.workspace
         root = params.root_uri or (f"file://{params.root_path}" if params.root_path else None)
         folders = params.workspace_folders or ([types.WorkspaceFolder(root, "")] if root else [])
@@ -136,7 +140,8 @@ class PolicyServer(LanguageServer):
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(_POLL)
-            self.documents.look_again()
+            with suppress(OSError):  # of the folder that it runs in, which may be gone for a while
+                self.documents.look_again()
 
     # --- settings and folders ---
 

@@ -10,6 +10,7 @@ import logging
 import os
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
 from typing import BinaryIO
@@ -18,6 +19,7 @@ from pygls.io_ import StdinAsyncReader, StdoutWriter, run_async
 
 from policylang.editor.client import PolicyServer
 from policylang.editor.garbage import collect_when_told
+from policylang.editor.lifeline import end_with
 
 _SWITCH = 0.0005
 """Seconds after which a thread that plans lets the one that answers run; Python's own are ten times that."""
@@ -30,9 +32,8 @@ def serve_stdio(server: PolicyServer) -> int:
     collect_when_told()
     logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself tells what goes wrong
     taken, given = _taken_over()
-    server.protocol.set_writer(StdoutWriter(given))
     with suppress(SystemExit, BrokenPipeError, ConnectionResetError):
-        asyncio.run(_run(server, taken))
+        asyncio.run(_run(server, taken, given))
     server.documents.close()
     with suppress(OSError, ValueError):
         given.close()
@@ -51,9 +52,34 @@ def _taken_over() -> tuple[BinaryIO, BinaryIO]:
     return taken, given
 
 
-async def _run(server: PolicyServer, taken: BinaryIO) -> None:
+async def _run(server: PolicyServer, taken: BinaryIO, given: BinaryIO) -> None:
     reader = await _reader(taken)
-    await run_async(Event(), reader, server.protocol, error_handler=server.report_server_error)
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+    assert serving is not None
+
+    def end() -> None:
+        """From any thread: the client is gone."""
+        with suppress(RuntimeError):  # it has ended meanwhile
+            loop.call_soon_threadsafe(serving.cancel)
+
+    server.protocol.set_writer(_Writer(given, end))
+    server.begun_by = lambda process: end_with(process, end)
+    with suppress(asyncio.CancelledError):
+        await run_async(Event(), reader, server.protocol, error_handler=server.report_server_error)
+
+
+class _Writer(StdoutWriter):
+    """What nobody reads any more ends the connection, whoever says it: plans go on in tasks of their own."""
+
+    def __init__(self, given: BinaryIO, end: Callable[[], None]) -> None:
+        super().__init__(given)
+        self._end = end
+
+    def write(self, data: bytes) -> None:
+        try:
+            super().write(data)
+        except OSError:
+            self._end()
 
 
 async def _reader(taken: BinaryIO) -> StdinAsyncReader | _MessageReader:

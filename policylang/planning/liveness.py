@@ -63,6 +63,7 @@ class ForwardTotals:
 
 
 _forwards: WeakKeyDictionary[Facts, ForwardTotals] = WeakKeyDictionary()
+_reads: WeakKeyDictionary[Facts, bytearray] = WeakKeyDictionary()
 
 
 @frozen(eq=False)
@@ -113,7 +114,7 @@ def backward_needs(
     ``on_recompute`` is called with each row about to be recomputed, before that is final; it may put another
     decision in its place, for this row or for earlier ones.
     """
-    need = _read_by_backward(facts)
+    need = bytearray(_read_by_backward(facts))
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
     found: dict[str, list[int]] = {column.name: [] for column in fields(Needs)}
     for row in range(len(facts) - 1, -1, -1):
@@ -187,7 +188,11 @@ def may_be_kept(facts: Facts, row: int) -> bool:
 
 
 def _read_by_backward(facts: Facts) -> bytearray:
-    """``CERTAINLY`` for every forward value and graph input that the backward, or an output of it, reads."""
+    """``CERTAINLY`` for every forward value and graph input that the backward, or an output of it, reads. Worked out
+    once for each facts: do not change it."""
+    known = _reads.get(facts)
+    if known is not None:
+        return known
     need = bytearray(len(facts))
     phases = facts.phases
     for row in range(len(facts)):
@@ -201,6 +206,7 @@ def _read_by_backward(facts: Facts) -> bytearray:
             for source in facts.inputs[row]:
                 if is_gradient(facts, source):
                     need[source] = CERTAINLY
+    _reads[facts] = need
     return need
 
 

@@ -7,13 +7,14 @@ dimensions of this size, all fixed, or (a part, a join) dimensions at this place
 gathered weight is fixed, and so is the product of two activations over the batch. Of what has no one shape, such as a
 tuple, nothing is fixed.
 
-One pass over the nodes and edges.
+One pass over the nodes and edges, once for each facts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from weakref import WeakKeyDictionary
 
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
 from policylang.operators.moves import View
@@ -28,13 +29,18 @@ _RESHAPES = movers_of(View)
 Range = tuple[float, float]
 """The least and the most that a size may be; equal where it does not change."""
 
+_known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
+
 
 class BatchSizes:
     """The sizes of one graph's inputs and forward values."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._changing = _changing(facts)
+        known = _known.get(facts)
+        if known is None:
+            known = _known[facts] = _changing(facts)
+        self._changing = known
 
     def changes(self, row: int) -> bool:
         """Whether the size of a value may be another one for another batch."""
