@@ -10,6 +10,7 @@ from lsprotocol import types
 from policylang.language import syntax
 from policylang.language.figures import figure
 from policylang.language.parsing.parser import parse_file
+from policylang.language.resolution.fitting import dimensions_of
 from policylang.language.source import Source
 from policylang.language.syntax import Statement
 
@@ -82,7 +83,9 @@ def _expectations(statements: Sequence[Statement], plan: Any) -> Iterator[tuple[
     for statement, planned in zip(expected, _own(plan["expectations"]), strict=True):
         label, margin = f"{planned['status']}, {planned['found']}", planned["margin"]
         if margin and isinstance(statement, syntax.ExpectTotal):
-            amount = figure(abs(margin), statement.limit.dimension)
+            written = statement.limit.dimension
+            meant = dimensions_of(statement.figure)[0] if written == "number" else written
+            amount = figure(abs(margin), meant)
             label += f" · {amount} to spare" if planned["status"] == "held" else f" · off by {amount}"
         yield statement, label
 
