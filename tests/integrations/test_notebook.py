@@ -105,7 +105,7 @@ def test_html_underlines_the_span_and_escapes_the_text() -> None:
     assert found.underlined[0] == "attenton"
     assert "script" not in found.tags
     assert "&lt;script&gt;" in html
-    assert "did you mean `attention`?" in html
+    assert "did you mean `attention`" in html
 
 
 @pytest.mark.parametrize("value", ["facts", "plan", "path", "text", "cell"])

@@ -127,6 +127,13 @@ def test_json() -> None:
         },
         "related": [],
         "details": [],
+        "mends": [
+            {
+                "title": "did you mean `attention`?",
+                "is_choice": False,
+                "changes": [{"location": unknown["location"], "text": "attention"}],
+            }
+        ],
     }
     assert json.loads(render_json([])) == {"version": 1, "diagnostics": []}
     assert json.loads(render_json([diagnose("APL104", "no")]))["diagnostics"][0]["location"] is None
