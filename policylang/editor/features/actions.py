@@ -8,7 +8,7 @@ from lsprotocol import types
 
 from policylang.editor.features.on_request import EXPLAIN_CODE, EXPLAIN_NODE, EXPLAIN_RULE, SHOW_PLAN
 from policylang.editor.features.published import Shown, place_in_document, published
-from policylang.editor.places import positions_of, uri_of
+from policylang.editor.locations import positions_of, uri_of
 from policylang.editor.refactorings.inlined_let import inlined_let
 from policylang.editor.refactorings.named_selector import named_selector
 from policylang.editor.state import State

@@ -8,10 +8,10 @@ from itertools import chain
 import attrs
 from lsprotocol import types
 
+from policylang.editor.features.offers.cursor_place import WordPlace, offers_at
 from policylang.editor.features.offers.documentation import documentation
 from policylang.editor.features.offers.graph_index import index_of
 from policylang.editor.features.offers.items import listed, protocol_items
-from policylang.editor.features.offers.places import WordPlace, offers_at
 from policylang.editor.state import State
 from policylang.language.parsing.cursor import Cursor, cursors_at
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from attrs import frozen
 from lsprotocol import types
 
+from policylang.editor.locations import location, positions_of, uri_of_path
 from policylang.editor.names.occurrences import Occurrence, occurrences, target_of
 from policylang.editor.names.policy_files import PolicyFiles
-from policylang.editor.places import location, positions_of, uri_of_path
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.devices.lookup import bundled_devices, find_device

@@ -6,7 +6,7 @@ import re
 
 from lsprotocol import types
 
-from policylang.editor.explaining import names, places, predicates
+from policylang.editor.explaining import modules_and_blocks, names, predicates
 from policylang.editor.explaining.article import Article, code, with_code
 from policylang.editor.explaining.pointed import Pointed, pointed_at
 from policylang.editor.explaining.statements import article_of
@@ -53,7 +53,7 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     if said is not None and said.sense in _OF_THE_STATEMENT:
         article, start, end = _whole(state, pointed)
         if said.sense == "statement" and said.words == ("blocks",):
-            article.follow(places.of_all_blocks(state))
+            article.follow(modules_and_blocks.of_all_blocks(state))
         return article.follow(_meaning(said, article)), start, end
     article = Article().follow(_place(state, pointed))
     if said is not None:
@@ -144,12 +144,12 @@ def _place(state: State, pointed: Pointed) -> Article:
     assert word is not None
     assert pointed.at is not None
     if isinstance(statement, syntax.Blocks):
-        return places.of_modules(state, statement.glob).follow(places.of_all_blocks(state))
+        return modules_and_blocks.of_modules(state, statement.glob).follow(modules_and_blocks.of_all_blocks(state))
     inner = next((part for part in reversed(pointed.parts) if isinstance(part, syntax.InModule | syntax.InBlock)), None)
     if inner is None or inner is not next(
         (part for part in reversed(pointed.parts) if isinstance(part, _SELECTORS)), None
     ):
         return Article()
     if isinstance(inner, syntax.InModule):
-        return places.of_modules(state, inner.glob)
-    return places.of_blocks(state, inner.which, outside=inner.outside)
+        return modules_and_blocks.of_modules(state, inner.glob)
+    return modules_and_blocks.of_blocks(state, inner.which, outside=inner.outside)

@@ -10,9 +10,9 @@ from lsprotocol import types
 
 from policylang.editor.features.definition import FileOfStatement, file_of
 from policylang.editor.features.renaming import workspace_edit
+from policylang.editor.locations import uri_of_path
 from policylang.editor.names.occurrences import occurrences, target_of
 from policylang.editor.names.policy_files import PolicyFiles, PolicyText
-from policylang.editor.places import uri_of_path
 from policylang.editor.positions import Positions
 from policylang.editor.state import State
 from policylang.language.files import read_source

@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 from lsprotocol import types
 
-from policylang.editor.places import location
+from policylang.editor.locations import location
 from policylang.editor.state import State
 from policylang.language.diagnostics import Diagnostic, Related, Severity
 from policylang.language.resources import codes_folder

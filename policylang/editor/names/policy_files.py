@@ -12,8 +12,8 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
+from policylang.editor.locations import uri_of_path
 from policylang.editor.names.occurrences import Occurrence, Occurrences, occurrences
-from policylang.editor.places import uri_of_path
 from policylang.editor.state import Document
 from policylang.language.files import SUFFIX, bundled_file, read_source
 from policylang.language.resolution.includes import PRELUDE

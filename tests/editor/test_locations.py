@@ -7,7 +7,7 @@ from pathlib import Path
 from attrs import evolve
 from lsprotocol import types
 
-from policylang.editor.places import location, uri_of, uri_of_path
+from policylang.editor.locations import location, uri_of, uri_of_path
 from policylang.editor.state import Document, State, read_text
 from policylang.language.files import read_source
 from policylang.language.resources import devices_folder, policies_folder
