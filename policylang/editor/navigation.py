@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcInvalidParams
+from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
 
 from policylang.editor.client import PolicyServer
 from policylang.editor.features import folding, layout, links, outline, references, renaming
@@ -20,6 +22,9 @@ _POLICIES = types.FileOperationRegistrationOptions(
         types.FileOperationFilter(types.FileOperationPattern("**", types.FileOperationPatternKind.Folder)),
     ]
 )
+_SHORT = 1 << 13
+"""Characters of a text that is formatted in a tenth of a second."""
+T = TypeVar("T")
 _INCOMPLETE = "the workspace holds more policy files than are looked at: some may still have the old name"
 
 
@@ -33,6 +38,17 @@ def register_navigation(server: PolicyServer, now: Callable[[str], Awaitable[Sta
     async def at(document: types.TextDocumentIdentifier, position: types.Position) -> tuple[State, int]:
         state = await now(document.uri)
         return state, state.document.positions.offset(position)
+
+    async def aside(state: State, work: Callable[[], T]) -> T:
+        """The result, of a long text in a thread of its own, so that typing goes on; it is of no use for a later
+        text."""
+        if len(state.document.source.text) <= _SHORT:
+            return work()
+        found = await asyncio.to_thread(work)
+        latest = documents.state(state.document.uri)
+        if latest is None or latest.document is not state.document:
+            raise JsonRpcContentModified("the text changed while this was worked out")
+        return found
 
     @server.feature(types.TEXT_DOCUMENT_DEFINITION)
     async def defined(params: types.DefinitionParams) -> list[types.LocationLink] | list[types.Location]:
@@ -89,7 +105,7 @@ def register_navigation(server: PolicyServer, now: Callable[[str], Awaitable[Sta
         params: types.DocumentSymbolParams,
     ) -> list[types.DocumentSymbol] | list[types.SymbolInformation]:
         state = await now(params.text_document.uri)
-        found = outline.symbols(state)
+        found = await aside(state, lambda: outline.symbols(state))
         client = server.client_capabilities.text_document
         symbol = None if client is None else client.document_symbol
         tree = symbol is not None and symbol.hierarchical_document_symbol_support
@@ -110,13 +126,14 @@ def register_navigation(server: PolicyServer, now: Callable[[str], Awaitable[Sta
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)
     async def formatted(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        return layout.formatted(await now(params.text_document.uri))
+        state = await now(params.text_document.uri)
+        return await aside(state, lambda: layout.formatted(state))
 
     @server.feature(types.TEXT_DOCUMENT_RANGE_FORMATTING)
     async def formatted_between(params: types.DocumentRangeFormattingParams) -> list[types.TextEdit]:
         state = await now(params.text_document.uri)
-        offset = state.document.positions.offset
-        return layout.formatted_between(state, offset(params.range.start), offset(params.range.end))
+        start, end = (state.document.positions.offset(each) for each in (params.range.start, params.range.end))
+        return await aside(state, lambda: layout.formatted_between(state, start, end))
 
 
 def _takes_versions(server: PolicyServer) -> bool:

@@ -14,7 +14,9 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 from pytest_lsp import ClientServerConfig, make_test_lsp_client
 
+from policylang.editor.open_documents import LONG
 from tests.editor.conftest import SERVER
+from tests.editor.real_client import Editor
 
 LIB = "let big = mm\r\n"
 MAIN = 'include "lib.apl"\nsave   big\nrecompute matmul\n'
@@ -124,3 +126,26 @@ async def _little(folder: Path) -> None:
     assert [each.location.uri for each in symbols] == [asked.uri] * 3
     await asked.client.shutdown_session()
     await asked.client.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_who_types_does_not_wait_for_a_long_text_to_be_formatted(tmp_path) -> None:
+    editor = await Editor.start()
+    await editor.begin(tmp_path)
+    uri = (tmp_path / "long.apl").as_uri()
+    text = "save   mm where bytes  > 3 MiB\n" * 1_000
+    assert len(text) < LONG
+    editor.open(uri, text)
+    options = types.FormattingOptions(tab_size=8, insert_spaces=False)
+    params = types.DocumentFormattingParams(types.TextDocumentIdentifier(uri), options)
+    assert len(await editor.client.text_document_formatting_async(params)) == 2_000
+
+    formatted = asyncio.ensure_future(editor.client.text_document_formatting_async(params))
+    await asyncio.sleep(0)  # the request is sent
+    editor.change(uri, "save  mm\n", 2)
+    await editor.until(lambda: editor.said[uri][-1].version == 2)
+    assert not formatted.done(), "the short text is read while the long one is formatted"
+    with pytest.raises(JsonRpcException, match="the text changed"):
+        await formatted
+    assert await editor.end() == 0
