@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -152,14 +151,6 @@ class OpenDocuments:
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)
-
-    async def weighed(self, uri: str) -> State | None:
-        """The same with the worth of each rule."""
-        while (state := await self.settled(uri)) is not None:
-            with suppress(Cancelled):
-                await self.in_worker(partial(_worth, state), state)
-                break
-        return state
 
     @property
     def quiet(self) -> bool:
@@ -344,8 +335,3 @@ class OpenDocuments:
                 found = find_device(placed.statement.target, placed.folder)
                 path = found[0] if isinstance(found, tuple) else placed.folder / placed.statement.target
                 opened.reads[path] = stamp_of(path)
-
-
-def _worth(state: State) -> None:
-    if state.graph is not None:
-        state.graph.weigh()

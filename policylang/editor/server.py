@@ -54,9 +54,6 @@ def server() -> PolicyServer:
     async def settled(uri: str) -> State:
         return still(uri, await documents.read(uri), await documents.settled(uri))
 
-    async def weighed(uri: str) -> State:
-        return still(uri, await documents.read(uri), await documents.weighed(uri))
-
     async def in_worker(work: Callable[[], T], state: State) -> T:
         try:
             return await documents.in_worker(work, state)

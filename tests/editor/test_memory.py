@@ -24,6 +24,7 @@ from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.server import server
 from policylang.editor.state import GraphState, read_graph
 from tests.editor.conftest import GRAPHS
+from tests.editor.weighed import weighed
 
 POLICY = "let heavy = mm, attention where bytes > 1 MiB\nrecompute everything\nsave heavy\noptional save add\n"
 WORDS = ("save", "optional recompute", "wrong")
@@ -74,8 +75,8 @@ def test_after_sixty_edits_the_last_plan_is_there_and_no_other(tmp_path, planned
             elif at % 30:
                 await documents.settled(uri)
             else:
-                await documents.weighed(uri)
-        await documents.weighed(uri)
+                await weighed(documents, uri)
+        await weighed(documents, uri)
         await asyncio.sleep(0.05)
         assert len(planned) > 2 * 15
         assert _alive(planned) <= 2, "the plan that is shown, and its state"
@@ -118,7 +119,7 @@ def test_requests_that_a_change_ends_hold_nothing(tmp_path, planned, caplog) -> 
                 await made.documents.settled(uri)
                 send("textDocument/hover", place, id=number + 2)
                 await asyncio.sleep(0)
-        await made.documents.weighed(uri)
+        await weighed(made.documents, uri)
         await asyncio.sleep(0.05)
         assert len(planned) > 10
         assert _alive(planned) <= 2
@@ -138,7 +139,7 @@ def test_a_snapshot_that_another_one_replaces_is_freed(tmp_path) -> None:
             shutil.copy(GRAPHS / f"{name}.graph", graph)
             os.utime(graph, (at, at))
             documents.put(uri, at, f"recompute everything # {at}\nsave mm")
-            state = await documents.weighed(uri)
+            state = await weighed(documents, uri)
             assert state is not None
             assert state.facts is not None
             completion(state, len("recompute "))  # it counts what the graph has, and keeps the figures

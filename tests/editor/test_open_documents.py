@@ -19,6 +19,7 @@ from policylang.editor.open_documents import LONG, OpenDocuments
 from policylang.editor.state import State, before_the_order, read_graph
 from policylang.language.interruption.wanted import stop_unless_wanted
 from tests.editor.conftest import GRAPHS
+from tests.editor.weighed import weighed
 
 GRAPH = GRAPHS / "tutorial.graph"
 POLICY = "save mm\nsave flash_attention\n"
@@ -152,7 +153,7 @@ def test_what_an_answer_needs_is_worked_out_beside(tmp_path, graph) -> None:
         assert state is not None
         assert state.graph is not None
         assert state.graph.knows("selections", "breakdown")
-        state = await it.documents.weighed(uri)
+        state = await weighed(it.documents, uri)
         assert state is not None
         assert state.graph is not None
         assert state.graph.knows("worth")
