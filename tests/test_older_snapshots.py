@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from attrs import evolve, fields_dict
 
 import policylang
 from policylang.commands.cli import main
-from policylang.graph.facts import GraphKind
+from policylang.graph.facts import GraphKind, LostMarker
+from policylang.language import syntax
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
+from tests.support.textgraph import facts_of
 
 OLDER = Path(__file__).parent / "data" / "older_snapshots"
+GATHERS = """
+%x = input bytes=64
+%w0 = parameter bytes=64
+%w1 = parameter bytes=64
+%g0 = _c10d_functional.all_gather_into_tensor.default(%w0) layers.0 collective group=dp:4 bytes=256
+%t0 = _c10d_functional.wait_tensor.default(%g0) layers.0 bytes=256
+%m0 = aten.mm.default(%x, %t0) layers.0 compute bytes=64
+%g1 = _c10d_functional.all_gather_into_tensor.default(%w1) layers.1 collective group=dp:4 bytes=256
+%t1 = _c10d_functional.wait_tensor.default(%g1) layers.1 bytes=256
+%m1 = aten.mm.default(%m0, %t1) layers.1 compute bytes=64
+---
+%b = aten.mul.Tensor(%m1, %m0) bytes=64
+output(%m1, %b)
+"""
 WITHOUT = OLDER / "joint_without_annotations.graph"
 
 
@@ -70,6 +87,46 @@ def test_what_a_file_cannot_answer_is_refused_by_name(text: str) -> None:
     assert refused.message.startswith("`annotated ap_must_save` has no answer: the snapshot is older than that")
     assert refused.span is not None
     assert refused.span.text == "annotated ap_must_save"
+
+
+LINES: dict[type, str] = {
+    syntax.Rule: "save {}",
+    syntax.Let: "let picked = {}\noptional save picked",
+    syntax.Bucket: "optional bucket ({}) per block",
+    syntax.Prefetch: "optional prefetch ({}) 1 block ahead",
+    syntax.Delay: "optional delay ({}) 1 block",
+    syntax.Overlap: "device h100-sxm\noptional overlap ({})",
+    syntax.KeepOrder: "optional keep order of ({})",
+    syntax.ExpectCount: "expect at most 9 ({})",
+    syntax.ExpectFate: "expect no ({}) recomputed",
+}
+ASKED = {
+    "APL358": "all_gather where not annotated a",
+    "APL310": "all_gather where not recorded saved",
+    "APL370": "all_gather where not time >= 1 s",
+    "APL369": "all_gather in first 20% of blocks",
+}
+
+
+def test_the_kinds_of_statements_below_are_all_that_pick_nodes() -> None:
+    assert set(LINES) == {kind for kind in get_args(syntax.Statement) if "selector" in fields_dict(kind)}
+
+
+@pytest.mark.parametrize("code", ASKED)
+@pytest.mark.parametrize("kind", LINES, ids=lambda kind: kind.__name__)
+def test_what_a_graph_cannot_answer_is_refused_in_every_statement(kind: type, code: str) -> None:
+    line = LINES[kind].format(ASKED[code])
+    if code == "APL370":
+        line = line.removeprefix("device h100-sxm\n")
+    if code == "APL369":
+        line = line.replace("optional ", "")
+    marker = LostMarker("value 1 of 1", "it is gone")
+    facts = evolve(facts_of(GATHERS), annotations=(), lost_records=(marker,))
+    text = f"blocks layers.*\n{line}\nundecided -> save"
+    found = plan(policylang.parse(text), facts, capabilities_for(facts.kind)).diagnostics
+    codes = [each.code for each in found]
+    assert codes.count(code) == 1
+    assert "APL301" not in codes or code != "APL369", "one mistake is one error"
 
 
 @pytest.mark.filterwarnings("ignore:.*is never used")

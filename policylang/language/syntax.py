@@ -598,6 +598,16 @@ class Policy:
         return None if span is None else self.includes.get(span.source.name)
 
     @property
+    def deciding(self) -> tuple[Rule | Rewriting | Scheduling, ...]:
+        """The statements that change what becomes of a graph."""
+        return (*self.rules, *self.rewrites, *self.scheduling)
+
+    @property
+    def statements(self) -> tuple[Rule | Rewriting | Scheduling | Expectation, ...]:
+        """All that is planned on a graph: whoever looks through a policy for what it asks looks through these."""
+        return (*self.deciding, *self.expectations)
+
+    @property
     def buckets(self) -> tuple[Bucket, ...]:
         """Those of :attr:`rewrites` that are planned once values are decided."""
         return tuple(each for each in self.rewrites if isinstance(each, Bucket))

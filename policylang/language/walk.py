@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, assert_never
 
 from attrs import evolve, fields
 
 from policylang.language import syntax
-from policylang.language.syntax import Policy, Predicate, Reference, Selector, Statement
+from policylang.language.syntax import (
+    Blocks,
+    Bucket,
+    Collapse,
+    Delay,
+    Device,
+    ExpectCount,
+    ExpectFate,
+    ExpectTotal,
+    Fuse,
+    Include,
+    KeepOrder,
+    Let,
+    Overlap,
+    Policy,
+    PolicyName,
+    Predicate,
+    Prefetch,
+    Reference,
+    Requires,
+    Rule,
+    Selector,
+    Statement,
+    Undecided,
+)
 
 
 def selector_of(statement: Statement) -> Selector | None:
     """The selector of a statement that has one."""
-    selector: Selector | None = getattr(statement, "selector", None)
-    return selector
+    match statement:
+        case Let() | Rule() | Bucket() | Prefetch() | Delay() | Overlap() | KeepOrder() | ExpectCount() | ExpectFate():
+            return statement.selector
+        case PolicyName() | Requires() | Include() | Device() | Blocks() | Undecided() | Fuse() | Collapse():
+            return None
+        case ExpectTotal():
+            return None
+        case _:
+            assert_never(statement)
+
+
+def selectors_of(statements: Iterable[Statement]) -> Iterator[Selector]:
+    """Those of statements that have one: of a policy's own, ``Policy.statements``."""
+    return filter(None, map(selector_of, statements))
 
 
 def parts(selector: Selector) -> tuple[Selector, ...]:
@@ -32,9 +68,9 @@ def walk(selector: Selector) -> Iterator[Selector]:
         pending.extend(reversed(_inside(current, "Selector")))
 
 
-def with_lets(selector: Selector, policy: Policy) -> Iterator[Selector]:
-    """A selector's parts, and those of every ``let`` that it comes to, each once."""
-    pending, seen = [selector], set()
+def with_lets(policy: Policy, *selectors: Selector) -> Iterator[Selector]:
+    """The parts of selectors, and those of every ``let`` that they come to, each once."""
+    pending, seen = [*reversed(selectors)], set()
     while pending:
         for part in walk(pending.pop()):
             yield part
@@ -54,10 +90,15 @@ def predicates(predicate: Predicate) -> Iterator[syntax.Test]:
             yield current
 
 
-def tests_of(statement: Statement, policy: Policy) -> Iterator[syntax.Test]:
-    """The tests in the ``where`` clauses of a statement's selector, and of every ``let`` that it comes to."""
-    selector = selector_of(statement)
-    for part in with_lets(selector, policy) if selector is not None else ():
+def names_in(policy: Policy, statements: Iterable[Statement]) -> frozenset[str]:
+    """The names of every ``let`` that statements come to."""
+    parts = with_lets(policy, *selectors_of(statements))
+    return frozenset(part.name for part in parts if isinstance(part, Reference))
+
+
+def tests_of(policy: Policy, *statements: Statement) -> Iterator[syntax.Test]:
+    """The tests in the ``where`` clauses of statements' selectors, and of every ``let`` that they come to."""
+    for part in with_lets(policy, *selectors_of(statements)):
         if isinstance(part, syntax.Where):
             yield from predicates(part.predicate)
 

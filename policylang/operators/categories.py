@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import fx
 
 from policylang.operators.names import GETITEM, SAVES_RANDOM_STATE, WAITS, Category
+from policylang.operators.stand_ins import StandIn
 from policylang.torch_compat.graphs import (
     HigherOrderOperator,
     OpOverload,
@@ -61,6 +62,8 @@ class OperatorInfo:
 def describe(target: Any) -> OperatorInfo:
     if isinstance(target, OpOverload):
         return _describe_overload(target)
+    if isinstance(target, StandIn):
+        return _describe_stand_in(target)
     if isinstance(target, HigherOrderOperator):
         return _describe_higher_order(target)
     flags = Category.EFFECTFUL if target in side_effect_functions() else 0
@@ -86,9 +89,11 @@ def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[A
 
 @cache
 def parameters(target: Any) -> tuple[tuple[str, Any], ...] | None:
-    """Every argument's name and default value, of an operator of torch or ``getitem``; None of others."""
+    """Every argument's name and default value, of an operator or ``getitem``; None of others."""
     if describe(target).name == GETITEM:
         return (("a", None), ("b", None))
+    if isinstance(target, StandIn):
+        return tuple((name, None) for name in (*map(str, range(target.positional)), *target.keywords))
     if not isinstance(target, OpOverload):
         return None
     return tuple((given.name, given.default_value) for given in schema_of(target).arguments)
@@ -154,13 +159,33 @@ def _describe_overload(target: OpOverload) -> OperatorInfo:
         Category.WRITES: writes,
         Category.VIEW: not writes and bool(returns) and all(value.alias_info is not None for value in returns),
         Category.RANDOM: torch.Tag.nondeterministic_seeded in target.tags,
-        Category.SEED: name.startswith(_SEEDS),
         Category.MULTI_OUTPUT: len(returns) > 1 or any(str(value.type).startswith("List[") for value in returns),
         Category.COLLECTIVE: bool(group) and name not in WAITS,
-        Category.COMPUTE: name.rpartition(".")[0] in compute_operators(),
-        Category.EFFECTFUL: namespace == "c10d" or name.startswith(_ASSERTIONS) or spared,
+        Category.EFFECTFUL: spared,
     }
-    return OperatorInfo(name, _bits(holds), tuple(aliased), tuple(written), tuple(chance), tuple(group))
+    flags = _bits(holds) | _by_name(name)
+    return OperatorInfo(name, flags, tuple(aliased), tuple(written), tuple(chance), tuple(group))
+
+
+def _describe_stand_in(target: StandIn) -> OperatorInfo:
+    group = tuple((-1, name) for name in target.keywords if name in _GROUP_ARGUMENTS)
+    written = ((0, ""),) if target.namespace == "c10d" and target.name.endswith("_") else ()
+    holds = {
+        Category.WRITES: bool(written),
+        Category.MULTI_OUTPUT: target.returns_several,
+        Category.COLLECTIVE: bool(group),
+    }
+    return OperatorInfo(str(target), _bits(holds) | _by_name(str(target)), written=written, group=group)
+
+
+def _by_name(name: str) -> int:
+    """What an operator's full name says of it."""
+    holds = {
+        Category.SEED: name.startswith(_SEEDS),
+        Category.COMPUTE: name.rpartition(".")[0] in compute_operators(),
+        Category.EFFECTFUL: name.startswith(("c10d.", *_ASSERTIONS)),
+    }
+    return _bits(holds)
 
 
 def _describe_higher_order(target: HigherOrderOperator) -> OperatorInfo:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
+from policylang.operators.stand_ins import StandIn
 from policylang.torch_compat.graphs import HigherOrderOperator, OpOverload, hint, hinted_shape, value_of
 
 Formula = Callable[..., Any]
@@ -44,10 +45,10 @@ def _not_registered(target: Any) -> Formula | None:
 @cache
 def _own(target: Any) -> tuple[Formula | None, Any]:
     """Our formula, and the operator of torch whose formula it is otherwise."""
-    if not isinstance(target, OpOverload | HigherOrderOperator):
+    if not isinstance(target, OpOverload | StandIn | HigherOrderOperator):
         return None, None
     name = getattr(getattr(target, "overloadpacket", target), "__name__", "").removesuffix("_")
-    namespace = target.namespace if isinstance(target, OpOverload) else "aten"
+    namespace = "aten" if isinstance(target, HigherOrderOperator) else target.namespace
     if namespace != "aten":
         return _OF_LIBRARIES.get(f"{namespace}.{name}"), None
     return _OF_ATEN.get(name), getattr(torch.ops.aten, _LIKE.get(name, name), None)

@@ -14,6 +14,7 @@ from policylang.operators.categories import describe
 from policylang.operators.flops import count_call, formula_for, mapped
 from policylang.operators.matrix_work import KNOWN, could_do_matrix_work
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE, Category
+from policylang.operators.stand_ins import StandIn
 from policylang.torch_compat.eager import DispatchMode
 from policylang.torch_compat.graphs import (
     HigherOrderOperator,
@@ -154,6 +155,8 @@ def _could_do_matrix_work(target: Any) -> bool:
     operator = describe(target)
     if not could_do_matrix_work(operator.name):
         return False
+    if isinstance(target, StandIn):
+        return not operator.flags & Category.COLLECTIVE
     if not isinstance(target, OpOverload) or target.namespace in KNOWN:
         return True
     tags = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}

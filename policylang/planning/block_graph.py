@@ -86,7 +86,7 @@ def is_about_whole(expectation: object) -> bool:
 
 
 def _beyond(rule: Rule, policy: Policy, numbered: bool) -> tuple[str, str] | None:
-    for part in with_lets(rule.selector, policy):
+    for part in with_lets(policy, rule.selector):
         if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
             return "counts over the whole graph, and an eager checkpoint sees one block at a time", "count `per block`"
         if isinstance(part, InBlock) and part.which.kind != "any" and not numbered:

@@ -129,8 +129,7 @@ def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Complaint, ...]:
 def _statements(policy: Policy) -> list[Span]:
     """``blocks`` last: a block that is compiled on its own gets one where the policy has none."""
     blocks = [policy.blocks.span] if policy.blocks is not None else []
-    acting = (*policy.rules, *policy.expectations, *policy.rewrites, *policy.scheduling)
-    return [*(each.span for each in acting), *blocks]
+    return [*(each.span for each in policy.statements), *blocks]
 
 
 def _diagnostic(policy: Policy, statements: Sequence[Span], found: Sequence[tuple[str, Complaint]]) -> Diagnostic:

@@ -119,7 +119,7 @@ def plan(
             *by_fsdp.diagnostics,
             *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
-            *(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
+            *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
             *gathers_left(policy, facts, selections.chains, rules),
             *markers_lost(policy, facts),

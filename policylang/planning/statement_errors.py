@@ -3,7 +3,7 @@ that are not there. Each error says what it comes from where that is known, so t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
@@ -70,8 +70,15 @@ class StatementErrors:
     def of_expectations(self, failures: Mapping[int, Diagnostic]) -> Iterator[Diagnostic]:
         """``failures``: what was found wrong, by the expectation's number."""
         for at, failure in failures.items():
-            if failure.code != refusals.MATCHES_NOTHING or failure.span not in self._of_no_share:
+            if not self._is_of_no_share(failure):
                 yield self._of_cause(failure, self._policy.expectations[at])
+
+    def of_order(self, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+        """``found``: what is wrong with scheduling lines."""
+        return (each for each in found if not self._is_of_no_share(each))
+
+    def _is_of_no_share(self, found: Diagnostic) -> bool:
+        return found.code == refusals.MATCHES_NOTHING and found.span in self._of_no_share
 
     def _matches_nothing(self, rule: Rule, around: AroundBlocks, gathers: bool) -> Diagnostic:
         of_weights = not gathers and InputKind.PARAMETER in origins_asked(rule, self._policy)

@@ -22,23 +22,23 @@ _MOST_NAMES = 8
 
 
 def times_asked(policy: Policy) -> Iterator[tuple[str, Span]]:
-    """What the policy says of time, in words and where: tests of rules and expectations, and expectations about it."""
-    for statement in (*policy.rules, *policy.buckets, *policy.scheduling, *policy.expectations):
+    """What the policy says of time, in words and where: tests of its statements, and expectations about it."""
+    for statement in policy.statements:
         if isinstance(statement, Overlap) or (isinstance(statement, ExpectTotal) and statement.of_time):
             yield statement.span.one_line, statement.span
-        yield from ((format_predicate(test), test.span) for test in _timed_tests(statement, policy))
+        yield from ((format_predicate(test), test.span) for test in _timed_tests(policy, statement))
 
 
 def decides_by_time(policy: Policy) -> bool:
     """Whether a rule does, or the order of collectives."""
-    deciding = (*policy.rules, *policy.buckets, *policy.scheduling)
-    return any(isinstance(each, Overlap) or any(True for _ in _timed_tests(each, policy)) for each in deciding)
+    timed = any(True for _ in _timed_tests(policy, *policy.deciding))
+    return timed or any(isinstance(each, Overlap) for each in policy.scheduling)
 
 
 def speaks_of_time(statement: Rule | Expectation, policy: Policy) -> bool:
     """Whether a sentence does, or a name that it uses."""
     timed = isinstance(statement, ExpectTotal) and statement.of_time
-    return timed or any(True for _ in _timed_tests(statement, policy))
+    return timed or any(True for _ in _timed_tests(policy, statement))
 
 
 def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, copies: bool) -> Iterator[Diagnostic]:
@@ -57,16 +57,15 @@ def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, cop
         yield found
 
 
-def _timed_tests(statement: Statement, policy: Policy) -> Iterator[Compare]:
-    for test in tests_of(statement, policy):
+def _timed_tests(policy: Policy, *statements: Statement) -> Iterator[Compare]:
+    for test in tests_of(policy, *statements):
         if isinstance(test, Compare) and test.quantity in TIMES:
             yield test
 
 
 def _no_device(policy: Policy, asked: list[tuple[str, Span]]) -> Diagnostic:
     (words, span), *others = asked
-    statements = (*policy.rules, *policy.rewrites, *policy.scheduling, *policy.expectations)
-    own = [each.span for each in statements if policy.included_by(each.span) is None]
+    own = [each.span for each in policy.statements if policy.included_by(each.span) is None]
     first = min(own, key=lambda each: each.start, default=span)
     more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}" if others else ""
     return diagnose(

@@ -11,11 +11,14 @@ from typing import Any
 
 import attrs
 import pytest
+from torch.distributed.device_mesh import init_device_mesh
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, InputKind
+from policylang.graph.facts import Facts, Flag, InputKind, Ref
 from policylang.graph.files import snapshot
 from policylang.graph.files.json_import import recorded_facts
+from policylang.torch_compat.operator_registry import operator_names
+from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import FOLDER, JOINT, ONE_DEVICE, process_groups, shared_facts
 
 TENSOR = {"shape": [4, 4], "stride": [4, 1], "dtype": "float32"}
@@ -72,6 +75,33 @@ def test_an_operator_that_torch_does_not_have(tmp_path: Path) -> None:
     assert facts.input_names[:2] == ["w", ""]
 
 
+def test_what_another_file_calls_decides_nothing(tmp_path: Path) -> None:
+    """In torch's registry an operator is the whole process's: the first call read would say what it returns."""
+    for target in ("lab.twice.default", "aten.twice.default"):
+        tensors = imported(changed(["nodes", 3, 2], target), tmp_path)
+        recording = changed(["nodes", 3, 2], target)
+        recording["nodes"][3][3:6] = [[{"n": "mm"}, {"device": "cuda"}], {"group_name": "0"}, [TENSOR, TENSOR]]
+        pairs = imported(recording, tmp_path)
+        row = pairs.index["own"]
+        assert not tensors.has(row, Flag.MULTI_OUTPUT | Flag.COLLECTIVE)
+        assert pairs.has(row, Flag.MULTI_OUTPUT)
+        assert pairs.has(row, Flag.COLLECTIVE)
+        assert (pairs.group_names[row], pairs.arguments[row]) == ("0", (Ref(2), "cpu", "0"))
+        assert target not in operator_names()
+
+
+def test_what_this_process_is_decides_nothing(tmp_path: Path) -> None:
+    recording = changed(["nodes", 3, 4], {"group_name": "7"})
+    del recording["groups"], recording["mesh"]
+    alone = imported(recording, tmp_path)
+    with fake_ranks(2):
+        mesh = init_device_mesh("cpu", (2,))
+        recording["nodes"][3][4]["group_name"] = own = mesh.get_group().group_name
+        among = imported(recording, tmp_path)
+    assert (among.rank, among.meshes, among.groups[own].ranks) == (None, (), ())
+    assert (alone.rank, alone.meshes, alone.groups["7"].ranks) == (None, (), ())
+
+
 def test_a_constant_that_the_graph_reads(tmp_path: Path) -> None:
     """As a graph has them with tensors that its function closed over; nothing says more of one than its value."""
     recording = changed(["nodes", 2, 3], [{"n": "w"}, {"n": "c"}])
@@ -114,6 +144,7 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
         (changed(["fields"], ["name"]), "its nodes have no `op`"),
         (changed(["nodes", 2], ["mm"]), "node 2 is not a list of 7 fields"),
         (changed(["nodes", 2, 2], "aten.nothing"), "node 2, `mm`: `aten.nothing` is not the full name of an operator"),
+        (changed(["nodes", 3, 4], {"x(a!)": {"n": "w"}}), "node 3, `own`: no argument can be called `x(a!)`"),
         (changed(["nodes", 2, 3], [{"n": "later"}]), "node 2, `mm`: it reads `later`, which does not come before it"),
         (changed(["nodes", 2, 5], {"shape": "x"}), "node 2, `mm`: "),
         (changed(["nodes", 2, 5], {**TENSOR, "dtype": "float31"}), "node 2, `mm`: torch has no `float31`"),

@@ -88,10 +88,7 @@ def own_statements(policy: Policy, source: Source) -> list[Statement]:
 
 def _all(policy: Policy) -> Iterator[Statement]:
     yield from policy.lets.values()
-    yield from policy.rules
-    yield from policy.rewrites
-    yield from policy.scheduling
-    yield from policy.expectations
+    yield from policy.statements
     yield from filter(None, (policy.blocks, policy.undecided))
 
 

@@ -122,7 +122,7 @@ def _include(state: State, include: syntax.Include) -> Article:
     if graph is not None:
         policy = graph.plan.policy
         mine = [f"{code(policy.rules[at].text)}: {rules.short(graph, at)}" for at in rules_of(graph, include)]
-        for each in (*policy.rewrites, *policy.scheduling, *policy.expectations):
+        for each in policy.statements[len(policy.rules) :]:
             if policy.included_by(each.span) == include.span and (said := short(graph, each)):
                 mine.append(f"{code(each.span.one_line)}: {with_code(said)}")
         article.items(first_lines(mine, _MOST_LINES))

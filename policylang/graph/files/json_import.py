@@ -49,8 +49,8 @@ def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
     mesh = _mesh(recording.get("mesh"))
     groups = _groups(recording.get("groups") or {}, mesh)
     facts = collect(graph, groups=groups)
-    if mesh is not None:
-        facts = evolve(facts, meshes=(mesh,))
+    groups = {name: groups.get(name, Group(name, (), 0)) for name in facts.groups}
+    facts = evolve(facts, groups=groups, meshes=() if mesh is None else (mesh,), rank=None)  # none of this process's
     try:
         check_columns(facts)
     except DamagedError as error:

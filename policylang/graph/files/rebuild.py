@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph.files.plain import MalformedError
+from policylang.operators.stand_ins import StandIn
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
 from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
 
@@ -30,7 +31,6 @@ _SAID: Mapping[str, type] = {
 }
 """What ``meta`` may hold, and of which type; each may be null."""
 _NOT_A_NODE = (MalformedError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-_libraries: dict[str, torch.library.Library] = {}  # a library takes its operators with it when it goes
 
 
 def rebuilt(rows: Sequence[Mapping[str, Any]]) -> fx.Graph:
@@ -207,37 +207,16 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], value: An
     if len(parts) != 3 or not all(part.isidentifier() for part in parts):
         raise MalformedError(f"`{name[:80]}` is not the full name of an operator")
     found = _known(parts)
-    return found if found is not None else _stand_in(parts, args, kwargs, value)
+    if found is not None:
+        return found
+    strange = next((key for key in kwargs if not key.isidentifier()), None)
+    if strange is not None:
+        raise MalformedError(f"no argument can be called `{strange[:80]}`")
+    several = isinstance(value, tuple) and len(value) > 1
+    return StandIn(*parts, positional=len(args), keywords=tuple(kwargs), returns_several=several)
 
 
-def _known(parts: Sequence[str]) -> Any:
+def _known(parts: Sequence[str]) -> OpOverload | None:
     namespace, name, overload = parts
     found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     return found if isinstance(found, OpOverload) else None
-
-
-def _stand_in(parts: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Any:
-    """An operator that this torch does not have, as nothing but a schema that fits the call."""
-    namespace, name, overload = parts
-    positional = [f"{_kind(given)} a{number}" for number, given in enumerate(args)]
-    named = [f"{_kind(given)} {key}" for key, given in kwargs.items()]
-    takes = ", ".join([*positional, *(["*"] if named else []), *named])
-    gives = f"({', '.join(['Tensor'] * len(value))})" if isinstance(value, tuple) else "Tensor"
-    full = name if overload == "default" else f"{name}.{overload}"
-    library = _libraries.get(namespace)
-    if library is None:
-        library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
-    library.define(f"{full}({takes}) -> {gives}")
-    return _known(parts)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return "Tensor"
-    if isinstance(value, list):
-        return f"{_kind(value[0]) if value else 'int'}[]"
-    names = {bool: "bool", int: "int", float: "float", str: "str", torch.dtype: "ScalarType", type(None): "Tensor?"}
-    found = names.get(type(value))
-    if found is None:
-        raise MalformedError(f"an unknown operator is called with a {type(value).__name__}")
-    return found

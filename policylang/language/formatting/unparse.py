@@ -30,7 +30,7 @@ from policylang.language.syntax import (
     Selector,
 )
 from policylang.language.units import decimal_percent
-from policylang.language.walk import parts, selector_of, walk
+from policylang.language.walk import names_in, parts, walk
 
 _BARE = re.compile(r"\w[\w.+-]*")
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
@@ -149,15 +149,8 @@ def _picked(selector: Selector) -> str:
 
 
 def _used_lets(policy: Policy) -> list[Let]:
-    """The names that the rules and expectations reach, in the order of definition."""
-    selectors = map(selector_of, (*policy.rules, *policy.rewrites, *policy.scheduling, *policy.expectations))
-    pending = [selector for selector in selectors if selector is not None]
-    used: set[str] = set()
-    while pending:
-        for part in walk(pending.pop()):
-            if isinstance(part, syntax.Reference) and part.name not in used:
-                used.add(part.name)
-                pending.append(policy.lets[part.name].selector)
+    """The names that the statements reach, in the order of definition."""
+    used = names_in(policy, policy.statements)
     return [let for name, let in policy.lets.items() if name in used]
 
 

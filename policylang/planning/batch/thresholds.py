@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.graph.rowsets import mask_of
 from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Action, Policy, Where
-from policylang.language.walk import walk
+from policylang.language.syntax import Action, Policy
+from policylang.language.walk import tests_of
 from policylang.planning import refusals
 from policylang.planning.batch.bounds import Bounds, size_tests
 from policylang.planning.batch.sizes import BatchSizes
@@ -79,10 +79,8 @@ def flipping_thresholds(
 
 
 def _asks_for_sizes(policy: Policy) -> bool:
-    """Whether a rule, or a name that a rule may stand for, does."""
-    selectors = [*(rule.selector for rule in policy.rules), *(let.selector for let in policy.lets.values())]
-    clauses = (part for selector in selectors for part in walk(selector) if isinstance(part, Where))
-    return any(any(size_tests(clause.predicate)) for clause in clauses)
+    """Whether a rule, or a name that a rule stands for, does."""
+    return any(any(size_tests(test)) for test in tests_of(policy, *policy.rules))
 
 
 def _flips(

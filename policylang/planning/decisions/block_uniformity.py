@@ -1,4 +1,4 @@
-"""Refuses rules that treat one block of a model otherwise than another, where blocks share one compiled graph."""
+"""Refuses lines that treat one block of a model otherwise than another, where blocks share one compiled graph."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Iterator, Sequence
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.globs import PathGlob
-from policylang.language.syntax import InBlock, InModule, Match, Policy, Rule, Selector, Where
-from policylang.language.walk import predicates, with_lets
+from policylang.language.syntax import InBlock, InModule, Match, Policy, Selector, Statement, Where
+from policylang.language.walk import predicates, selectors_of, with_lets
 from policylang.planning.refusals import PATH_CANNOT
 
 
 def telling_apart(policy: Policy, names: Sequence[str]) -> tuple[Diagnostic, ...]:
-    """An error for every rule that treats one of the blocks of these names otherwise than another.
+    """An error for every line that treats one of the blocks of these names otherwise than another.
 
     Of a single name it is asked whether a block of another number would be treated alike; without any, only the
     numbers of blocks count.
     """
     names = tuple(names) if len(names) > 1 else tuple(_neighbours(names))
-    reasons = [(rule, _reason(rule, policy, names)) for rule in policy.rules]
+    reasons = [(each.span, _reason(each, policy, names)) for each in policy.deciding]
     shared = "and blocks that are compiled on their own share their compiled graphs"
     help = "compile the whole model with this policy, or give each kind of block a policy and a backend of its own"
     return tuple(
-        diagnose(PATH_CANNOT, f"`{rule.text}` {reason}, {shared}", rule.span, help=help)
-        for rule, reason in reasons
+        diagnose(PATH_CANNOT, f"`{span.one_line}` {reason}, {shared}", span, help=help)
+        for span, reason in reasons
         if reason is not None
     )
 
 
-def _reason(rule: Rule, policy: Policy, names: Sequence[str]) -> str | None:
-    for part in with_lets(rule.selector, policy):
+def _reason(statement: Statement, policy: Policy, names: Sequence[str]) -> str | None:
+    for part in with_lets(policy, *selectors_of([statement])):
         if isinstance(part, InBlock) and part.which.kind != "any":
             return "asks which block this is"
         for glob in map(PathGlob, _globs(part)):

@@ -57,5 +57,5 @@ def _needed(facts: Facts, chains: Chains) -> bytearray:
 
 def origins_asked(rule: Rule, policy: Policy) -> frozenset[InputKind]:
     """The kinds of inputs that a rule's selector asks about."""
-    names = [test.name for test in tests_of(rule, policy) if isinstance(test, Is)]
+    names = [test.name for test in tests_of(policy, rule) if isinstance(test, Is)]
     return frozenset(ORIGINS[name] for name in names if name in ORIGINS)

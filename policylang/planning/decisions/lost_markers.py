@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Is, Policy, Statement
-from policylang.language.walk import selector_of, tests_of
+from policylang.language.walk import selectors_of, tests_of
 from policylang.planning import refusals
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import RuleOutcome
@@ -20,11 +21,8 @@ def markers_lost(policy: Policy, facts: Facts) -> list[Diagnostic]:
     """An error for a policy that asks for saved markers some of which are lost: the rest would pass for the whole."""
     if not facts.lost_records:
         return []
-    for statement in (*policy.rules, *policy.expectations):
-        selector = selector_of(statement)
-        if selector is not None and _asks(statement, policy):
-            return [refusals.markers_lost(selector.span, facts.lost_records)]
-    return []
+    asking = selectors_of(each for each in policy.statements if _asks(each, policy))
+    return [refusals.markers_lost(selector.span, facts.lost_records) for selector in islice(asking, 1)]
 
 
 def markers_outranked(
@@ -50,4 +48,4 @@ def markers_outranked(
 
 
 def _asks(statement: Statement, policy: Policy) -> bool:
-    return any(isinstance(test, Is) and test.name == _ASKED for test in tests_of(statement, policy))
+    return any(isinstance(test, Is) and test.name == _ASKED for test in tests_of(policy, statement))

@@ -9,8 +9,8 @@ from functools import cached_property
 from attrs import frozen
 
 from policylang.language.source import Span
-from policylang.language.syntax import ExpectTotal, Policy, Reference
-from policylang.language.walk import walk
+from policylang.language.syntax import Policy
+from policylang.language.walk import names_in
 
 Beginning = tuple[str, int]
 """A file by its name, and where a statement begins in it."""
@@ -41,16 +41,7 @@ class PolicyIndex:
     @cached_property
     def named_by_rules(self) -> frozenset[str]:
         """The names whose nodes rules and expectations are about, and not scheduling lines alone."""
-        policy = self.policy
-        pending = [each.selector for each in policy.rules]
-        pending += [each.selector for each in policy.expectations if not isinstance(each, ExpectTotal)]
-        found: set[str] = set()
-        while pending:
-            for part in walk(pending.pop()):
-                if isinstance(part, Reference) and part.name not in found:
-                    found.add(part.name)
-                    pending.append(policy.lets[part.name].selector)
-        return frozenset(found)
+        return names_in(self.policy, (*self.policy.rules, *self.policy.expectations))
 
     @cached_property
     def shared_lines(self) -> frozenset[str]:

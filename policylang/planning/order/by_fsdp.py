@@ -203,7 +203,7 @@ def _together(statement: Bucket, graph: _WeightGraph) -> str | Diagnostic:
 
 
 def _asks_for_times(statement: Bucket | Prefetch, graph: _WeightGraph) -> Diagnostic | None:
-    tests = tests_of(statement, graph.policy)
+    tests = tests_of(graph.policy, statement)
     if not any(isinstance(test, Compare) and test.quantity in TIMES for test in tests):
         return None
     message = f"{_asks(statement)} by their times, which are not known in eager"

@@ -11,8 +11,8 @@ from policylang.language.diagnostics import Diagnostic, Mend, prefixed, written
 from policylang.language.figures import counted
 from policylang.language.formatting.unparse import own_words
 from policylang.language.source import Span
-from policylang.language.syntax import Expectation, InBlock, Policy, Rule
-from policylang.language.walk import selector_of, with_lets
+from policylang.language.syntax import Expectation, InBlock, Policy, Statement
+from policylang.language.walk import selectors_of, with_lets
 from policylang.planning.selection.selectors import Selections
 
 SHARE_OF_NONE = "APL369"
@@ -20,13 +20,12 @@ _SHARE = re.compile(r"\b(?:first|last)\s+\S+(?:\s*%)?\s+of\s+blocks?$")
 
 
 def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]:
-    """An error for each statement that speaks of such a share; a rule that is ``optional`` may."""
+    """An error for each statement that speaks of such a share; a line that is ``optional`` may."""
     count = len(selections.blocks.names)
-    for statement in (*policy.rules, *policy.expectations):
-        selector = selector_of(statement)
-        if selector is None or (isinstance(statement, Rule) and statement.optional):
+    for statement in policy.statements:
+        if not isinstance(statement, Expectation) and statement.optional:
             continue
-        for part in with_lets(selector, policy):
+        for part in with_lets(policy, *selectors_of([statement])):
             if not isinstance(part, InBlock) or (share := part.which.share) is None or floor(share * count):
                 continue
             words = own_words(part).partition(" ")[2]
@@ -34,23 +33,24 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
             yield diagnose(
                 SHARE_OF_NONE,
                 f"`{words}` of `{statement.span.one_line}` is no block: this graph {has}",
-                span=selector.span,
+                span=next(selectors_of([statement])).span,
                 help=_help(statement, part, count),
                 mends=_mends(statement, part, count),
             )
             break
 
 
-def _mends(statement: Rule | Expectation, part: InBlock, count: int) -> list[Mend]:
+def _mends(statement: Statement, part: InBlock, count: int) -> list[Mend]:
     share = _SHARE.search(part.span.text)
     found: list[Mend] = []
     if count and share is not None and statement.span.start <= part.span.start < statement.span.end:
         span = Span(part.span.source, part.span.start + share.start(), part.span.end)
         found.extend(written(span, [f"{part.which.kind} block"]))
-    return [*found, prefixed(statement.span, "optional")] if isinstance(statement, Rule) else found
+    return [*found, prefixed(statement.span, "optional")] if not isinstance(statement, Expectation) else found
 
 
-def _help(statement: object, part: InBlock, count: int) -> str | None:
+def _help(statement: Statement, part: InBlock, count: int) -> str | None:
     if count:
         return f"write `{part.which.kind} block` for one of them"
-    return f"if that is as it should be, write `optional {statement.text}`" if isinstance(statement, Rule) else None
+    may_be = not isinstance(statement, Expectation)
+    return f"if that is as it should be, write `optional {statement.span.one_line}`" if may_be else None

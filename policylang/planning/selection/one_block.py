@@ -36,7 +36,7 @@ def speaks_of_blocks(statement: Rule | Expectation, policy: Policy) -> bool:
         isinstance(part, InBlock)
         or (isinstance(part, Ordinal) and part.scope is Scope.BLOCK)
         or (isinstance(part, Where) and any(_crosses_block(test) for test in predicates(part.predicate)))
-        for part in with_lets(selector, policy)
+        for part in with_lets(policy, selector)
     )
 
 

@@ -45,7 +45,7 @@ def _both(rule: Rule, *forms: str) -> tuple[Mend, ...]:
 
 
 def _names(rule: Rule, policy: Policy) -> list[Callable[[str], bool]]:
-    return [operator_matcher(part) for part in with_lets(rule.selector, policy) if isinstance(part, Operator)]
+    return [operator_matcher(part) for part in with_lets(policy, rule.selector) if isinstance(part, Operator)]
 
 
 def _bare(target: str) -> str:

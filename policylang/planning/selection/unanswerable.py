@@ -8,7 +8,7 @@ from policylang.graph.facts import LATER_COLUMNS, Facts
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.formatting.unparse_predicates import format_predicate
-from policylang.language.syntax import Policy, Predicate
+from policylang.language.syntax import Policy
 from policylang.language.walk import tests_of
 from policylang.planning.selection.predicates import column_of
 
@@ -20,10 +20,7 @@ def unanswerable(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
     missing = {column for column in LATER_COLUMNS if len(getattr(facts, column)) != len(facts)}
     if not missing:
         return
-    asked: dict[Predicate, None] = {}
-    for statement in (*policy.rules, *policy.expectations):
-        asked.update((test, None) for test in tests_of(statement, policy) if column_of(test) in missing)
-    for test in asked:
+    for test in dict.fromkeys(test for test in tests_of(policy, *policy.statements) if column_of(test) in missing):
         yield diagnose(
             OLDER,
             f"`{format_predicate(test)}` has no answer: the snapshot is older than that, and does not say the "

@@ -67,7 +67,7 @@ def _sources(policy: Policy) -> list[Source]:
     """Every file that a statement of the policy stands in, the user's before those of the bundled library."""
     spans: list[Span] = [rule.span for rule in policy.rules]
     spans += [each.span for each in (policy.blocks, policy.undecided) if each is not None]
-    spans += [each.span for each in (*policy.rewrites, *policy.scheduling, *policy.expectations)]
+    spans += [each.span for each in policy.statements]
     found = dict.fromkeys(span.source for span in spans if span.source.text)
     return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,7 +30,7 @@ from policylang.backends.surgery.edits import carry_out
 from policylang.graph.facts import Facts, GraphKind, Group, Phase
 from policylang.graph.reading.collect import collect
 from policylang.language.source import Span
-from policylang.language.syntax import Policy
+from policylang.language.syntax import Collapse, Policy
 from policylang.operators.strides import contiguous
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, NodeNames, RefusedError, Setting
@@ -214,12 +214,14 @@ GATHER = str(ALL_GATHER)
 
 
 @frozen
-class Paired:
+class Paired(Collapse):
     """``pair all_gather``: a statement that the language does not have."""
 
-    kind: ClassVar[str] = "pair"
-    optional: bool = False
-    span: Span = field(factory=partial(span, "pair all_gather"))
+    span: Span = field(factory=partial(span, "pair all_gather"), eq=False)
+
+    @property
+    def kind(self) -> str:
+        return "pair"
 
 
 class PairedGathers(EditPlanner[Paired]):
