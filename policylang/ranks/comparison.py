@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -23,22 +24,22 @@ from policylang.language.syntax import Policy
 from policylang.planning.edits.offers import Offer, Ranks
 from policylang.planning.plan import Plan
 from policylang.ranks import differences, message_store
-from policylang.ranks.message_store import SWITCH, MessageStore
-from policylang.ranks.messages import EndOfComparison, RankStatus, address_of, in_order
+from policylang.ranks.meeting import ALONE, Meeting
+from policylang.ranks.message_store import SWITCH, MessageStore, StoreFailure
+from policylang.ranks.messages import address_of, in_order
 from policylang.ranks.rank_account import (
     COLLECTIVES,
     CollectiveCall,
     ComparedStage,
     GraphRun,
-    OfferRound,
     RankAccount,
     account_of,
     collectives_of,
     collectives_stage,
+    offers_stage,
     plan_stage,
     settings_stage,
 )
-from policylang.ranks.shared_graph import ALONE, SharedGraph, abouts_of
 from policylang.torch_compat import process_groups, store
 from policylang.torch_compat.graphs import group_ranks
 
@@ -46,6 +47,8 @@ PATIENCE = "POLICYLANG_AGREE_TIMEOUT"
 
 Known = list[RankAccount]
 """The graphs that were agreed on for one piece of code."""
+Groups = Mapping[str, Sequence[int]]
+"""By the name of a process group, its ranks."""
 
 
 @define(eq=False)
@@ -57,8 +60,8 @@ class RankComparison:
     mesh: Any
     known: Known | None
     settings: Callable[[], Sequence[str]]
-    around: Sequence[tuple[int, ...]]
-    """Ranks that run collectives together which are in no graph, whenever this one runs."""
+    around: Groups
+    """Over which collectives run that are in no graph, whenever this rank runs."""
     store: MessageStore | None
     accounts: list[RankAccount] = field(factory=list)
     """Of the graphs that have collectives, compared or not, for whoever keeps them beside a cache."""
@@ -69,7 +72,7 @@ class RankComparison:
     account: RankAccount | None = None
     before: RankAccount | None = None
     """Of the same code but for sizes, on which the ranks have agreed: nobody is asked again."""
-    shared: SharedGraph | None = None
+    meeting: Meeting | None = None
     members: frozenset[int] = frozenset()
     """The ranks that share groups of the graphs with this one."""
 
@@ -87,51 +90,56 @@ class RankComparison:
             self.close()
             self._check_mesh(facts)
             self.facts, self.collectives = facts, collectives_of(GraphRun("", facts))
-            sets = [group.ranks for group in facts.groups.values()]
-            self._open(account_of(facts, self.collectives), sets, policy)
+            groups = {name: group.ranks for name, group in facts.groups.items()}
+            self._open(account_of(facts, self.collectives), groups, policy)
 
-    def _open(self, account: RankAccount, sets: Sequence[tuple[int, ...]], policy: Policy) -> None:
+    def _open(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
         self.close()
         self.account, self.before = account, None
         self.accounts.append(account)
-        self.members |= {rank for each in (*sets, *self.around) for rank in each}
+        self.members |= {rank for each in (*groups.values(), *self.around.values()) for rank in each}
         if self.store is None:
             return
         if not self.asks:
-            about, entered = abouts_of(self.topic, account.operators)[1], self._enter()
-            self._be_absent(about, entered, f"`{SWITCH}=0`" if self.agree else "`agree=False`")
+            come_to, graph = self.store.history.come_to, address_of(self.topic, account.operators)
+            come_to(address_of(self.topic))
+            with suppress(StoreFailure):
+                self.store.be_absent(graph, come_to(graph), f"`{SWITCH}=0`" if self.agree else "`agree=False`")
             return
         alike = [each for each in self.known or () if each.static == account.static]
         self.before = next((each for each in alike if each.signature == account.signature), None)
         if self.before is None and alike and all(each.inputs != account.inputs for each in alike):
             raise self._refused_alone(account)  # a new shape, which nobody else may have met
         if self.before is None:
-            self._share(account, sets, policy)
+            self._meet(account, groups, policy)
 
     def _refused_alone(self, account: RankAccount) -> PolicyDivergenceError:
         assert self.store is not None
         found = differences.compiled_otherwise(self.store.rank, self._label(account))
-        self._be_absent(ALONE, 0, found.message, stopped=True)
+        with suppress(StoreFailure):
+            self.store.be_absent(ALONE, 0, found.message, stopped=True)
         return PolicyDivergenceError([found])
 
-    def _share(self, account: RankAccount, sets: Sequence[tuple[int, ...]], policy: Policy) -> None:
+    def _meet(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
         """Meet the ranks that share the graph, if there are any, and compare the settings."""
         assert self.store is not None
-        mesh = () if self.mesh is None else process_groups.mesh_ranks(self.mesh)
-        shared = [each for each in (*sets, *self.around, mesh) if len(each) > 1 and self.store.rank in each]
+        mesh = {} if self.mesh is None else process_groups.mesh_groups(self.mesh)
+        every = {**groups, **self.around, **mesh}
+        shared = {name: ranks for name, ranks in every.items() if len(ranks) > 1 and self.store.rank in ranks}
         if not shared:
             return
-        label, patience = self._label(account), _patience(account.groups)
-        self.shared = SharedGraph(self.store, self.topic, shared, account.operators, label, policy, patience)
-        self.shared.compare(settings_stage([*self._mesh_lines(), *self.settings()]))
+        label, patience = self._label(account), _patience(shared)
+        self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, patience)
+        self.meeting.compare(settings_stage([*self._mesh_lines(), *self.settings()]))
 
     def _label(self, account: RankAccount) -> str:
         return f"{account.label} ({self.topic})"
 
     def close(self) -> None:
-        if self.shared is not None:
-            self.shared.leave()
-            self.shared = None
+        """This rank goes on."""
+        meeting, self.meeting = self.meeting, None
+        if meeting is not None:
+            meeting.leave()
 
     def _check_mesh(self, facts: Facts) -> None:
         inside = () if self.mesh is None else process_groups.mesh_ranks(self.mesh)
@@ -149,14 +157,14 @@ class RankComparison:
     # --- steps ---
 
     def ranks(self, session: str) -> Ranks | None:
-        asked = self.before is not None or self.shared is not None
+        asked = self.before is not None or self.meeting is not None
         return _AskedRanks(self, self.account, session) if asked and self.account is not None else None
 
     def compare(self, stage: ComparedStage) -> None:
         assert self.account is not None
         self.account.steps.append(stage)
-        if self.shared is not None:
-            self.shared.compare(stage)
+        if self.meeting is not None:
+            self.meeting.compare(stage)
 
     def launch(self, stage: ComparedStage, launched: str, policy: Policy) -> None:
         """The last step of a graph that is compiled."""
@@ -168,84 +176,82 @@ class RankComparison:
                 return
             if before.operators == account.operators:  # nothing but sizes can have made the difference
                 raise self._refused_alone(account)
-            self._share(account, [group_ranks(name) for name in account.groups], policy)
-            if self.shared is not None:
-                for step in account.steps:
-                    if isinstance(step, ComparedStage):
-                        self.shared.compare(step)
+            self._meet(account, _groups_of(account), policy)
+            for step in account.steps:
+                if self.meeting is not None and not step.session:
+                    self.meeting.compare(step)
         self.compare(stage)
-        if self.shared is not None and self.known is not None:
-            self.known.append(evolve(account, steps=list(account.rounds)))  # a plan's step would keep its facts alive
+        if self.meeting is not None and self.known is not None:
+            self.known.append(evolve(account, steps=account.rounds))  # a plan's step would keep its facts alive
 
     def compare_cached(self, account: RankAccount, policy: Policy) -> None:
         """All steps of a graph that came out of a cache, as they were when it was compiled."""
         self.facts = None
-        self._open(evolve(account, steps=[], launched=[]), [group_ranks(name) for name in account.groups], policy)
+        self._open(evolve(account, steps=[], launched=[]), _groups_of(account), policy)
         for at, step in enumerate(account.steps):
-            if isinstance(step, OfferRound):
+            if step.session:
                 self._settle_again(step, account.steps[at + 1 : at + 2])
             elif step.name == COLLECTIVES:
                 self.launch(step, account.launched[0], policy)
             else:
                 self.compare(step)
 
-    def _settle_again(self, offered: OfferRound, following: Sequence[ComparedStage | OfferRound]) -> None:
+    def _settle_again(self, round: ComparedStage, following: Sequence[ComparedStage]) -> None:
         """Raises where the ranks settle now on less than the cached graph has."""
-        ranks = self.ranks(offered.session)
-        unshared = ranks.unshared(offered.offers) if ranks is not None else {}
-        settled_more = any(isinstance(each, OfferRound) and each.session == offered.session for each in following)
+        ranks = self.ranks(round.session)
+        unshared = ranks.unshared(round.content().offers) if ranks is not None else {}
+        settled_more = any(each.session == round.session for each in following)
         if unshared and not settled_more and self.store is not None:
             name = next(iter(unshared))
             found = differences.settled_before(self.store.rank, name, unshared[name])
-            if self.shared is not None:
-                self.shared.end(EndOfComparison(found))
+            self._tell(found.message)
             raise PolicyDivergenceError([found])
 
     # --- what others hear ---
 
-    def stop(self, error: Exception) -> None:
+    def stop(self, error: BaseException) -> None:
         """This rank goes no further; the others hear why."""
-        if isinstance(error, PolicyDivergenceError) or not self.asks or self.store is None:
-            return  # the others have come to the same
+        if isinstance(error, PolicyDivergenceError):  # the others have come to the same
+            self.meeting = None
+            return
         said = error.diagnostics[0].message if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}"
-        said = said.partition("\n")[0]
-        with suppress(RuntimeError):  # of a store that is gone, and with it all who could read
-            if self.shared is not None:
-                self.shared.end(EndOfComparison(differences.stopped(self.store.rank, said)))
+        self._tell(said.partition("\n")[0].rstrip(": "))
+
+    def _tell(self, error: str) -> None:
+        meeting, self.meeting = self.meeting, None
+        if self.store is None or not self.asks:
+            return
+        with suppress(StoreFailure):  # of a store that is gone, and with it all who could read
+            if meeting is not None:
+                meeting.stopped(error)
             else:
-                self._be_absent(address_of(self.topic), self._enter(), said, stopped=True)
-
-    def _enter(self) -> int:
-        assert self.store is not None
-        return self.store.history.enter(address_of(self.topic))
-
-    def _be_absent(self, about: str, entered: int, reason: str, stopped: bool = False) -> None:
-        """Say that this rank takes no part in what others may compare."""
-        assert self.store is not None
-        absences = self.store.history.add_absence(self.store.rank, about, entered, reason, stopped)
-        with suppress(RuntimeError):
-            self.store.say(RankStatus("stopped" if stopped else "uncompared", reason, absences))
+                topic = address_of(self.topic)
+                self.store.be_absent(topic, self.store.history.come_to(topic), error, stopped=True)
 
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
         """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
-        found, keys = self.store, () if self.shared is None else self.shared.keys
+        found, keys = self.store, () if self.meeting is None else self.meeting.keys
         if found is None:
             return lambda: None
         members = self.members - {found.rank}
 
         def why() -> PolicyDivergenceError | None:
-            with suppress(RuntimeError):
+            with suppress(StoreFailure):
                 end = found.end_of(keys, math.inf)
                 if end is not None:
                     return PolicyDivergenceError([end.diagnostic])
                 for rank in sorted(members):
                     status = found.status(rank)
                     if status.kind == "stopped":
-                        found.history.hear(status.absences[-1])
+                        found.history.known.add(status.absences[-1].id)
                         return PolicyDivergenceError([differences.stopped(rank, status.text)])
             return None
 
         return why
+
+
+def _groups_of(account: RankAccount) -> Groups:
+    return {name: group_ranks(name) for name in account.groups}
 
 
 @frozen
@@ -257,18 +263,18 @@ class _AskedRanks:
     session: str
 
     def unshared(self, offers: Sequence[Offer]) -> Mapping[str, str]:
-        before, shared = self.comparison.before, self.comparison.shared
+        before, meeting = self.comparison.before, self.comparison.meeting
         if before is not None:
             # nobody is asked: what was left when the same code was compiled before is left again
-            last = [each.offers for each in before.rounds if each.session == self.session][-1:]
+            last = [each.content().offers for each in before.rounds if each.session == self.session][-1:]
             known = {offer.name for offers in last for offer in offers}
             return {each.name: "not when this code was first compiled" for each in offers if each.name not in known}
-        assert shared is not None
-        if not shared.alike:  # an error in a moment; until then nothing is rewritten
+        assert meeting is not None
+        if not meeting.alike:  # an error in a moment; until then nothing is rewritten
             return {offer.name: "not under the policies of all ranks" for offer in offers}
-        offered = OfferRound(self.session, tuple(offers))
-        self.account.steps.append(offered)
-        return shared.settle(offered)
+        stage = offers_stage(self.session, offers)
+        self.account.steps.append(stage)
+        return meeting.settle(stage)
 
 
 def _patience(groups: Iterable[str]) -> float:
@@ -290,23 +296,23 @@ def comparing(
     mesh: object = None,
     known: Known | None = None,
     settings: Callable[[], Sequence[str]] = tuple,
-    around: Sequence[tuple[int, ...]] = (),
+    around: Groups = MappingProxyType({}),
 ) -> Iterator[RankComparison]:
     """Within, ranks compare what they plan, the ones with ``agree`` that is.
 
     ``topic``: what is planned, the same words on every rank. ``known``: what was agreed on for the same code, and is
     held to where it is compiled again for other sizes; new agreements are added. ``settings``: lines that have to be
-    the same on every rank. ``around``: ranks that run collectives together which are in no graph, FSDP's for one.
+    the same on every rank. ``around``: groups of collectives that are in no graph, FSDP's for one.
     """
     comparison = RankComparison(topic, agree, mesh, known, settings, around, message_store.message_store())
     token = _comparison.set(comparison)
     try:
         yield comparison
-    except Exception as error:
+        comparison.close()
+    except BaseException as error:  # ``KeyboardInterrupt``, too: the others would wait
         comparison.stop(error)
         raise
     finally:
-        comparison.close()
         _comparison.reset(token)
 
 

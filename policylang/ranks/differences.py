@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic
-from policylang.ranks.messages import Absence, RankKey, RankMessage, RankStatus, in_order, named, ranges
+from policylang.ranks.messages import Absence, MeetingKey, RankMessage, RankStatus, in_order, named, ranges
 from policylang.ranks.rank_account import COLLECTIVES, PLAN, CollectiveCall, ComparedNode, StageContent
 
 DECIDED = "APL601"
@@ -23,6 +23,7 @@ SETTINGS_DIFFER = "APL610"
 ALONE = "APL611"
 UNCOMPARED = "APL612"
 ORDERED = "APL620"
+UNREADABLE = "APL621"
 
 _SAME_FILE = "give every rank the same policy file"
 _SAME_TRACE = "what is traced may not depend on the rank"
@@ -98,6 +99,11 @@ def _unlike_plans(pair: Pair, one: StageContent, two: StageContent, messages: Ma
             messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
         }
         return diagnose(DECIDED, message, help=help, details=details), rules
+    if one.again != two.again:
+        at = next(at for at, pair in enumerate(zip_longest(one.again, two.again)) if pair[0] != pair[1])
+        message = f"ranks {left} and {right} run different collectives a second time, at place {at + 1} of these"
+        details = (*_first_unlike(pair, one.again, two.again), *parties)
+        return diagnose(DIFFERENT_COLLECTIVES, message, help=_SAME_TRACE, details=details), {}
     if one.order != two.order:
         return _unlike_orders(pair, one, two, (*rewrites, *parties)), {}
     if one.policy != two.policy:
@@ -171,6 +177,13 @@ def store_gone(error: Exception) -> Diagnostic:
     return diagnose(MISSING, message, help=help, details=(first,) if first else ())
 
 
+def unreadable(key: str, why: str) -> Diagnostic:
+    """Of the store."""
+    message = f"what is in the store of the default process group under `{key}` is no message of policylang's"
+    help = "give every rank the same version of policylang, and write nothing there under keys that begin so"
+    return diagnose(UNREADABLE, message, help=help, details=(why.partition("\n")[0][:200],))
+
+
 def stopped(rank: int, error: str) -> Diagnostic:
     message = f"rank {rank}, which shares this graph, stopped: {error}"
     return diagnose(STOPPED, message, help=f"mend the error of rank {rank}")
@@ -186,11 +199,11 @@ def absent(mine: RankMessage, absence: Absence) -> Diagnostic:
     return diagnose(UNCOMPARED, message, help="set it on every rank alike, or on none", details=details)
 
 
-def not_shared(mine: RankMessage, key: RankKey, other: RankMessage) -> Diagnostic:
+def not_shared(mine: RankMessage, key: MeetingKey, other: RankMessage) -> Diagnostic:
     """``other`` shares a graph over ``key``, and the graph of ``mine`` does not."""
     message = (
-        f"ranks {other.rank} and {mine.rank} have different graphs: rank {other.rank} compares with ranks "
-        f"{ranges(key.ranks)}, and the graph of rank {mine.rank} has no collective over these"
+        f"ranks {other.rank} and {mine.rank} have different graphs: rank {other.rank} compares over {_over(key)}, and "
+        f"the graph of rank {mine.rank} has no collective over it"
     )
     details = (_scope(other), _scope(mine))
     help = f"pass the same mesh on every rank, and trace the same graphs in the same order; {_SWITCH}"
@@ -212,11 +225,11 @@ def settled_before(rank: int, offer: str, why: str) -> Diagnostic:
     return diagnose(SETTLED, message, help=help, details=(f"the rewrite is `{offer}`",))
 
 
-def waiting(mine: RankMessage, key: RankKey, rank: int, others: Mapping[int, RankStatus]) -> Diagnostic:
+def waiting(mine: RankMessage, key: MeetingKey, rank: int, others: Mapping[int, RankStatus]) -> Diagnostic:
     """``others``: ranks that wait, and in the end for this one."""
     message = f"rank {mine.rank} waits for rank {rank} over another graph than rank {rank} waits over, and so for ever"
     details = (
-        f"rank {mine.rank} has {mine.label}, and waits among ranks {ranges(key.ranks)}",
+        f"rank {mine.rank} has {mine.label}, and waits over {_over(key)}",
         *(f"rank {each} has {status.text}" for each, status in sorted(others.items())),
     )
     help = f"compile and trace the same graphs in the same order on every rank; {_SWITCH}"
@@ -282,5 +295,8 @@ def _decision(rank: int, row: ComparedNode) -> str:
 
 
 def _scope(message: RankMessage) -> str:
-    sets = "; ".join(ranges(key.ranks) for key in message.keys)
-    return f"rank {message.rank} has {message.label}, with collectives over ranks {sets}"
+    return f"rank {message.rank} has {message.label}, with collectives over {'; '.join(map(_over, message.keys))}"
+
+
+def _over(key: MeetingKey) -> str:
+    return f"group `{key.group}` of ranks {ranges(key.ranks)}"

@@ -1,4 +1,4 @@
-"""One step of a comparison: a rank waits until every rank that hangs together with it has sent its message.
+"""One step of a meeting: a rank waits until every rank that hangs together with it has sent its message.
 
 A rank reads what the members of its groups sent, and follows the groups that those name, breadth first. So all ranks
 that hang together over any groups read the same, and come to the same verdict. Nobody guesses whether a rank is alive:
@@ -18,7 +18,7 @@ from attrs import define, field
 from policylang.language.diagnostics import Diagnostic
 from policylang.ranks import differences
 from policylang.ranks.message_store import MessageStore
-from policylang.ranks.messages import Absence, Awaited, EndOfComparison, RankKey, RankMessage, RankStatus, named
+from policylang.ranks.messages import Absence, Awaited, EndOfComparison, MeetingKey, RankMessage, RankStatus, named
 
 NOTICE = 10.0
 """Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
@@ -46,30 +46,13 @@ class CannotGoOn(Exception):
     """This rank has found why nobody can go on."""
 
     diagnostic: Diagnostic
-    keys: Sequence[RankKey] = ()
+    keys: Sequence[MeetingKey] = ()
     """Who waits there is to hear it too."""
     rules: Mapping[str, int] = field(factory=dict)
     absence: Absence | None = None
-
-
-@define
-class BehindOthers(Exception):
-    """Others of this rank's have come to the topic more often, and wait for it there: they run another part of the
-    program than the others did until now."""
-
-    occasion: int
-
-
-@define(eq=False)
-class _WaitCycle:
-    """Ranks that wait for each other."""
-
-    rank: int
-    """The one that this rank waits for."""
-    key: RankKey
-    awaited: list[Awaited]
-    """All messages that are waited for."""
-    waiting: dict[int, RankStatus] = field(factory=dict)
+    """Where that is why."""
+    is_hasty: bool = False
+    """Whether a message that is not of this comparison may be why."""
 
 
 @define(eq=False)
@@ -82,14 +65,15 @@ class Exchange:
     patience: float
     """Seconds."""
     known: dict[int, RankMessage] = field(factory=dict)
-    named_by: dict[RankKey, RankMessage] = field(factory=dict)
-    awaited: dict[int, RankKey] = field(factory=dict)
+    named_by: dict[MeetingKey, RankMessage] = field(factory=dict)
+    awaited: dict[int, MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
     cycle: tuple[frozenset[Awaited], int] = (frozenset(), 0)
     """The messages that ranks wait for in a cycle, and in how many looks on end they have been the same."""
 
     def run(self) -> dict[int, RankMessage]:
         """By rank. Raises :class:`EndedByOther` and :class:`CannotGoOn`."""
+        self.hear(self.mine.keys)
         self._take(self.mine)
         started = looked = time.monotonic()
         since = datetime.now()
@@ -104,26 +88,25 @@ class Exchange:
                 continue
             looked, look = now, _LOOK if len(self.awaited) <= _FEW else min(1.5 * look, _LONGEST)
             self._look()
-            self._look_for_cycle()
             if self.awaited and now - started > self.patience:
                 raise CannotGoOn(differences.missing(self.mine, self._reasons(now - started)))
             if self.awaited and now - started > notice:
                 notice *= 2
                 self._notice(since, now - started)
-        self.hear()
+        self.hear(self.named_by)
         return self.known
 
-    def hear(self) -> None:
+    def hear(self, keys: Sequence[MeetingKey] | Mapping[MeetingKey, RankMessage]) -> None:
         """Raises :class:`EndedByOther` where another rank has said that nobody is to go on."""
-        end = self.store.end_of(self.named_by or self.mine.keys, self.step)
+        end = self.store.end_of(keys, self.step)
         if end is not None:
             raise EndedByOther(end)
 
     # --- reading ---
 
-    def _read(self, ranks: dict[int, RankKey]) -> bool:
+    def _read(self, ranks: dict[int, MeetingKey]) -> bool:
         """Read what these have sent, if all of them have."""
-        messages = self.store.read([key.message(rank, self.step) for rank, key in ranks.items()])
+        messages = self.store.read(RankMessage, [key.message(rank, self.step) for rank, key in ranks.items()])
         for message in messages or ():
             self._take(message)
         return messages is not None and not self.awaited.keys() >= ranks.keys()
@@ -131,11 +114,13 @@ class Exchange:
     def _take(self, message: RankMessage) -> None:
         if message is not self.mine:
             self._check_absences(message.absences)
+            if any(message.misses(each) and not self.mine.misses(each) for each in self.mine.absences):
+                return  # it is about to hear that this rank was not there
         self.known[message.rank] = message
         self.awaited.pop(message.rank, None)
         for key, other in self.named_by.items():
             if message.rank in key.ranks and key not in message.keys:
-                raise CannotGoOn(differences.not_shared(message, key, other))
+                raise CannotGoOn(differences.not_shared(message, key, other), is_hasty=True)
         for key in message.keys:
             if key in self.named_by:
                 continue
@@ -144,65 +129,56 @@ class Exchange:
                 if rank not in self.known:
                     self.awaited[rank] = key
                 elif key not in self.known[rank].keys:
-                    raise CannotGoOn(differences.not_shared(self.known[rank], key, message))
+                    raise CannotGoOn(differences.not_shared(self.known[rank], key, message), is_hasty=True)
 
     # --- why somebody has not come ---
 
     def _look(self) -> None:
         """Raises where waiting on makes no sense."""
-        self.hear()
+        self.hear(self.named_by)
         for rank, key in self._few():
             if rank in self.awaited:
                 self._read({rank: key})
-        awaited = tuple((key, self.step, rank) for rank, key in self.awaited.items())
-        history = self.store.history
-        self.store.say(RankStatus("waiting", self.mine.label, history.absences, awaited, len(history.threads)))
+        if self.store.alone:
+            awaited = tuple(Awaited(key, self.step, rank) for rank, key in self.awaited.items())
+            self.store.say(RankStatus("waiting", self.mine.label, self.store.history.absences, awaited))
         for rank, _ in self._few():
-            status = self.store.status(rank)
-            self._check_absences(status.absences)
-            if self.step == 1:
-                self._check_occasion(status.awaited)
+            self._check_absences(self.store.status(rank).absences)
+        if self.store.alone:
+            self._look_for_cycle()
 
-    def _few(self) -> list[tuple[int, RankKey]]:
+    def _few(self) -> list[tuple[int, MeetingKey]]:
         """Of the ranks that are awaited, those that are looked at one by one: at first the lowest."""
         return sorted(self.awaited.items(), key=lambda each: each[0])[:_FEW]
 
-    def _check_occasion(self, awaited: Sequence[Awaited]) -> None:
-        own = {key.place: key for key in self.mine.keys}
-        for key, _, _ in awaited:
-            if key.place in own and key.occasion > own[key.place].occasion:
-                raise BehindOthers(key.occasion)
-
     def _check_absences(self, absences: Sequence[Absence]) -> None:
-        for absence in filter(self.mine.misses, absences):
-            raise CannotGoOn(differences.absent(self.mine, absence), absence=absence)
+        for absence in absences:
+            if absence.id not in self.store.history.known and self.mine.misses(absence):
+                raise CannotGoOn(differences.absent(self.mine, absence), absence=absence)
 
     def _look_for_cycle(self) -> None:
-        """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end."""
-        found = next(filter(None, (self._cycle_over(rank, key) for rank, key in self._few())), None)
-        awaited = frozenset() if found is None else frozenset(found.awaited)
-        self.cycle = (awaited, self.cycle[1] + 1 if awaited == self.cycle[0] else 1)
-        if found is not None and self.cycle[1] >= _CYCLE:
-            keys = [key for key, _, _ in found.awaited]
-            raise CannotGoOn(differences.waiting(self.mine, found.key, found.rank, found.waiting), keys)
-
-    def _cycle_over(self, rank: int, key: RankKey) -> _WaitCycle | None:
-        """What a rank waits for counts only while it is not there, and only where no other thread of it may come."""
-        cycle = _WaitCycle(rank, key, [(key, self.step, rank)])
-        queue = deque([rank])
+        """Whether a rank that is awaited itself waits, and in the end for this one: the same looks on end. What a rank
+        waits for counts only while it is not there."""
+        waiting: dict[int, RankStatus] = {}
+        found = [Awaited(key, self.step, rank) for rank, key in self._few()]
+        queue, closed = deque(rank for rank, _ in self._few()), False
         while queue:
             at = queue.popleft()
-            status = self.store.status(at)
-            if status.kind != "waiting" or status.threads > 1 or len(self.store.history.threads) > 1:
+            if at in waiting or at == self.mine.rank:
+                closed = closed or at == self.mine.rank
                 continue
-            cycle.waiting[at] = status
-            for key, step, sender in status.awaited:
-                if sender not in cycle.waiting and not self.store.has(key.message(sender, step)):
-                    cycle.awaited.append((key, step, sender))
-                    if sender == self.mine.rank:
-                        return cycle
-                    queue.append(sender)
-        return None
+            status = self.store.status(at)
+            wanted = [each for each in status.awaited if not self.store.has(each.key.message(each.rank, each.step))]
+            if wanted:
+                waiting[at] = status
+            found += wanted
+            queue += [each.rank for each in wanted]
+        awaited = frozenset(found) if closed else frozenset[Awaited]()
+        self.cycle = (awaited, self.cycle[1] + 1 if awaited == self.cycle[0] else 1)
+        if closed and self.cycle[1] >= _CYCLE:
+            rank = next(rank for rank, _ in self._few() if rank in waiting)
+            keys = [each.key for each in found]
+            raise CannotGoOn(differences.waiting(self.mine, self.awaited[rank], rank, waiting), keys)
 
     def _reasons(self, seconds: float) -> dict[int, str]:
         """By rank that has not come, what it is seen to do."""

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from attrs import define, field
 
-from policylang.ranks.messages import Absence, EndOfComparison, RankKey, RankStatus, pack, unpack
+from policylang.language.diagnostics import Diagnostic
+from policylang.ranks import differences
+from policylang.ranks.messages import LONGEST, Absence, EndOfComparison, MeetingKey, RankStatus, pack, unpack
 from policylang.torch_compat import store
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
-_PART = 1 << 20
-"""Bytes in one value of the store, which takes no values of any size."""
-_KEPT = 32
-"""Of what is said again with every message."""
+_PARTS = 512
+"""Texts that what is behind a digest may take."""
+_KEPT = 8
+"""Absences that are said again with every message."""
+_REASON = 1000
+"""Characters."""
+_T = TypeVar("_T")
 
 
 def is_on() -> bool:
@@ -30,56 +37,49 @@ def is_on() -> bool:
     return os.environ.get(SWITCH, "1") not in ("0", "false", "off")
 
 
-@define(eq=False)
-class SentMessages:
-    """Messages of this rank that others may still read."""
+class StoreFailure(Exception):
+    """The store cannot be reached, or holds what no rank has written."""
 
-    readers: frozenset[int]
-    places: frozenset[str]
-    keys: list[str]
-    """In the store."""
+    def __init__(self, diagnostic: Diagnostic, is_gone: bool) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic, self.is_gone = diagnostic, is_gone
+
+
+class _Counts(threading.local):
+    """By address, how often a thread has come to it. Threads run beside each other in no order that ranks share."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[str, int] = {}
 
 
 @define(eq=False)
 class RankHistory:
-    """What a rank remembers of comparisons, so that it takes no message for one of another occasion.
+    """What a rank remembers of comparisons, so that it takes no message for one of another time."""
 
-    Never forgotten while the process lives: a store may outlive a process group.
-    """
-
-    entered: dict[str, int] = field(factory=dict)
-    """How often this rank has come to each topic, by address."""
+    token: str = field(factory=lambda: uuid.uuid4().hex)
+    """Stands in the stores that it was made for: one may outlive a process group."""
+    numbers: dict[str, int] = field(factory=dict)
+    """Of the last meeting at each place."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
-    heard: dict[tuple[int, int], None] = field(factory=dict)
-    """The absences of other ranks that it knows of."""
-    sent: list[SentMessages] = field(factory=list)
-    open: list[tuple[RankKey, ...]] = field(factory=list)
-    """The keys of the comparisons that this rank is in, in any of its threads."""
-    threads: set[int] = field(factory=set)
-    """Those that have compared anything."""
+    known: set[str] = field(factory=set)
+    """The ends and absences that it was told of."""
+    _counts: _Counts = field(factory=_Counts)
+    _made: int = 0
 
-    def enter(self, topic: str, at_least: int = 0) -> int:
-        """This rank comes to a topic; how often it has by now."""
-        self.threads.add(threading.get_ident())
-        found = self.entered[topic] = max(self.entered.get(topic, 0) + 1, at_least)
-        return found
+    def new_id(self) -> str:
+        self._made += 1
+        return f"{self.token[:12]}.{self._made}"
 
-    def catch_up(self, topic: str, occasion: int) -> None:
-        self.entered[topic] = max(self.entered.get(topic, 0), occasion)
+    def come_to(self, address: str) -> int:
+        """How often this thread has come there by now."""
+        counts = self._counts.by_address
+        counts[address] = counts.get(address, 0) + 1
+        return counts[address]
 
-    def add_absence(self, rank: int, about: str, entered: int, reason: str, stopped: bool) -> tuple[Absence, ...]:
-        """This rank is absent from what others may compare."""
-        serial = 1 + max((each.serial for each in self.absences), default=0)
-        self.absences = (*self.absences, Absence(rank, serial, about, entered, reason, stopped))[-_KEPT:]
-        return self.absences
-
-    def hear(self, absence: Absence | None) -> None:
-        if absence is not None:
-            self.heard[absence.rank, absence.serial] = None
-
-    def last_heard(self) -> frozenset[tuple[int, int]]:
-        return frozenset(list(self.heard)[-_KEPT:])
+    def catch_up(self, address: str, time: int) -> None:
+        """Others have come there more often: they ran what this rank did not have."""
+        self._counts.by_address[address] = time
 
 
 @define(eq=False)
@@ -87,62 +87,97 @@ class MessageStore:
     """Where this rank sends and reads messages, over a connection of policylang's own."""
 
     rank: int
-    store: Any
-    default: Any
-    """A weak reference to the store of torch.distributed. Not kept alive: its server's port belongs to the user."""
-    history: RankHistory = field(factory=RankHistory)
+    default: Callable[[], Any]
+    """The store of torch.distributed while it is there. Not kept alive: its server's port belongs to the user."""
+    earlier: RankHistory = field(factory=RankHistory)
+    """Of the store before, which may be this one."""
+    threads: bool = False
+    """Whether ranks are threads of one process."""
     said: RankStatus = field(factory=RankStatus)
+    _connection: Any = None
+
+    @property
+    def history(self) -> RankHistory:
+        if self._connection is None:
+            with suppress(RuntimeError):  # of a store that is gone, as the next question to it says
+                self._join()
+        return self.earlier
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other thread of this rank may come to a comparison while this one waits."""
+        return self.threads or threading.current_thread() is threading.main_thread()
+
+    def _ask(self, call: Callable[[Any], _T]) -> _T:
+        """Raises :class:`StoreFailure` where the process that held the store has ended."""
+        try:
+            return call(self._connection or self._join())
+        except RuntimeError as failure:  # torch's own errors of a store
+            raise StoreFailure(differences.store_gone(failure), True) from failure
+
+    def _join(self) -> Any:
+        found, key = store.own_connection(self.default()), f"{PREFIX}/rank/{self.rank}"
+        token = store.read_all(found, [key])
+        if token is None or token[0] != self.earlier.token.encode():
+            self.earlier = RankHistory()  # others start anew with this store, too
+            found.set(key, self.earlier.token)
+        self._connection = found
+        return found
 
     def write(self, key: str, value: Any) -> None:
-        self.store.set(f"{PREFIX}/{key}", pack(value))
+        self._write(key, pack(value))
 
-    def read(self, keys: Sequence[str]) -> list[Any] | None:
+    def _write(self, key: str, text: str) -> None:
+        self._ask(lambda to: to.set(f"{PREFIX}/{key}", text))
+
+    def read(self, kind: type[_T], keys: Sequence[str]) -> list[_T] | None:
         """None where one of them is not there."""
-        found = self._read_texts(keys)
-        return None if found is None else [unpack(text) for text in found]
+        found = self._ask(lambda at: store.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
+        return None if found is None else [_unpacked(kind, key, text) for key, text in zip(keys, found, strict=True)]
 
-    def _read_texts(self, keys: Sequence[str]) -> list[bytes] | None:
-        return store.read_all(self.store, [f"{PREFIX}/{key}" for key in keys])
-
-    def read_one(self, key: str) -> Any:
-        found = self.read([key])
+    def read_one(self, kind: type[_T], key: str) -> _T | None:
+        found = self.read(kind, [key])
         return found[0] if found else None
 
     def has(self, key: str) -> bool:
-        return bool(self.store.check([f"{PREFIX}/{key}"]))
+        return bool(self._ask(lambda at: at.check([f"{PREFIX}/{key}"])))
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self.store.delete_key(f"{PREFIX}/{key}")
+            self._ask(lambda to, key=key: to.delete_key(f"{PREFIX}/{key}"))  # type: ignore[misc]
 
-    def replace(self, key: str, is_past: Callable[[Any], bool], value: Any) -> Any:
-        """What stands there afterwards: ``value``, unless there is something that is not past. One of several ranks
-        that do this at once has its way."""
-        old = self._read_texts([key])
-        if old is not None and not is_past(standing := unpack(old[0])):
-            return standing
-        expected = "" if old is None else old[0].decode()
-        return unpack(self.store.compare_set(f"{PREFIX}/{key}", expected, pack(value)))
+    def count(self, key: str) -> int:
+        return int(self._ask(lambda at: at.add(f"{PREFIX}/{key}", 1)))
+
+    def first(self, key: str, value: _T) -> _T:
+        """What is there afterwards: the first that one of several ranks has written."""
+        there = self._ask(lambda at: at.compare_set(f"{PREFIX}/{key}", "", pack(value)))
+        return _unpacked(type(value), key, there)
 
     def write_parts(self, place: str, content: Any) -> list[str]:
         """What is too long for one value. The keys that were written."""
         text = pack(content)
-        parts = {f"{place}/{at}": text[at : at + _PART] for at in range(0, len(text), _PART)}
+        parts = {f"{place}/{at}": text[at : at + LONGEST] for at in range(0, len(text), LONGEST)}
         for key, part in parts.items():
-            self.store.set(f"{PREFIX}/{key}", part)
-        self.write(place, list(parts))
+            self._write(key, part)
+        self.write(place, len(parts))
         return [*parts, place]
 
-    def read_parts(self, place: str) -> Any:
+    def read_parts(self, kind: type[_T], place: str) -> _T | None:
         """None while it is not there."""
-        keys = self.read_one(place)
-        parts = None if keys is None else self._read_texts(keys)
-        return None if parts is None else unpack(b"".join(parts))
+        count = self.read_one(int, place)
+        if count is None:
+            return None
+        if not 0 < count <= _PARTS:
+            raise StoreFailure(differences.unreadable(place, f"{count} parts"), False)
+        keys = [f"{PREFIX}/{place}/{at * LONGEST}" for at in range(count)]
+        parts = self._ask(lambda at: store.read_all(at, keys))
+        return None if parts is None else _unpacked(kind, place, b"".join(parts), LONGEST * count)
 
-    def end_of(self, keys: Iterable[RankKey], step: float) -> EndOfComparison | None:
+    def end_of(self, keys: Iterable[MeetingKey], step: float) -> EndOfComparison | None:
         """What concerns a rank that is in a step of a comparison over these keys."""
-        found = ((key, self.read_one(key.end)) for key in keys)
-        return next((end for key, end in found if end is not None and end.ends(key, step)), None)
+        found = (self.read_one(EndOfComparison, key.end) for key in keys)
+        return next((end for end in found if end is not None and end.steps < step), None)
 
     def say(self, status: RankStatus) -> None:
         """Tell other ranks what this one does."""
@@ -151,19 +186,37 @@ class MessageStore:
             self.said = status
 
     def status(self, rank: int) -> RankStatus:
-        return self.read_one(f"status/{rank}") or RankStatus()
+        return self.read_one(RankStatus, f"status/{rank}") or RankStatus()
+
+    def be_absent(self, about: str, time: int, reason: str, stopped: bool = False) -> None:
+        """Say that this rank takes no part in what others may compare."""
+        history, said = self.history, reason.partition("\n")[0][:_REASON]
+        added = Absence(history.new_id(), self.rank, about, time, said, stopped)
+        history.absences = (*history.absences, added)[-_KEPT:]
+        self.say(RankStatus("stopped" if stopped else "uncompared", said, history.absences))
 
 
-_current: MessageStore | None = None
-_history = RankHistory()
+def _unpacked(kind: type[_T], key: str, text: bytes, longest: int = LONGEST) -> _T:
+    try:
+        if len(text) > longest:
+            raise ValueError(f"{len(text)} bytes")
+        return unpack(kind, text)
+    except ValueError as error:
+        raise StoreFailure(differences.unreadable(key, str(error)), False) from error
+
+
+_current: dict[int, MessageStore] = {}
+"""By rank: of a process that plays several in threads, each has its own."""
 
 
 def message_store() -> MessageStore | None:
     """Of the default process group; None where there are no ranks to compare with."""
-    global _current
     default, rank = store.default_store(), store.own_rank()
     if default is None or rank is None:
         return None
-    if _current is None or _current.default() is not default:
-        _current = MessageStore(rank, store.own_connection(default), weakref.ref(default), _history)
-    return _current
+    found = _current.get(rank)
+    if found is None or found.default() is not default:
+        history = RankHistory() if found is None else found.earlier
+        found = MessageStore(rank, weakref.ref(default), history, store.ranks_are_threads())
+        _current[rank] = found
+    return found

@@ -1,57 +1,70 @@
-"""The messages that ranks compare by, as plain data, and their keys in the store.
-
-A message is addressed by its topic (a piece of code that is compiled, a call of ``apply``, a block in a checkpoint), by
-the set of ranks that compare, and by how often these have come to the topic.
-"""
+"""The messages that ranks compare by, as plain data, and their text in the store."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import pickle
-import zlib
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+import attrs
 from attrs import field, frozen
 
 from policylang.language.diagnostics import Diagnostic
 
-_ENDS = 8
-"""How many are kept of those over one set of ranks and one topic."""
+LONGEST = 1 << 20
+"""Characters in one text of the store. Whatever is longer was not written by policylang, and is not read."""
+OWN = "own"
+"""In the metadata of a field: it stays with its rank."""
+_T = TypeVar("_T")
 
 
-def address_of(topic: str) -> str:
-    """``topic``: what a comparison is about, the same words on every rank: ``compiling forward (model.py:12)``."""
-    return hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+def address_of(*words: str) -> str:
+    """``words``: what something is about, the same on every rank: ``compiling forward (model.py:12)``."""
+    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @frozen
-class RankKey:
-    """A set of ranks, a topic, and how often they have come to it: one program comes equally often on all."""
+class MeetingKey:
+    """Where the members of a process group meet: a topic, the group, and how often they have met there."""
 
-    ranks: tuple[int, ...]
-    """Global ranks, sorted."""
     topic: str
     """Its address."""
-    occasion: int
+    group: str
+    """By the name that c10d gives it, on all of its members alike."""
+    ranks: tuple[int, ...]
+    """Global, sorted."""
+    number: int
 
     @property
     def place(self) -> str:
-        return f"{self.topic}/{ranges(self.ranks)}"
+        return address_of(self.topic, self.group, ranges(self.ranks))
 
     def message(self, rank: int, step: int) -> str:
-        """Where the message of a rank stands in one step of the comparison, counted from 1."""
-        return f"{self.place}/{self.occasion}/{step}/{rank}"
+        """Where the message of a rank is in one step of the comparison, counted from 1."""
+        return f"{self.place}/{self.number}/{step}/{rank}"
 
     @property
     def end(self) -> str:
-        """Where a rank says why nobody is to go on. The last few are kept, for ranks that come late."""
-        return f"{self.place}/end/{self.occasion % _ENDS}"
+        """Where a rank says why nobody is to go on."""
+        return f"{self.place}/{self.number}/end"
+
+    @property
+    def done(self) -> str:
+        """Where the ranks that are through are counted."""
+        return f"{self.place}/{self.number}/done"
 
 
-Awaited = tuple[RankKey, int, int]
-"""A message that is waited for: its key, the step, the rank that is to send it."""
+@frozen
+class Awaited:
+    """A message that is waited for."""
+
+    key: MeetingKey
+    step: int
+    rank: int
+    """Which is to send it."""
 
 
 @frozen
@@ -59,7 +72,6 @@ class GroupDigest:
     """What a rank is about to run over one process group: every member has to be about to run the same."""
 
     name: str
-    """By which c10d knows the group, on all of its members alike."""
     ranks: tuple[int, ...]
     """Global, in group order."""
     digest: str
@@ -69,14 +81,13 @@ class GroupDigest:
 class Absence:
     """That a rank does not take part in what others compare: it stopped before it could, or it does not compare."""
 
+    id: str
     rank: int
-    serial: int
-    """Which of this rank's it is."""
     about: str
     """The address of a topic; of what a rank does not compare, with the digest of the graph's operators."""
-    entered: int
-    """How often the rank had come to the topic by then: ranks that run one program have all come equally often. 0 where
-    it concerns whatever is compared next."""
+    time: int
+    """At which of its comparisons about that: ranks that run one program have all come to it equally often. 0 where it
+    concerns whatever is compared next."""
     reason: str
     """For people."""
     stopped: bool
@@ -91,47 +102,53 @@ class RankMessage:
     """``settings``, ``rewrites of the joint graph``, ``plan``, ``collectives``: what the step compares."""
     digest: str
     """Of what has to be equal on all ranks that hang together."""
-    keys: tuple[RankKey, ...]
+    keys: tuple[MeetingKey, ...]
     label: str = ""
     """For people: what is compared, ``a joint graph of 812 nodes``."""
     policy: str = ""
     """The digest of its policy's text."""
     by_group: tuple[GroupDigest, ...] = ()
     """In the order in which the graph first uses the groups."""
-    elsewhere: tuple[str, ...] = ()
-    """The places of comparisons that other threads of this rank are in."""
-    abouts: tuple[str, ...] = ()
-    """What an absence from this comparison would be about."""
+    abouts: Mapping[str, int] = field(factory=dict)
+    """What an absence from this comparison would be about, and at which time."""
     absences: tuple[Absence, ...] = ()
     """The last of this rank."""
-    heard: frozenset[tuple[int, int]] = frozenset()
-    """The absences that it knows of, by rank and serial."""
 
     def misses(self, absence: Absence) -> bool:
-        """Whether it waits for a rank that is absent, and does not know it."""
-        known = (absence.rank, absence.serial) in self.heard
-        return absence.about in self.abouts and absence.entered in (0, self.keys[0].occasion) and not known
+        """Whether it waits for a rank that is absent."""
+        return self.abouts.get(absence.about) == absence.time
 
 
 @frozen
 class EndOfComparison:
     """Why a comparison ends without anybody going on. All ranks show the same."""
 
-    diagnostic: Diagnostic
-    """Its span is not sent."""
+    id: str
+    """Of the absence, where one is why."""
+    code: str
+    message: str
+    help: str | None = None
+    details: tuple[str, ...] = ()
     rules: Mapping[str, int] = field(factory=dict)
     """By the digest of a policy, the rule of it that the message is about."""
-    absence: Absence | None = None
-    """Where that is why."""
-    occasion: int = 0
+    about: str = ""
+    """Of that absence: ranks that have come to this at another time are in another comparison."""
+    time: int = 0
     steps: int = 0
     """How many steps the rank that says it has taken with the others: until there, all go on."""
-    keys: tuple[RankKey, ...] = ()
-    """All that it is said under: whoever hears it has come to these topics as often."""
+    keys: tuple[MeetingKey, ...] = ()
+    """All that it is said under."""
 
-    def ends(self, key: RankKey, step: float) -> bool:
-        """Whether it concerns a rank that is in a step of the comparison over a key."""
-        return self.occasion > key.occasion or (self.occasion == key.occasion and self.steps < step)
+    @classmethod
+    def of(
+        cls, id: str, found: Diagnostic, rules: Mapping[str, int] | None = None, absence: Absence | None = None
+    ) -> EndOfComparison:
+        about = (id, "", 0) if absence is None else (absence.id, absence.about, absence.time)
+        return cls(about[0], found.code, found.message, found.help, found.details, rules or {}, *about[1:])
+
+    @property
+    def diagnostic(self) -> Diagnostic:
+        return Diagnostic(self.code, self.message, help=self.help, details=self.details)
 
 
 @frozen
@@ -145,19 +162,58 @@ class RankStatus:
     absences: tuple[Absence, ...] = ()
     """Its last."""
     awaited: tuple[Awaited, ...] = ()
-    """The messages that a rank waits for."""
-    threads: int = 1
-    """How many threads of the rank have compared anything: one may come while another waits."""
+    """The messages that the rank waits for, while nothing else of it can run that others may wait for."""
+
+
+# --- as text --------------------------------------------------------------------------------------------------------
 
 
 def pack(value: Any) -> str:
-    """Plain data of this package as text, which is what a store compares."""
-    return base64.b64encode(zlib.compress(pickle.dumps(value), 1)).decode()
+    """JSON of plain data; an object is the list of its fields."""
+    return json.dumps(_plain(value), separators=(",", ":"))
 
 
-def unpack(text: str | bytes) -> Any:
-    """The inverse of :func:`pack`; raises whatever unpickling runs into."""
-    return pickle.loads(zlib.decompress(base64.b64decode(text)))
+def unpack(kind: type[_T], text: str | bytes) -> _T:
+    """The inverse of :func:`pack`. Raises ``ValueError`` for what :func:`pack` would not write."""
+    try:
+        found: _T = _read(kind, json.loads(text))
+    except (RecursionError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return [_plain(getattr(value, name)) for name in _fields(type(value))]
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _read(kind: Any, data: Any) -> Any:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if data is None else _read(parts[0], data)
+    if attrs.has(kind):
+        fields = _fields(kind)
+        return kind(*[_read(each, part) for each, part in zip(fields.values(), _checked(list, data), strict=True)])
+    if origin in (tuple, list):
+        return origin([_read(parts[0], part) for part in _checked(list, data)])
+    if origin is not None:
+        return {_checked(str, key): _read(parts[1], part) for key, part in _checked(dict, data).items()}
+    return _checked(kind, data)
+
+
+def _checked(kind: type[Any], data: Any) -> Any:
+    if type(data) is not kind:
+        raise ValueError(f"{type(data).__name__} in place of {kind.__name__}")
+    return data
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in attrs.fields(kind) if OWN not in each.metadata}
 
 
 def ranges(ranks: Sequence[int]) -> str:

@@ -1,16 +1,20 @@
 """What a rank is about to do with a graph, reduced to what other ranks can compare: digests, and text behind them.
 
 Needs neither torch nor the graph. Two kinds of things are compared. What all ranks have alike that hang together: the
-operators and what was decided about them, the policy, the order in which groups are used. And what the members of one
-process group have alike: each collective over it, with its reduction, element type and sizes. Sizes are numbers here,
-symbolic ones those of this call: ranks that compare now are about to run now. Names of nodes are for people. A rank
-that has seen more shapes than another has nodes for sizes that the other has not, so nodes without a tensor do not
-count.
+operators and what was decided about them, the policy, the order in which groups are used, which collectives run again.
+And what the members of one process group have alike: each collective over it, with its reduction, element type and
+sizes. Sizes are numbers here, symbolic ones those of this call: ranks that compare now are about to run now.
+
+What is a rank's own does not count. Names of nodes and of files are for people. A rank that has seen more shapes than
+another has nodes for sizes that the other has not. And where a rank cuts its part out of a value, or pads it, what only
+moves elements follows from its position: the first may have a view of the whole, the last a shard that is filled up.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,18 +22,24 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, InputKind, Ref
+from policylang.graph.schedule import StepKind
 from policylang.language.syntax import Policy
+from policylang.operators.group_moves import GroupMove
+from policylang.operators.table import MOVERS, movers_of
 from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.offers import Offer
 from policylang.planning.plan import Plan
 from policylang.planning.value_decision import Decision, Why
-from policylang.ranks.messages import GroupDigest, pack, unpack
+from policylang.ranks.messages import OWN, GroupDigest, pack, unpack
 
 SETTINGS = "settings"
 PLAN = "plan"
 COLLECTIVES = "collectives"
 _DONE = {"save": "saves it", "recompute": "recomputes it", "offload": "offloads it"}
 _STATIC = (InputKind.PARAMETER, InputKind.BUFFER)
+_MOVES = frozenset(MOVERS) - movers_of(GroupMove)
+_LARGEST = 1 << 28
+"""Bytes of an account, as text."""
 
 
 # --- collectives ----------------------------------------------------------------------------------------------------
@@ -126,23 +136,15 @@ class ComparedStage:
 
     name: str
     digest: str
-    by_group: tuple[GroupDigest, ...]
-    content: Callable[[], Any] = field(repr=False, eq=False)
-    """What is behind the digest. Made when it is asked for: ranks that agree never do."""
+    by_group: tuple[GroupDigest, ...] = ()
+    session: str = ""
+    """Of a round of settling: which of the graphs that are made of one, the joint graph itself or one of its halves."""
+    known: StageContent | None = field(default=None, repr=False, eq=False)
+    make: Callable[[], StageContent] | None = field(default=None, repr=False, eq=False, metadata={OWN: True})
 
-
-@frozen
-class OfferRound:
-    """What a rank offers to rewrite in one round of settling."""
-
-    session: str
-    """Which of the graphs that are made of one: the joint graph itself, then its halves."""
-    offers: tuple[Offer, ...]
-
-    @property
-    def stage(self) -> ComparedStage:
-        words = (f"{offer.name} {offer.terms} {offer.among}" for offer in self.offers)
-        return ComparedStage(f"rewrites of the {self.session} graph", digest_of(words), (), lambda: self.offers)
+    def content(self) -> StageContent:
+        """What is behind the digest. Of a plan it is made when it is asked for: ranks that agree never do."""
+        return self.make() if self.make is not None else self.known or StageContent()
 
 
 @frozen
@@ -162,32 +164,27 @@ class RankAccount:
     signature: str
     """Of what two compilations of one piece of code have alike where they differ in sizes alone: its parameters and
     buffers, and the collectives but for sizes."""
-    steps: list[ComparedStage | OfferRound] = field(factory=list, eq=False)
+    steps: list[ComparedStage] = field(factory=list, eq=False)
     launched: list[str] = field(factory=list, eq=False)
     """The digest of the collectives that run, but for sizes, once it is known."""
 
     @property
-    def rounds(self) -> tuple[OfferRound, ...]:
-        return tuple(each for each in self.steps if isinstance(each, OfferRound))
+    def rounds(self) -> list[ComparedStage]:
+        """Of settling."""
+        return [each for each in self.steps if each.session]
 
     def pack(self) -> str:
         """As text, with all that is behind its digests."""
-        steps = [
-            each if isinstance(each, OfferRound) else evolve(each, content=partial(_known, each.content()))
-            for each in self.steps
-        ]
-        return pack(evolve(self, steps=steps))
+        whole = evolve(self, steps=[evolve(each, known=each.content()) for each in self.steps])
+        return base64.b64encode(zlib.compress(pack(whole).encode(), 1)).decode()
 
     @classmethod
     def unpack(cls, text: str) -> RankAccount:
         """Raises ``ValueError`` for a text that is not what :meth:`pack` gives."""
         try:
-            found = unpack(text)
-        except Exception as error:  # whatever unpickling runs into
-            raise ValueError(f"not an account: {error}") from error
-        if not isinstance(found, cls):
-            raise ValueError("not an account")
-        return found
+            return unpack(cls, zlib.decompressobj().decompress(base64.b64decode(text), _LARGEST))
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
 
 
 def account_of(facts: Facts, collectives: Iterable[CollectiveCall]) -> RankAccount:
@@ -204,16 +201,23 @@ def account_of(facts: Facts, collectives: Iterable[CollectiveCall]) -> RankAccou
 
 
 def policy_digest(policy: Policy) -> str:
-    return digest_of([policy_text(policy)])
+    return digest_of([_text(policy)])
+
+
+def _text(policy: Policy) -> str:
+    """Without its name, which is that of its file unless it says another: it decides nothing."""
+    first, _, rest = policy_text(policy).partition("\n")
+    return rest if first.startswith("policy ") else f"{first}\n{rest}"
 
 
 def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedStage:
     """``collectives``: of ``plan.before``, whose groups exist; the plan's own facts may name others."""
     facts = plan.facts
     rows = _counted(facts)
+    again = [facts.targets[row] for row in plan.schedule.rows_of(StepKind.SECOND_RUN) if facts.group_names[row]]
     digest = digest_of(
         [
-            policy_text(plan.policy),
+            _text(plan.policy),
             *deciding_device(plan.policy, None if plan.times is None else plan.times.device),
             *(facts.targets[row] for row in rows),
             "",
@@ -221,12 +225,15 @@ def plan_stage(plan: Plan, collectives: Sequence[CollectiveCall]) -> ComparedSta
             "",
             *_order(collectives),
             "",
+            *again,
+            "",
             *plan.edits.words(),
             "",
             *(() if plan.order is None else plan.order.words()),
         ]
     )
-    return ComparedStage(PLAN, digest, _by_group(collectives), partial(_plan_content, plan, rows, collectives))
+    make = partial(_plan_content, plan, rows, collectives, tuple(again))
+    return ComparedStage(PLAN, digest, _by_group(collectives), make=make)
 
 
 def collectives_stage(runs: Sequence[GraphRun], settings: Sequence[str]) -> tuple[ComparedStage, str]:
@@ -234,25 +241,31 @@ def collectives_stage(runs: Sequence[GraphRun], settings: Sequence[str]) -> tupl
     found = [each for run in runs for each in collectives_of(run)]
     launched = digest_of(each.but_for_sizes for each in found)
     rows = tuple(ComparedNode(each.node, each.operator, collective=each) for each in found)
-    content = partial(_known, StageContent(rows=rows, lines=tuple(settings)))
-    return ComparedStage(COLLECTIVES, digest_of(_order(found)), _by_group(found), content), launched
+    content = StageContent(rows=rows, lines=tuple(settings))
+    return ComparedStage(COLLECTIVES, digest_of(_order(found)), _by_group(found), known=content), launched
 
 
 def settings_stage(settings: Sequence[str]) -> ComparedStage:
     """Lines that have to be the same on every rank."""
-    content = partial(_known, StageContent(lines=tuple(settings)))
-    return ComparedStage(SETTINGS, digest_of(settings), (), content)
+    return ComparedStage(SETTINGS, digest_of(settings), known=StageContent(lines=tuple(settings)))
 
 
-def _known(content: Any) -> Any:
-    """The content of a stage that is there from the start. Unlike a lambda, it can be pickled."""
-    return content
+def offers_stage(session: str, offers: Sequence[Offer]) -> ComparedStage:
+    """What a rank offers to rewrite in one round of settling."""
+    words = (f"{offer.name} {offer.terms} {offer.among}" for offer in offers)
+    content = StageContent(offers=tuple(offers))
+    return ComparedStage(f"rewrites of the {session} graph", digest_of(words), session=session, known=content)
 
 
 def _counted(facts: Facts) -> list[int]:
-    """The rows that count: those with a tensor, those with a group, and what is returned."""
-    columns = zip(facts.dtypes, facts.bytes, facts.group_names, facts.ops, strict=True)
-    return [row for row, (dtype, size, group, op) in enumerate(columns) if dtype or size or group or op == "output"]
+    """The rows that count: those with a group, what is returned, and those with a tensor that do more than move its
+    elements."""
+    columns = zip(facts.dtypes, facts.bytes, facts.group_names, facts.ops, facts.targets, strict=True)
+    return [
+        row
+        for row, (dtype, size, group, op, target) in enumerate(columns)
+        if group or op == "output" or ((dtype or size) and target not in _MOVES)
+    ]
 
 
 def _by_group(collectives: Sequence[CollectiveCall]) -> tuple[GroupDigest, ...]:
@@ -308,9 +321,15 @@ class StageContent:
     rows: tuple[ComparedNode, ...] = ()
     lines: tuple[str, ...] = ()
     """Settings."""
+    again: tuple[str, ...] = ()
+    """The collectives that run a second time."""
+    offers: tuple[Offer, ...] = ()
+    """To rewrite."""
 
 
-def _plan_content(plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall]) -> StageContent:
+def _plan_content(
+    plan: Plan, rows: Sequence[int], collectives: Sequence[CollectiveCall], again: tuple[str, ...]
+) -> StageContent:
     facts = plan.facts
     calls = {each.node: each for each in collectives}
     nodes = tuple(
@@ -320,11 +339,12 @@ def _plan_content(plan: Plan, rows: Sequence[int], collectives: Sequence[Collect
     )
     order, device = plan.order, deciding_device(plan.policy, None if plan.times is None else plan.times.device)
     return StageContent(
-        policy_text(plan.policy),
+        _text(plan.policy),
         tuple(f"{key}: {json.dumps(value)}" for text in device for key, value in json.loads(text).items()),
         (*plan.edits.words(), *(() if order is None else order.edits.words())),
         () if order is None else tuple(order.communication()),
         nodes,
+        again=again,
     )
 
 

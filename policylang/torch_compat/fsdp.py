@@ -35,6 +35,8 @@ class ShardedWeight:
     """The same number for all that is gathered at once."""
     ranks: tuple[int, ...] = ()
     """Over which it is gathered; empty where it is not."""
+    over: str = ""
+    """The name of their process group."""
 
 
 def sharded_weights(modules: Iterable[nn.Module] | None) -> Iterator[ShardedWeight]:
@@ -72,14 +74,16 @@ def _weights(state: Any) -> Iterator[tuple[tuple[nn.Module, str], ShardedWeight]
     if groups is None:  # torch 2.11 and before: one group
         groups = [each] if (each := getattr(state, "_fsdp_param_group", None)) is not None else []
     for group in groups:
-        ranks = _ranks(getattr(getattr(group, "mesh_info", None), "shard_process_group", None))
+        over = getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
+        ranks = _ranks(over)
+        shared = (id(group), ranks, getattr(over, "group_name", "") if ranks else "")
         for parameter in group.fsdp_params:
             info = parameter._module_info
             reshards, gathered = bool(group._reshard_after_forward), getattr(parameter, "_unsharded_param", None)
             owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
             for module, name in owners:
                 weight = ShardedWeight(
-                    *(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)), id(group), ranks
+                    *(module, name, reshards, gathered, tuple(state._modules), bool(state._is_root)), *shared
                 )
                 yield (module, name), weight
 

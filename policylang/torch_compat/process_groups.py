@@ -97,6 +97,15 @@ def mesh_ranks(mesh: Any) -> tuple[int, ...]:
     return tuple(sorted(mesh_order(mesh)[2]))
 
 
+def mesh_groups(mesh: Any) -> dict[str, tuple[int, ...]]:
+    """This rank's groups of a mesh, one a dimension: by name, the global ranks. Over these all ranks of the mesh hang
+    together. Of a mesh whose groups are not there, none."""
+    try:
+        return {group.group_name: tuple(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()}
+    except (RuntimeError, ValueError, LookupError, AssertionError):
+        return {}
+
+
 def rename_group(name: str, known_as: str) -> None:
     """Let ``known_as`` stand for the group ``name`` wherever a collective names its group.
 

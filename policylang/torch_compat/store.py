@@ -35,8 +35,12 @@ def own_connection(store: Any) -> Any:
     """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks.
 
     Of a TCP store it is a client only: it does not keep the server alive, whose port a later group may ask for. A read
-    of what was taken away meanwhile is given up after a minute.
+    of what was taken away meanwhile is given up after a minute. Raises ``RuntimeError`` where the store is gone, which
+    only the old connection notices at once: a new one is tried for as long as the store's own timeout.
     """
+    if store is None:
+        raise RuntimeError("the default process group was destroyed")
+    store.check(["policylang"])
     found = store.clone()
     found.set_timeout(timedelta(seconds=60))
     return found
@@ -46,6 +50,12 @@ def own_rank() -> int | None:
     """This process's global rank; None where torch.distributed is not set up."""
     distributed = _initialized()
     return None if distributed is None else int(distributed.get_rank())
+
+
+def ranks_are_threads() -> bool:
+    """Whether the ranks are threads of this process, as in torch's tests of its own."""
+    distributed = _initialized()
+    return distributed is not None and "threaded" in distributed.get_backend()
 
 
 def place_among_ranks() -> str:

@@ -132,7 +132,7 @@ def test_a_difference_is_an_error_on_every_rank() -> None:
         assert found["a small mesh on all"].startswith("PolicyGraphError\nerror[APL606]")
         assert f"the mesh has ranks {'0,1' if rank < 2 else '2,3'}" in found["a small mesh on all"]
         assert found["no mesh on one"].startswith("PolicyDivergenceError")
-        assert "the graph of rank 3 has no collective over these" in found["no mesh on one"]
+        assert "the graph of rank 3 has no collective over it" in found["no mesh on one"]
         assert found["a circle"].startswith("PolicyDivergenceError\nerror[APL607]: rank ")
         assert f"rank {rank} has a flat graph of 43 nodes (apply)" in found["a circle"]
 

@@ -1,4 +1,4 @@
-"""How ranks are written, and whom the end of a comparison concerns."""
+"""How ranks are written, and what is read from a store that others can write to."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policylang.language.diagnostics import Diagnostic
-from policylang.ranks.messages import EndOfComparison, RankKey, ranges
+from policylang.ranks.messages import (
+    Absence,
+    Awaited,
+    EndOfComparison,
+    MeetingKey,
+    RankMessage,
+    RankStatus,
+    pack,
+    ranges,
+    unpack,
+)
 
 RANKS = st.sets(st.integers(0, 300), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
+KEY = MeetingKey("ab", "tp", (0, 1), 2)
+ABSENCE = Absence("x.1", 1, "ab", 3, "says \ud800 `it`", True)
 
 
 @given(RANKS, RANKS)
@@ -25,8 +36,19 @@ def test_regular_ranks_are_short(ranks: range, text: str) -> None:
     assert ranges(tuple(ranks)) == text
 
 
-def test_an_end_concerns_those_who_have_not_come_further() -> None:
-    end, key = EndOfComparison(Diagnostic("APL605", "stopped"), occasion=2, steps=1), RankKey((0, 1), "ab", 2)
-    assert [end.ends(key, step) for step in (1, 2, 3)] == [False, True, True]
-    assert end.ends(RankKey((0, 1), "ab", 1), 1)
-    assert not end.ends(RankKey((0, 1), "ab", 3), 1)
+@pytest.mark.parametrize(
+    "value",
+    [
+        RankMessage(0, "plan", "00", (KEY,), absences=(ABSENCE,)),
+        RankStatus("waiting", "a graph", (ABSENCE,), (Awaited(KEY, 1, 0),)),
+        EndOfComparison("x.2", "APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
+    ],
+)
+def test_what_is_written_is_read(value: object) -> None:
+    assert unpack(type(value), pack(value)) == value
+
+
+@pytest.mark.parametrize("text", ["", "gAOVCg==", "null", "[]", "[" * 100_000, '["0"]', pack(KEY), b"\xff\xfe"])
+def test_what_nobody_has_written_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # whatever it says: the store names the place
+        unpack(RankMessage, text)

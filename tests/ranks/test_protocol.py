@@ -99,7 +99,7 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
     found: list[list[str]] = [[] for _ in range(world)]
 
     def rank_in_a_thread(rank: int) -> None:
-        own.store = MessageStore(rank, store, None)
+        own.store = MessageStore(rank, lambda: store, threads=True)
         pauses = random.Random(f"{seed} {rank}")
         for episode in episodes:
             time.sleep(QUICK * pauses.choice((0.0, 0.0, 0.01, 0.3)))

@@ -58,6 +58,8 @@ class _Sharding:
     modules: tuple[nn.Module, ...]
     """Of each unit, what ``fully_shard`` was called with."""
     weights: tuple[BlockWeight, ...]
+    groups: Mapping[str, tuple[int, ...]]
+    """Over which they are gathered, by name."""
 
     @classmethod
     def of(cls, blocks: Mapping[nn.Module, str]) -> _Sharding:
@@ -65,6 +67,7 @@ class _Sharding:
         modules: list[nn.Module] = []
         numbers: dict[int, int] = {}
         weights: list[BlockWeight] = []
+        groups: dict[str, tuple[int, ...]] = {}
         for number, (block, name) in enumerate(blocks.items()):
             paths = {module: ".".join(filter(None, (name, path))) for path, module in block.named_modules()}
             known = {(each.module, each.name): each for each in sharded_weights(block.modules())}
@@ -75,13 +78,14 @@ class _Sharding:
                     found = known.get((module, own))
                     if found is not None and found.together not in numbers:
                         numbers[found.together] = len(units)
+                        groups[found.over] = found.ranks
                         units.append(_unit(found, paths))
                         modules.append(found.group[0])
                     lazy = is_lazy(value)  # its shape is known once it has been used
                     size = 0 if lazy else value.numel() * value.element_size()
                     weight = WeightAside(path, own, "", False, number, () if lazy else tuple(value.shape), size)
                     weights.append(BlockWeight(weight, None if found is None else numbers[found.together]))
-        return cls(blocks, tuple(units), tuple(modules), tuple(weights))
+        return cls(blocks, tuple(units), tuple(modules), tuple(weights), groups)
 
     def plan(self, policy: Policy, running: Sequence[int]) -> OrderByFsdp:
         return plan_by_fsdp(policy, tuple(self.blocks.values()), self.units, self.weights, running)
@@ -102,10 +106,6 @@ class _Sharding:
 
     def _of(self, ahead: Mapping[int, Sequence[int]], block: int) -> tuple[nn.Module, ...]:
         return tuple(dict.fromkeys(self.modules[unit] for unit in ahead.get(block, ())))
-
-    @property
-    def ranks(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(dict.fromkeys(unit.ranks for unit in self.units if len(unit.ranks) > 1))
 
 
 def _unit(weight: ShardedWeight, paths: Mapping[nn.Module, str]) -> Unit:
@@ -290,10 +290,10 @@ def _refuse_without_root(found: FsdpOrder, sharding: _Sharding) -> None:
 def _agree(found: FsdpOrder, sharding: _Sharding) -> None:
     """Raises ``PolicyDivergenceError`` unless all ranks gather alike: a backward that gathers farther ahead on one rank
     has another order of collectives."""
-    if not sharding.ranks:
+    if all(len(ranks) < 2 for ranks in sharding.groups.values()):
         return
     words = [] if found.order is None else found.order.words(sharding.units)
-    with comparing("order of the weights' gathers", settings=lambda: words, around=sharding.ranks) as comparison:
+    with comparing("order of the weights' gathers", settings=lambda: words, around=sharding.groups) as comparison:
         graph = GraphBuilder()
         graph.add("weights", "input", ())
         comparison.begin(graph.facts(GraphKind.FORWARD), found.policy)

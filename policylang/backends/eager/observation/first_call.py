@@ -9,7 +9,7 @@ not save is let go. A recomputation of the block holds as much at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -81,8 +81,8 @@ class Observation:
     module: nn.Module
     origins: Origins
     before: Before
-    gathered_over: tuple[tuple[int, ...], ...]
-    """Ranks that FSDP gathers weights over inside the block, each time it runs."""
+    gathered_over: Mapping[str, tuple[int, ...]]
+    """The groups that FSDP gathers weights over inside the block, each time it runs."""
     stream: OperatorStream = field(factory=OperatorStream)
     spans: list[tuple[int, int]] = field(factory=list)
     """By operator, its operations: the first, and the first of the next."""

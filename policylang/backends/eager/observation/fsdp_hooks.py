@@ -19,7 +19,7 @@ from torch import nn
 from policylang.backends.eager.observation.block_mode import only_readers
 from policylang.backends.eager.observation.origins import tensors_in
 from policylang.torch_compat.fsdp import is_of_fsdp
-from policylang.torch_compat.process_groups import mesh_ranks
+from policylang.torch_compat.process_groups import mesh_groups
 
 
 @define(eq=False)
@@ -40,11 +40,11 @@ def gathers(module: nn.Module) -> bool:
     return any(_is_either(hook) for hook in module._forward_pre_hooks.values())
 
 
-def gathered_over(block: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """The ranks over whose meshes FSDP gathers weights inside a block, as far as their parts are in place."""
+def gathered_over(block: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The groups of the meshes over which FSDP gathers weights inside a block, as far as their parts are in place."""
     modules = (module for module in block.modules() if gathers(module))
     meshes = (getattr(weight, "device_mesh", None) for module in modules for weight in module.parameters())
-    return tuple(dict.fromkeys(mesh_ranks(mesh) for mesh in meshes if mesh is not None))
+    return {name: ranks for mesh in meshes if mesh is not None for name, ranks in mesh_groups(mesh).items()}
 
 
 def is_first_fsdp(module: nn.Module) -> bool:
