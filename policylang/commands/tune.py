@@ -44,6 +44,7 @@ from policylang.commands.shared.inputs import (
     refuse,
     write_page,
 )
+from policylang.commands.shared.output import say, tell
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _print_refused(diagnostic: Diagnostic, form: str) -> None:
     if form == "json":
         from policylang.report.diagnostics import render_json
 
-        print(render_json((diagnostic,)))
+        say(render_json((diagnostic,)), form)
     else:
         refuse((diagnostic,))
 
@@ -208,7 +209,6 @@ def _write_page(found: TunedPolicy, facts: Facts, device: DeviceProfile, options
 
 def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> None:
     """The policy, or what stands in its place, on the standard output; the rest beside it."""
-    from policylang.commands.shared.output import say, tell
     from policylang.report.tuning.account import account_text
     from policylang.report.tuning.as_json import tuned_json
     from policylang.report.tuning.rows import trade_off_text
@@ -216,7 +216,7 @@ def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> 
     if found.notes and options.output_format != "json":
         refuse(found.notes)
     if options.output_format == "json":
-        print(tuned_json(found, chosen=chosen))
+        say(tuned_json(found, chosen=chosen), "json")
         return
     if options.table:
         say(trade_off_text(found, chosen=chosen))
@@ -226,7 +226,7 @@ def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> 
         say(("\n" if options.table else "") + account_text(found))
     else:
         tell(account_text(found))
-        print(found.text, end="")
+        say(found.text.removesuffix("\n"), "policy")
 
 
 @contextmanager

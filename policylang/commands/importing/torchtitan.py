@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> Exit:
     if any(map(is_error, found)):
         return Exit.DIAGNOSTICS
     if options.output is None:
-        print(made.text, end="")
+        say(made.text.removesuffix("\n"), "policy")
         return Exit.CLEAN
     try:
         Path(options.output).write_text(made.text, encoding="utf-8")

@@ -201,9 +201,9 @@ def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool)
         say("\n\n".join(filter(None, (diagnostics, held_table(found.expectations), summary))))
     elif form == "json" and found.graphs:
         more = [{"graph": graph, **asdict(outcome)} for graph, outcome in found.expectations]
-        print(render_json(found.diagnostics, expectations=more, devices=found.devices))
+        say(render_json(found.diagnostics, expectations=more, devices=found.devices), form)
     elif printed := RENDERERS[form](found.diagnostics).rstrip("\n"):
-        print(printed)
+        say(printed, form)
     return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
 
 
@@ -217,4 +217,6 @@ def write_page(page: str, out: str) -> None:
 
 
 def print_snapshot(path: Path, facts: Facts) -> None:
-    print(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")
+    from policylang.commands.shared.output import say
+
+    say(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")
