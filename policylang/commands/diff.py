@@ -37,9 +37,9 @@ from policylang.commands.shared.inputs import (
     read_policy,
     read_profile,
     warn_of_devices,
-    write_page,
 )
 from policylang.commands.shared.output import say, tell
+from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 from policylang.language.figures import counted
 
@@ -106,7 +106,7 @@ def _write_page(plans: Sequence[Plan], graph: str, out: str) -> None:
     from policylang.report.plan.comparison_page import comparison_page
 
     old, new = map(breakdown, plans)
-    write_page(comparison_page(old, new, Path(graph).name), out)
+    write_output(comparison_page(old, new, Path(graph).name), out)
 
 
 def _warn(name: str, errors: int) -> None:

@@ -39,9 +39,9 @@ from policylang.commands.shared.inputs import (
     add_path,
     check_policies,
     read_profile,
-    write_page,
 )
 from policylang.commands.shared.output import say
+from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
@@ -143,4 +143,4 @@ def _weighed(found: Breakdown, path: str | None) -> Breakdown:
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
     from policylang.report.plan.html import plan_page
 
-    write_page(plan_page(found, worth, Path(graph).name), out)
+    write_output(plan_page(found, worth, Path(graph).name), out)

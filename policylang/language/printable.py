@@ -10,7 +10,7 @@ import re
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _COMMAND = re.compile(r"(^\s*:(?=:))|(##)(?=\[|vso\[)", re.MULTILINE)
-"""What GitHub's and Azure's runners take for a command of theirs: `::error …` at the start of a line, `##[…` anywhere."""
+"""What runners take for a command of theirs: GitHub's `::error …` at the start of a line, and `##[…` anywhere."""
 
 
 def printable(text: str, kept: str = "\n\t") -> str:

@@ -81,10 +81,8 @@ def test_nothing_of_a_graph_is_acted_on(run: str, folder: Path, policylang: Call
         written.unlink()
 
 
-def test_a_snapshot_that_was_not_written_here_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_that_was_not_written_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "one_line", str)
     path = hostile_graph(GRAPHS["small"], tmp_path)
-    with pytest.raises(PolicyGraphError, match="is damaged: a text in it .* cannot be printed"):
+    with pytest.raises(PolicyGraphError, match="is damaged: a text in it holds what"):
         load(path)

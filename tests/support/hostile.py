@@ -21,12 +21,11 @@ MARKUP = re.compile(r"<script>alert|<img|@everyone|\]\(javascript")
 
 def hostile_graph(facts: Facts, folder: Path, *, dtypes: bool = True) -> Path:
     """The facts of a snapshot with other names. ``dtypes``: of these as well, which have no times then."""
+
     def evil(values: object, *, starts: bool = False) -> list[str]:
         return [f"{START if starts else ''}{value}{END}" if value else value for value in values]  # type: ignore[attr-defined]
 
-    every_third = [
-        target if not target or at % 3 else target + END for at, target in enumerate(facts.targets)
-    ]
+    every_third = [target if not target or at % 3 else target + END for at, target in enumerate(facts.targets)]
     named = attrs.evolve(
         facts,
         names=evil(facts.names, starts=True),
@@ -47,7 +46,7 @@ def hostile_graph(facts: Facts, folder: Path, *, dtypes: bool = True) -> Path:
 
 
 def raw_in(text: str, form: str = "text") -> str:
-    """What of a text would be acted on where it is shown in a form, and what is around it; empty where it is harmless."""
+    """What of a text would be acted on where it is shown in a form; empty where it is harmless."""
     found = None if form in ("hover", "plain") else re.search(r"##\[|##vso\[", text)
     odd = next((at for at, each in enumerate(text) if not each.isprintable() and each not in "\n\t"), None)
     if odd is not None:

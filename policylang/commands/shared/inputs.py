@@ -207,15 +207,6 @@ def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool)
     return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
 
 
-def write_page(page: str, out: str) -> None:
-    """Raises ``UsageError`` where it cannot be written."""
-    try:
-        Path(out).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
-    print(f"wrote {out}", file=sys.stderr)
-
-
 def print_snapshot(path: Path, facts: Facts) -> None:
     from policylang.commands.shared.output import say
 

@@ -17,10 +17,10 @@ def text_width(asked: int | None) -> int | None:
 
 
 def say(text: object, form: str = "text", end: str = "\n") -> None:
-    """Print what a command found: the one way out to the standard output for whatever holds words of a policy or a graph.
+    """Print what a command found: the one way to the standard output for what holds words of a policy or a graph.
 
-    ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. What JSON escapes is safe but for
-    commands to a runner, of which a mark is escaped too; the commands of ``github`` are meant, and escape their words.
+    ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes what it holds, but
+    for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
     """
     from policylang.language.printable import logged
     from policylang.report.width import fit

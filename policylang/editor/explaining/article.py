@@ -82,6 +82,6 @@ class Article:
 
 def _markdown(line: str) -> str:
     parts = _CODE.split(line)
-    return "".join(markdown.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts))
-
-
+    return "".join(
+        markdown.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts)
+    )
