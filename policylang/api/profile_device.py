@@ -12,6 +12,7 @@ import torch
 from policylang.errors import PolicyError
 from policylang.language.codes import diagnose
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.files import write_whole
 from policylang.profiling.profile_text import FIRST_COLUMNS, FIRST_LINE
 from policylang.profiling.profiler import Profiling, profiled
 
@@ -147,20 +148,9 @@ def _begins(path: Path, text: str) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: what is there is replaced when the new text is."""
-    path = path.resolve()  # of a link, what it leads to
-    written = None
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            written = file.name
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(written, 0o666 & ~mask)  # a temporary file is its owner's alone
-        os.replace(written, path)
+        write_whole(path, text.encode())
     except OSError as error:
-        if written is not None:
-            Path(written).unlink(missing_ok=True)
         raise _problem(NO_FILE, f"cannot write `{path}`: {error.strerror or error}") from None
 
 

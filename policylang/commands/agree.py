@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> Exit:
         help = "the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar"
         return show(failed, NAME, options.model, help)
     if options.output_format == "json":
-        print(json.dumps(found.to_dict(), indent=2))
+        say(json.dumps(found.to_dict(), indent=2), "json")
     else:
         say(found)
     return Exit.CLEAN if found.agrees else Exit.DIAGNOSTICS

@@ -7,10 +7,12 @@ out, 2 usage or input/output, 101 a bug in policylang.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 
 from policylang.commands import (
@@ -32,9 +34,11 @@ from policylang.commands.importing import recorded, torchtitan
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import refuse
 from policylang.commands.shared.output import HelpText, tell, text_width
+from policylang.commands.shared.written_files import check_outputs
 from policylang.commands.shared.users_modules import refused_imports
 from policylang.commands.small_llama import demo
 from policylang.errors import PolicyError
+from policylang.language.files import reason_of
 
 COMMANDS = (
     *(check, plan, explain, diff, show, list_, fmt, test, tune, profile, snapshot),
@@ -59,51 +63,74 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. ``arguments`` default to those of the process."""
+    if not _have_streams():
+        return Exit.USAGE
     _show_what_the_terminal_cannot()
     try:
-        options = parser().parse_args(arguments)
-    except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
-        return int(stop.code or 0)
-    from policylang.report.width import fitted
+        try:
+            options = parser().parse_args(arguments)
+        except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
+            code = int(stop.code or 0)
+        else:
+            from policylang.report.width import fitted
 
-    with fitted(text_width(getattr(options, "width", None))):
-        return _ended(options)
+            with fitted(text_width(getattr(options, "width", None))):
+                code = _ended(options)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return code
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # else the reader has gone: `policylang check … | head`
+            with suppress(OSError):
+                tell(f"policylang: the output cannot be written: {reason_of(error)}")
+                sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):  # Python would write what is left on closing them, and complain again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return Exit.USAGE
 
 
 def _ended(options: argparse.Namespace) -> int:
     """Run a command, and tell what ends it early."""
     try:
-        code = _run(options)
-        sys.stdout.flush()
-        return code
+        return _run(options)
     except UsageError as error:
         tell(f"policylang {options.command}: {error}")
         return Exit.USAGE
     except PolicyError as error:
         taken = getattr(options, "taken", None)
         return refuse(error.diagnostics if taken is None else taken.placed(error.diagnostics))
-    except BrokenPipeError:
-        # The reader has gone (`policylang check … | head`). Python would complain once more on closing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.USAGE
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         if _is_lack_of_memory(error):
             print(_NO_MEMORY, file=sys.stderr)
             return Exit.DIAGNOSTICS
+        if isinstance(error, OSError) and error.errno in _OF_A_STREAM and error.filename is None:
+            raise
         traceback.print_exc()
         print(_BUG, file=sys.stderr)
         return Exit.BUG
 
 
+def _have_streams() -> bool:
+    """Python has None for a stream that was closed (`>&-`): nothing is read there, and nobody told."""
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    if sys.stdout is None:
+        print("policylang: the standard output is closed", file=sys.stderr)
+    return sys.stdout is not None
+
+
 def _run(options: argparse.Namespace) -> int:
+    check_outputs(options)
     modules = getattr(options, "imports", ())
     form, findings = getattr(options, "output_format", "text"), options.command in (check.NAME, plan.NAME)
     refused = refused_imports(modules, form, findings=findings) if modules else None
     return int(options.run(options) if refused is None else refused)
 
 
+_OF_A_STREAM = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
+"""Of a file that is written, Python says the name."""
 _BUG = (
     "policylang: this is a bug in policylang, not in what you gave it\n"
     "help: please report it with the traceback above and, if you can, the file that caused it"

@@ -21,7 +21,6 @@ cannot be read
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +37,9 @@ from policylang.commands.shared.inputs import (
     read_policy,
     read_profile,
     warn_of_devices,
-    write_page,
 )
+from policylang.commands.shared.output import say, tell
+from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 from policylang.language.figures import counted
 
@@ -67,7 +67,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.output import say
     from policylang.language.codes import is_error
     from policylang.planning.inspection.compare import compare
     from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
@@ -83,11 +82,7 @@ def run(options: argparse.Namespace) -> Exit:
         _warn(name, sum(map(is_error, plan.diagnostics)))
     found = compare(*plans)
     renderers = {"text": comparison_text, "markdown": comparison_markdown, "json": comparison_json}
-    printed = renderers[options.output_format](found)
-    if options.output_format == "text":
-        say(printed)
-    else:
-        print(printed)
+    say(renderers[options.output_format](found), options.output_format)
     if options.html:
         _write_page(plans, options.graph, options.html)
     return Exit.CLEAN if found.same else Exit.DIAGNOSTICS
@@ -111,11 +106,11 @@ def _write_page(plans: Sequence[Plan], graph: str, out: str) -> None:
     from policylang.report.plan.comparison_page import comparison_page
 
     old, new = map(breakdown, plans)
-    write_page(comparison_page(old, new, Path(graph).name), out)
+    write_output(comparison_page(old, new, Path(graph).name), out)
 
 
 def _warn(name: str, errors: int) -> None:
     """A policy that does not fit the graph would not be carried out; what it decides can still be compared."""
     if errors:
         what = "an error" if errors == 1 else counted(errors, "error")
-        print(f"warning: `{name}` has {what} on this graph; `policylang check` says which", file=sys.stderr)
+        tell(f"warning: `{name}` has {what} on this graph; `policylang check` says which")

@@ -100,7 +100,8 @@ def run(options: argparse.Namespace) -> Exit:
         tell_settings(options)
         _on_graph(options)
     elif options.output_format == "json":
-        print(json.dumps(_codes_data() if options.subject is None else _subject_data(options.subject), indent=2))
+        data = _codes_data() if options.subject is None else _subject_data(options.subject)
+        say(json.dumps(data, indent=2), "json")
     else:
         say(_codes() if options.subject is None else _subject(options.subject))
     return Exit.CLEAN
@@ -117,7 +118,8 @@ def _on_graph(options: argparse.Namespace) -> None:
     else:
         found = [_of_line(plan, options.subject, options.rule, options.path)]
     if options.output_format == "json":
-        print(json.dumps({key: value for each in found for key, value in each.to_dict().items()}, indent=2))
+        data = {key: value for each in found for key, value in each.to_dict().items()}
+        say(json.dumps(data, indent=2), "json")
     else:
         say("\n\n".join(map(str, found)))
 

@@ -19,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.output import say, tell
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.api.format import format_files, format_text
-    from policylang.commands.shared.output import tell
     from policylang.report.diagnostics import render_text
 
     if _STDIN in options.files and len(options.files) > 1:
@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> Exit:
     if diagnostics:
         tell(render_text(diagnostics))
     if options.diff:
-        print("".join(each.diff() for each in done), end="")
+        say("".join(each.diff() for each in done), "diff", end="")
     elif from_stdin and not look_only:
         _print_bytes(done[0].content if done[0].written is None else done[0].written)
     if not from_stdin:
-        print(_summary(done, look_only), file=sys.stderr if options.diff else sys.stdout)
+        (tell if options.diff else say)(_summary(done, look_only))
     return _exit(done, look_only)
 
 

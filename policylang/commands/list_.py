@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> Exit:
     found = bundled_policies()
     if options.output_format == "json":
         policies = [{"name": each.name, "description": each.description, "file": str(each.file)} for each in found]
-        print(json.dumps({"version": _VERSION, "policies": policies}, indent=2))
+        say(json.dumps({"version": _VERSION, "policies": policies}, indent=2), "json")
     else:
         say(table([("policy", "what it does"), *((each.name, each.description) for each in found)], right=range(0)))
     return Exit.CLEAN

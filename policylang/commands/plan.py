@@ -39,8 +39,9 @@ from policylang.commands.shared.inputs import (
     add_path,
     check_policies,
     read_profile,
-    write_page,
 )
+from policylang.commands.shared.output import say
+from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.output import say
     from policylang.language.codes import is_error
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.report.diagnostics import render_text
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> Exit:
     worth = _worth(found, options.path) if whole else ()
     found = _weighed(found, options.path) if whole else found
     if options.output_format == "json":
-        print(plan_json(found, worth, result.diagnostics, summary=options.summary))
+        say(plan_json(found, worth, result.diagnostics, summary=options.summary), "json")
     else:
         if result.diagnostics:
             say(render_text(result.diagnostics) + "\n")
@@ -101,16 +101,11 @@ def run(options: argparse.Namespace) -> Exit:
 
 
 def _refused(diagnostics: Sequence[Diagnostic], output_format: str, *, unreadable: bool) -> Exit:
-    from policylang.commands.shared.output import say
     from policylang.language.codes import diagnose
     from policylang.report.diagnostics import RENDERERS
 
     found = diagnostics or (diagnose("APL104", "a plan is made of one policy", help="name one .apl file"),)
-    printed = RENDERERS[output_format](found)
-    if output_format == "text":
-        say(printed)
-    else:
-        print(printed)
+    say(RENDERERS[output_format](found), output_format)
     return Exit.USAGE if unreadable or not diagnostics else Exit.DIAGNOSTICS
 
 
@@ -148,4 +143,4 @@ def _weighed(found: Breakdown, path: str | None) -> Breakdown:
 def _write_page(found: Breakdown, worth: Sequence[Worth], graph: str, out: str) -> None:
     from policylang.report.plan.html import plan_page
 
-    write_page(plan_page(found, worth, Path(graph).name), out)
+    write_output(plan_page(found, worth, Path(graph).name), out)

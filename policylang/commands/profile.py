@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import add_form
-from policylang.commands.shared.output import tell
+from policylang.commands.shared.output import say, tell
 
 if TYPE_CHECKING:
     from policylang.language.devices.profile import DeviceProfile
@@ -133,9 +133,9 @@ def _progress(*, shown: bool) -> Callable[[str], object]:
 
 def _print(profile: DeviceProfile, path: str, form: str) -> None:
     if form == "json":
-        print(json.dumps({"path": path, "name": profile.name, "figures": json.loads(profile.canonical)}))
+        say(json.dumps({"path": path, "name": profile.name, "figures": json.loads(profile.canonical)}), form)
         return
     fastest = {dtype: max(each for _, each in rate.points) for dtype, rate in profile.compute.items()}
     products = ", ".join(f"{each / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, each in fastest.items())
     stream = max(each for _, each in profile.bandwidth.points)
-    print(f"{path}: products reach {products}; streams up to {stream / 1e9:,.1f} GB/s")
+    say(f"{path}: products reach {products}; streams up to {stream / 1e9:,.1f} GB/s")

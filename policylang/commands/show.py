@@ -18,11 +18,11 @@ exit codes: 0 shown, 1 a file that is no graph, 2 a file that cannot be read, or
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import add_device, add_form, read_graph, read_profile
+from policylang.commands.shared.output import say
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Exit:
-    from policylang.commands.shared.output import say
     from policylang.graph.blocks import blocks_of
     from policylang.language.globs import PathGlob
     from policylang.planning.inspection.overview import overview, rows_asked
@@ -89,8 +88,8 @@ def run(options: argparse.Namespace) -> Exit:
         raise _nothing(options, facts)
     found = overview(facts, blocks, rows, _times(facts, device))
     if options.output_format == "json":
-        sys.stdout.writelines(overview_json(options.graph, facts, blocks, found))
-        print()
+        for part in (*overview_json(options.graph, facts, blocks, found), "\n"):
+            say(part, "json", end="")
     else:
         say((nodes_text if asked else overview_text)(options.graph, facts, blocks, found))
     return Exit.CLEAN

@@ -51,6 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.commands.shared.inputs import refuse
+    from policylang.commands.shared.output import say
     from policylang.commands.shared.users_code import UsersCodeError, named_function, need_torch, show, users_code
 
     need_torch()
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> Exit:
         facts = load_snapshot(path)
         print_snapshot(path, facts)
         if device is not None:
-            print(f"traced as on {getattr(subject, 'device', None) or device.kind}; attention: {_attention(facts)}")
+            say(f"traced as on {getattr(subject, 'device', None) or device.kind}; attention: {_attention(facts)}")
     if found:
         refuse(found)
     return Exit.CLEAN

@@ -25,7 +25,6 @@ a budget that is none, or a file that cannot be read or written
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,8 +41,9 @@ from policylang.commands.shared.inputs import (
     read_graph,
     read_profile,
     refuse,
-    write_page,
 )
+from policylang.commands.shared.output import say, tell
+from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> Exit:
     if found is None:
         return Exit.DIAGNOSTICS
     if options.output:
-        _save(found, options.output)
+        write_output(found.text, options.output)
     if options.html:
         _write_page(found, facts, device, options)
     _print(found, options, chosen=budget is not None)
@@ -122,11 +122,6 @@ def _check(options: argparse.Namespace) -> None:
     budget = any(each is not None for each in (options.peak, options.saved, options.recompute_time))
     if not budget and options.output:
         raise UsageError("a policy is tuned for a budget, and none is given", "add `--peak`, or leave `-o` out")
-    for out in filter(None, (options.output, options.html)):
-        if os.path.isdir(out):
-            raise UsageError(f"`{out}` is a folder", "name a file in it")
-        if not (parent := Path(out).parent).is_dir():
-            raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
 
 
 def _asked(
@@ -183,17 +178,9 @@ def _print_refused(diagnostic: Diagnostic, form: str) -> None:
     if form == "json":
         from policylang.report.diagnostics import render_json
 
-        print(render_json((diagnostic,)))
+        say(render_json((diagnostic,)), form)
     else:
         refuse((diagnostic,))
-
-
-def _save(found: TunedPolicy, out: str) -> None:
-    try:
-        found.save(out)
-    except OSError as error:
-        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
-    print(f"wrote {out}", file=sys.stderr)
 
 
 def _write_page(found: TunedPolicy, facts: Facts, device: DeviceProfile, options: argparse.Namespace) -> None:
@@ -203,12 +190,11 @@ def _write_page(found: TunedPolicy, facts: Facts, device: DeviceProfile, options
 
     with _progress() as progress:
         known = bundled_candidates(facts, device, capabilities_for(facts.kind, options.path), progress)
-    write_page(trade_off_page(found, known), options.html)
+    write_output(trade_off_page(found, known), options.html)
 
 
 def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> None:
     """The policy, or what stands in its place, on the standard output; the rest beside it."""
-    from policylang.commands.shared.output import say, tell
     from policylang.report.tuning.account import account_text
     from policylang.report.tuning.as_json import tuned_json
     from policylang.report.tuning.rows import trade_off_text
@@ -216,7 +202,7 @@ def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> 
     if found.notes and options.output_format != "json":
         refuse(found.notes)
     if options.output_format == "json":
-        print(tuned_json(found, chosen=chosen))
+        say(tuned_json(found, chosen=chosen), "json")
         return
     if options.table:
         say(trade_off_text(found, chosen=chosen))
@@ -226,7 +212,7 @@ def _print(found: TunedPolicy, options: argparse.Namespace, *, chosen: bool) -> 
         say(("\n" if options.table else "") + account_text(found))
     else:
         tell(account_text(found))
-        print(found.text, end="")
+        say(found.text.removesuffix("\n"), "policy")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from policylang.language.printable import one_line
+
 PROVENANCE = "policylang"
 """``custom`` key: the line that decided, ``llama3_sac.apl:9``. A tag beside it is ours, any other is the user's."""
 
@@ -78,7 +80,7 @@ def annotated(meta: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     return tuple(
         sorted(
-            name
+            one_line(name)
             for name, value in found.items()
             if isinstance(name, str) and not name.startswith(PROVENANCE) and value is not None and value is not False
         )

@@ -12,6 +12,7 @@ from functools import cache
 from attrs import frozen
 
 from policylang.language.diagnostics import Diagnostic, Mend, Related, Severity, written
+from policylang.language.printable import one_line, printable
 from policylang.language.resources import codes_folder, policies_folder
 from policylang.language.source import Source, Span
 
@@ -94,7 +95,9 @@ def diagnose(
     if write and span is not None:
         mends = (*written(span, write, near=(help or "").startswith("did you mean")), *mends)
     mends = tuple(mend for mend in mends if all(map(_is_written, mend.sources)))
-    return Diagnostic(code, message, span, help, related, CODES[code].severity, details, mends=mends)
+    help = None if help is None else printable(help)
+    details = tuple(map(printable, details))
+    return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, mends=mends)
 
 
 def _is_written(source: Source) -> bool:

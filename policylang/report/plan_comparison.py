@@ -13,6 +13,7 @@ from policylang.planning.inspection.order_changes import OrderChanges
 from policylang.planning.inspection.time_prices import same_time
 from policylang.report.device_times import device_text
 from policylang.report.expectations import compared_rows, compared_table
+from policylang.report.markdown import code, words
 from policylang.report.width import table
 
 _MOST_NAMES = 6
@@ -37,16 +38,16 @@ def comparison_markdown(found: PlanComparison) -> str:
     lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
     lines += [_markdown_row(row) for row in rows[1:]]
     for said in filter(None, (_bound(found).strip(), _uncounted(found).strip(), device_of(found))):
-        lines += ["", said]
+        lines += ["", words(said)]
     for said in order_change_lines(found.order):
-        lines += ["", said]
+        lines += ["", words(said)]
     if expected := compared_rows(found.old.expectations, found.new.expectations):
         lines += ["", "| expectation | before | after |", "| --- | --- | --- |"]
-        lines += [_markdown_row((f"`{words}`", before, after)) for words, before, after in expected]
+        lines += [_markdown_row((code(text), words(before), words(after))) for text, before, after in expected]
     if found.changes:
         lines += ["", "| nodes | before | after | where |", "| ---: | --- | --- | --- |"]
         lines += [
-            _markdown_row((f"{len(c.names):,}", _markdown_side(c.old), _markdown_side(c.new), _where(c)))
+            _markdown_row((f"{len(c.names):,}", _markdown_side(c.old), _markdown_side(c.new), words(_where(c))))
             for c in found.changes
         ]
     return "\n".join(lines)
@@ -183,5 +184,5 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _markdown_side(side: Decider) -> str:
-    place = f" {side.source}" if side.source is not None else ""
-    return f"**{_action(side)}**{place} `{shortened(side.text, _LONGEST_RULE).replace('`', chr(39))}`"
+    place = f" {words(side.source)}" if side.source is not None else ""
+    return f"**{_action(side)}**{place} {code(shortened(side.text, _LONGEST_RULE))}"

@@ -33,7 +33,7 @@ def test_the_policy_is_printed_or_written(policylang, tmp_path):
     assert "save aten.mm.default where module == layers.*.attention.wo\n" in printed.out
     file = tmp_path / "mine.apl"
     written = policylang("import-torchtitan", "layers.*.attention.wo::aten.mm.default", "-o", str(file))
-    assert written == (0, "", "")
+    assert written == (0, "", f"wrote {file}\n")
     assert file.read_text() == printed.out
     assert policylang("check", str(file)).code == 0
 

@@ -30,6 +30,7 @@ from policylang.language.files import read_source
 from policylang.language.globs import PathGlob
 from policylang.language.source import Source
 from tests.support.drawn import examples
+from tests.support.hostile import hostile_graph, raw_in
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPHS = ROOT / "docs" / "graphs"
@@ -501,3 +502,18 @@ def test_a_text_with_errors_is_asked_twice_about_a_name_that_nothing_says(state_
     alone = "save bmm where is view\nsave mm where bytes = 3 MiB\n"
     assert broken[1] == broken[2]
     assert broken[3].contents == hover(state_of(alone, "gpt2.graph"), alone.index("is view")).contents
+
+
+def test_nothing_of_a_graph_is_markup(tmp_path: Path) -> None:
+    from policylang.editor.features.on_request import explained_line, explained_node
+
+    graph = hostile_graph(snapshot("tutorial.graph"), tmp_path, dtypes=False)
+    text = "blocks layers.*\nsave mm in layers.0.attention\nrecompute everything in block\nexpect saved <= 1 B\n"
+    state = state_of(text, str(graph), "h100-sxm")
+    places = ("blocks", "layers.*", "save", "mm", "layers.0", "recompute", "everything", "block", "expect", "saved")
+    shown = [said(state, each, markdown=True) for each in places]
+    assert len("".join(shown)) > 2000
+    shown += [explained_node(state, "*mm*"), explained_line(state, 1)]
+    assert "@everyone" in "".join(shown)
+    assert {raw_in(each, "hover") for each in shown} == {""}
+    assert {raw_in(said(state, each), "plain") for each in places} == {""}

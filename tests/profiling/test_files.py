@@ -75,7 +75,7 @@ def test_a_measurement_is_replaced_and_nothing_else(
     ("arguments", "said"),
     [
         (("-o", "{tmp}"), "is a folder"),
-        (("-o", "{tmp}/nowhere/our.toml"), "cannot write `{tmp}/nowhere/our.toml`: No such file or directory"),
+        (("-o", "{tmp}/nowhere/our.toml"), "cannot write `{tmp}/nowhere/our.toml`: there is no folder `{tmp}/nowhere`"),
         (("-o", "{tmp}/our.toml", "--device", "cuda"), "torch sees no CUDA device here\nhelp: `cpu`"),
         (("-o", os.devnull), "is there, and no measurement wrote it"),
         (("-o", "{tmp}/our.toml", "--device", "gpu"), "there is no device `gpu`"),

@@ -154,8 +154,10 @@ def test_github_leaves_the_columns_out_where_the_lines_differ() -> None:
 
 def test_github_escapes_what_would_end_a_command() -> None:
     span = Span(Source("odd,name:1%.apl", "save mm"), 0, 4)
-    (line,) = render_github([diagnose("APL101", "50%\nmore", span)]).splitlines()
-    assert line == "::error file=odd%2Cname%3A1%25.apl,line=1,endLine=1,col=1,endColumn=5,title=APL101::50%25%0Amore"
+    (line,) = render_github([diagnose("APL101", "50%", span, help="more")]).splitlines()
+    assert (
+        line == "::error file=odd%2Cname%3A1%25.apl,line=1,endLine=1,col=1,endColumn=5,title=APL101::50%25%0Ahelp: more"
+    )
 
 
 def test_github_cannot_point_into_the_bundled_library() -> None:

@@ -14,10 +14,11 @@ exit codes: 0 written, 1 something is wrong with the string or on the graph, 2 a
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.exit import Exit
 from policylang.commands.shared.inputs import add_graph, add_import, read_graph, refuse
+from policylang.commands.shared.output import say
+from policylang.commands.shared.written_files import write_output
 
 NAME = "import-torchtitan"
 SUMMARY = "write the policy of a TorchTitan full_recompute_save_ops string"
@@ -54,12 +55,9 @@ def run(options: argparse.Namespace) -> Exit:
     if any(map(is_error, found)):
         return Exit.DIAGNOSTICS
     if options.output is None:
-        print(made.text, end="")
+        say(made.text.removesuffix("\n"), "policy")
         return Exit.CLEAN
-    try:
-        Path(options.output).write_text(made.text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"`{options.output}` cannot be written: {error.strerror}") from None
+    write_output(made.text, options.output)
     return Exit.CLEAN
 
 

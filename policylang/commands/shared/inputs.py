@@ -201,20 +201,13 @@ def print_findings(found: CheckResult, form: str, summary: str, *, failed: bool)
         say("\n\n".join(filter(None, (diagnostics, held_table(found.expectations), summary))))
     elif form == "json" and found.graphs:
         more = [{"graph": graph, **asdict(outcome)} for graph, outcome in found.expectations]
-        print(render_json(found.diagnostics, expectations=more, devices=found.devices))
+        say(render_json(found.diagnostics, expectations=more, devices=found.devices), form)
     elif printed := RENDERERS[form](found.diagnostics).rstrip("\n"):
-        print(printed)
+        say(printed, form)
     return Exit.USAGE if found.unreadable else Exit.DIAGNOSTICS if failed else Exit.CLEAN
 
 
-def write_page(page: str, out: str) -> None:
-    """Raises ``UsageError`` where it cannot be written."""
-    try:
-        Path(out).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write `{out}`: {error.strerror or error}") from None
-    print(f"wrote {out}", file=sys.stderr)
-
-
 def print_snapshot(path: Path, facts: Facts) -> None:
-    print(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")
+    from policylang.commands.shared.output import say
+
+    say(f"{path}: {facts.kind.value} graph of {len(facts):,} nodes, {path.stat().st_size:,} bytes")

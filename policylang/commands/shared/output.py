@@ -16,18 +16,30 @@ def text_width(asked: int | None) -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def say(text: object) -> None:
-    """Print text that people read."""
+def say(text: object, form: str = "text", end: str = "\n") -> None:
+    """Print what a command found: the one way to the standard output for what holds words of a policy or a graph.
+
+    ``form``: as ``--output-format`` names it. Text for people is as wide as it may be. JSON escapes what it holds, but
+    for the marks of commands to a runner, which are escaped here; those of ``github`` are meant.
+    """
+    from policylang.language.printable import logged
     from policylang.report.width import fit
 
-    print(fit(str(text)))
+    said = str(text)
+    if form in ("json", "sarif"):
+        print(said.replace("##", "#\\u0023"), end=end)  # there is no `#` in JSON but in its texts
+    elif form == "github":
+        print(said, end=end)
+    else:
+        print(logged(fit(said) if form == "text" else said), end=end)
 
 
 def tell(text: object) -> None:
     """Print text that people read on the standard error."""
+    from policylang.language.printable import logged
     from policylang.report.width import fit
 
-    print(fit(str(text)), file=sys.stderr)
+    print(logged(fit(str(text))), file=sys.stderr)
 
 
 class HelpText(argparse.RawDescriptionHelpFormatter):

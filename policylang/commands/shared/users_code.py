@@ -14,6 +14,7 @@ from typing import Any
 
 import policylang
 from policylang.commands.shared.exit import Exit, UsageError
+from policylang.commands.shared.output import tell
 from policylang.errors import PolicyError
 
 _OURS = os.path.dirname(os.path.abspath(policylang.__file__)) + os.sep
@@ -77,7 +78,7 @@ def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit
         refuse(error.diagnostics)
         return Exit.DIAGNOSTICS
     _print(error)
-    print(f"policylang {command}: `{function}` does not run\nhelp: {_mend(error, help)}", file=sys.stderr)
+    tell(f"policylang {command}: `{function}` does not run\nhelp: {_mend(error, help)}")
     return Exit.DIAGNOSTICS
 
 

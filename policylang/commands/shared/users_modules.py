@@ -47,10 +47,8 @@ def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit 
     from policylang.commands.shared.output import say
     from policylang.report.diagnostics import RENDERERS
 
-    if form != "text" and form in RENDERERS:
-        print(RENDERERS[form](problems))
-    elif findings:
-        say(RENDERERS["text"](problems))
+    if form in RENDERERS and (findings or form != "text"):
+        say(RENDERERS[form](problems), form)
     else:
         refuse(problems)
     return Exit.DIAGNOSTICS

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,7 @@ def run(options: argparse.Namespace) -> Exit:
         raise UsageError(f"the demo needs {names}", 'pip install "policylang[demo]"')
     import torch
 
-    from policylang.commands.shared.output import say
+    from policylang.commands.shared.output import say, tell
     from policylang.commands.small_llama.training import Settings
     from policylang.errors import PolicyError
 
@@ -58,10 +57,10 @@ def run(options: argparse.Namespace) -> Exit:
     try:
         comparison = _compare(Settings(steps=options.steps, device=options.device), options.policy)
     except PolicyError as error:
-        print(error, file=sys.stderr)
+        tell(error)
         return Exit.DIAGNOSTICS
     if options.json:
-        print(json.dumps(comparison.to_dict(), indent=2))
+        say(json.dumps(comparison.to_dict(), indent=2), "json")
     else:
         say(comparison)
     return Exit.CLEAN if comparison.agrees else Exit.DIAGNOSTICS

@@ -12,6 +12,9 @@ from typing import Literal
 from attrs import define, field
 from lsprotocol import types
 
+from policylang.language.printable import printable
+from policylang.report import markdown
+
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Noncharacters that mark code in a line; no text has them."""
 _CODE = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
@@ -56,10 +59,10 @@ class Article:
         return self
 
     def markdown(self) -> str:
-        return self._joined(_markdown, _fenced)
+        return self._joined(_markdown, lambda text: markdown.fenced(text, "apl"))
 
     def plain(self) -> str:
-        return self._joined(lambda line: line.translate(_MARKS), lambda text: text)
+        return printable(self._joined(lambda line: line.translate(_MARKS), lambda text: text))
 
     def content(self, *, markdown: bool) -> types.MarkupContent:
         if markdown:
@@ -79,20 +82,6 @@ class Article:
 
 def _markdown(line: str) -> str:
     parts = _CODE.split(line)
-    return "".join(_span(part) if at % 2 else _MARKUP.sub(r"\\\1", part) for at, part in enumerate(parts))
-
-
-def _span(text: str) -> str:
-    """Between more backticks than it has in a row itself."""
-    fence = "`" * (_longest(text) + 1)
-    padding = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{padding}{text}{padding}{fence}" if text else ""
-
-
-def _fenced(text: str) -> str:
-    fence = "`" * max(3, _longest(text) + 1)
-    return f"{fence}apl\n{text}\n{fence}"
-
-
-def _longest(text: str) -> int:
-    return max(map(len, re.findall("`+", text)), default=0)
+    return "".join(
+        markdown.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts)
+    )

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from policylang.editor.state import State
 from policylang.language.codes import CODES
+from policylang.language.printable import one_line
 from policylang.language.resources import codes_folder
 from policylang.planning.capabilities import capabilities_for
 from policylang.report.asked_about import (
@@ -17,6 +18,7 @@ from policylang.report.asked_about import (
     explain_statement,
     explained_statements,
 )
+from policylang.report.markdown import fenced
 from policylang.report.plan.html import plan_page
 
 EXPLAIN_NODE = "policylang.explainNode"
@@ -65,9 +67,9 @@ def page_of(state: State) -> str | None:
 def _markdown(explained: Explained) -> str:
     """A table of text keeps its columns in a block of code."""
     first, _, rest = str(explained).partition("\n")
-    return f"## {_literal(first)}\n\n```text\n{rest.strip(chr(10))}\n```\n"
+    return f"## {_literal(first)}\n\n{fenced(rest.strip(chr(10)), 'text')}\n"
 
 
 def _literal(text: str) -> str:
     """Text of a policy as Markdown that shows it as it is."""
-    return "".join(f"\\{each}" if each in "\\`*_{}[]<>()#+!|~" else each for each in text)
+    return "".join(f"\\{each}" if each in "\\`*_{}[]<>()#+!|~" else each for each in one_line(text))

@@ -157,7 +157,7 @@ def write_names(out: bytearray, names: Sequence[str]) -> None:
 
 
 def read_names(reader: Reader, rows: int, what: str) -> list[str]:
-    bases = read_plain(reader, rows, lambda value: type(value) is str and "\0" not in value, what)
+    bases = read_plain(reader, rows, lambda value: type(value) is str, what)
     steps = read_plain(reader, rows, lambda value: value is None or type(value) is int, what)
     if sum(map(len, bases)) > _MOST_CHARACTERS:
         raise DamagedError("its names are longer than any graph's")

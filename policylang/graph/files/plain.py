@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from policylang.graph.facts import Group, LostMarker, Mesh, Ref
+from policylang.language.printable import one_line
 
 _NONE, _FALSE, _TRUE, _INT, _NEGATIVE, _FLOAT, _TEXT, _TUPLE, _LIST, _DICT, _RECORD, _REF = range(12)
 _RECORDS: tuple[type, ...] = (Group, LostMarker, Mesh)
@@ -39,7 +40,7 @@ def write_number(out: bytearray, number: int) -> None:
 
 
 def write_text(out: bytearray, text: str) -> None:
-    data = text.encode("utf-8", "surrogatepass")
+    data = one_line(text).encode()
     write_number(out, len(data))
     out += data
 
@@ -123,9 +124,12 @@ class Reader:
 
     def text(self) -> str:
         try:
-            return self.take(self.number()).decode("utf-8", "surrogatepass")
+            text = self.take(self.number()).decode()
         except UnicodeDecodeError:
             raise DamagedError("a text in it is not text") from None
+        if not text.isprintable():
+            raise DamagedError("a text in it holds what no snapshot is written with: it cannot be printed")
+        return text
 
     def value(self, depth: int = 0) -> Any:
         """A plain value; in it, a :class:`Ref` has the distance to its row for its row."""

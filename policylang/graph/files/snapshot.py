@@ -23,7 +23,7 @@ from policylang.graph.files.columns import EDGES, SLACK, read_plain, write_plain
 from policylang.graph.files.plain import DamagedError, Reader, write_number, write_text, write_value
 from policylang.graph.files.validation import COLUMNS, check_document, check_facts
 from policylang.language.codes import diagnose
-from policylang.language.files import reason_of
+from policylang.language.files import reason_of, write_whole
 
 SUFFIX = ".graph"
 FORMAT = 1
@@ -52,7 +52,7 @@ def write(facts: Facts, path: str | os.PathLike[str]) -> None:
     """Write a snapshot. Raises ``PolicyGraphError`` if it cannot be written there, or the graph is too large."""
     data = dump(facts)
     try:
-        Path(path).write_bytes(data)
+        write_whole(Path(path), data)
     except OSError as error:
         raise graph_error(UNREADABLE, f"`{os.fsdecode(path)}` cannot be written: {reason_of(error)}") from None
 

@@ -19,7 +19,7 @@ _MOST_RANKS = 1 << 20
 
 
 def _is_text(value: Any) -> bool:
-    return type(value) is str and "\0" not in value
+    return type(value) is str and value.isprintable()
 
 
 def _is_amount(value: Any) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from policylang.language.printable import one_line
+
 _UNWRITTEN = frozenset(
     {
         "_modules",
@@ -88,6 +90,6 @@ class ModulePaths:
         table: dict[str, str] = {"": ""}
         for raw, (root, path) in self._known.items():
             lead = root if several and root != "self" else ""
-            full = ".".join(part for part in (self._prefix, lead, path) if part)
+            full = one_line(".".join(part for part in (self._prefix, lead, path) if part))
             table[raw] = shared.setdefault(full, full)
         return table

@@ -30,7 +30,8 @@ def _annotation(diagnostic: Diagnostic) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    """``##[`` begins a command wherever it is in a line."""
+    return text.replace("##", "# #").replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escape_property(text: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from policylang.language.figures import counted
+from policylang.language.printable import printable
 from policylang.planning.inspection.breakdown import Breakdown
 from policylang.planning.inspection.communication import Communication, as_decided
 from policylang.planning.inspection.marginal_cost import Worth
@@ -71,7 +72,7 @@ def filled(shell: str, values: Mapping[str, str], data: Mapping[str, Any], scrip
     values = {
         **values,
         "style": _piece("page.css"),
-        "data": json.dumps(data, separators=(",", ":")).translate(_ESCAPES),
+        "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES),
         "script": "\n".join(map(_piece, scripts)),
     }
     head, *rest = _piece(shell).split("{{")
@@ -79,7 +80,7 @@ def filled(shell: str, values: Mapping[str, str], data: Mapping[str, Any], scrip
     for each in rest:
         name, _, after = each.partition("}}")
         parts += [values[name.strip()], after]
-    return "".join(parts)
+    return printable("".join(parts))
 
 
 def _piece(name: str) -> str:

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.language.figures import counted, figure
 from policylang.language.formatting.canonical import format_source
+from policylang.language.printable import logged, one_line
 from policylang.language.source import Source
 from policylang.language.units import UNITS, write
 from policylang.planning.digest import digest_of
@@ -54,7 +55,7 @@ def subject_of(
 ) -> TuningSubject:
     """A subject with the fingerprint of its facts."""
     return TuningSubject(
-        graph=" ".join(graph.split()),
+        graph=graph,
         kind=facts.kind.value,
         nodes=len(facts),
         fingerprint=fingerprint(facts),
@@ -174,7 +175,7 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
         *(f"  {name:<10}  {words}" for name, words in figures if words),
         *(["", f"On either side: {beside}." if "; " in beside else f"Beside it: {beside}."] if beside else []),
     ]
-    return [f"# {line}".rstrip() for line in said]
+    return [f"# {logged(one_line(line))}".rstrip() for line in said]
 
 
 def bound_words(tuned: Tuned) -> str:
