@@ -66,6 +66,8 @@ class Session:
     """Policies of compilers, found to say what ours says."""
     traces: Traces = field(factory=dict)
     """What is known of blocks, shared by those that do the same."""
+    without_layers: str = ""
+    """Of a model without a block to run: what would hold its blocks."""
     _context_fn: Contexts | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -56,7 +56,7 @@ def noting_saved(tensors: SavedTensors, name: str) -> Iterator[None]:
         happened = held.changed()
         if happened:
             raise problems.CHANGED_BETWEEN.error(name=name, shape=list(held.value.shape), happened=happened)
-        return held.value  # type: ignore[no-any-return]
+        return held.value
 
     with saved_tensors_hooks(pack, unpack):
         yield
