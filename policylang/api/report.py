@@ -23,15 +23,19 @@ def report_on(subject: Any) -> Report:
     """See :func:`policylang.report`."""
     found = findings_on(subject)
     orders = tuple(order_reports(subject))
-    if orders and not found:
-        return _with_orders(Report(policy=", ".join(dict.fromkeys(each.policy for each in orders))), orders)
+    empty = [each for each in sessions_of(subject) if each.without_layers]
+    notes = tuple(f"{each.without_layers} holds no layers, and a checkpoint has nothing to do" for each in empty)
+    if not found and (orders or empty):
+        names = dict.fromkeys([*(each.policy for each in orders), *(each.policy.name for each in empty)])
+        return _with_orders(Report(policy=", ".join(names), notes=notes), orders)
     if found is None:
         no_policy = isinstance(subject, fx.GraphModule)
         raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
     if not found:
         compiled = isinstance(subject, PolicyBackend) or isinstance(backend_of(subject), PolicyBackend)
         raise PolicyGraphError([refusals.nothing_decided(checkpointed=bool(sessions_of(subject)), compiled=compiled)])
-    return _with_orders(combined([each.report for each in found]), orders)
+    report = combined([each.report for each in found])
+    return _with_orders(evolve(report, notes=(*report.notes, *notes)), orders)
 
 
 def _with_orders(report: Report, orders: tuple[FsdpOrderReport, ...]) -> Report:

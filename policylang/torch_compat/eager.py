@@ -130,6 +130,11 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def running_backward() -> int:
+    """A number for the backward that is running, which no other has; -1 outside of any."""
+    return int(torch._C._current_graph_task_id())
+
+
 def default_generator(device: torch.device) -> torch.Generator | None:
     """The generator that an operator on a device draws from if it is given none; None for a device without one."""
     if device.type == "cpu":

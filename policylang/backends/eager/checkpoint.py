@@ -75,7 +75,7 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
         blocks = blocks_in(module, loaded, root)
         if blocks:
             put_order_on(module, loaded, partial(blocks_in, policy=loaded, root=root))
-        else:
+        elif not _without_layers(module, loaded):
             refuse_for_one_block(loaded, problems.block(module, root))
         session = Session(loaded, strict, tuple(blocks.values()))
         session.add(module, root)
@@ -87,10 +87,27 @@ def contexts_for(module: nn.Module, policy: Callable[[], Policy], identity: Any,
     return known[key]
 
 
+def _without_layers(model: nn.Module, policy: Policy) -> str:
+    """What would hold the blocks of a model and holds none, as in a pipeline stage of a norm and a head; else empty."""
+    glob = None if policy.blocks is None else PathGlob(policy.blocks.glob)
+    for path, module in model.named_modules():
+        child = f"{normalise(path)[1]}.0".lstrip(".")
+        is_list = isinstance(module, nn.ModuleList if glob is None else nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        if is_list and not len(module) and (glob is None or glob.outermost(child) == child):
+            return problems.block(module, path)
+    return ""
+
+
 def put_on(model: nn.Module, policy: Policy, *, strict: bool, preserve_rng_state: bool) -> None:
-    """Put a checkpoint around each block of a model, in place. Raises ``PolicyGraphError`` where it has no blocks."""
+    """Put a checkpoint around each block of a model, in place. Raises ``PolicyGraphError`` where it has no blocks, and
+    nothing without layers that could have held them."""
+    _known.get(model, {}).pop(None, None)
     blocks = blocks_in(model, policy, "")
     if not blocks:
+        empty = _without_layers(model, policy)
+        if empty:
+            _known.setdefault(model, {})[None] = Session(policy, strict, without_layers=empty).context_fn()
+            return
         kind = type(model).__name__
         if policy.blocks is None:
             raise problems.NO_LIST.error(kind=kind)
@@ -278,7 +295,5 @@ def sessions_of(subject: object) -> list[Session]:
         return []
     forwards = (module.__dict__.get("forward") for module in subject.modules())
     wrapped = list(dict.fromkeys(each.session for each in forwards if isinstance(each, Checkpointed)))
-    if wrapped:
-        return wrapped
-    known = [found for module in subject.modules() for found in _known.get(module, {}).values()]
-    return [getattr(found, marks.SESSION) for found in known]
+    known = [getattr(each, marks.SESSION) for module in subject.modules() for each in _known.get(module, {}).values()]
+    return [*wrapped, *(each for each in known if not wrapped or each.without_layers)]

@@ -117,6 +117,11 @@ WRITTEN_TENSOR = Problem(  # only a warning where it may hold what it held befor
     "to in place since its forward",
     "run the backward before parameters and buffers are updated, or save what is computed from them",
 )
+CHANGED_BETWEEN = Problem(
+    "APL395",
+    "a backward of {name} reads a tensor of shape {shape} that another backward has recomputed, and {happened} since",
+    "run both backwards before parameters, buffers and saved values are written to",
+)
 RUN_AGAIN = Problem(
     "APL395",
     "the backward of {name} runs a second time, and what it saved is freed",

@@ -20,6 +20,7 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.eligibility import carries_policies, traced_for_others
 from policylang.backends.eager.execution.followed_call import FollowedCall
 from policylang.backends.eager.execution.plan_modes import ForwardMode, RecomputeMode
+from policylang.backends.eager.execution.saved_tensors import SavedTensors, handing_over, noting_saved
 from policylang.backends.eager.observation.block_mode import moments, unseen_since
 from policylang.backends.eager.observation.first_call import Observer, watched
 from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
@@ -35,6 +36,7 @@ from policylang.torch_compat.eager import (
     checkpoints_are_tagged,
     clear_cast_weights,
     graph_being_traced,
+    keeps_graph,
     remove_saved_tensor_hooks,
     restore_saved_tensor_hooks,
     runs_in_graph,
@@ -64,6 +66,8 @@ class Session:
     """Policies of compilers, found to say what ours says."""
     traces: Traces = field(factory=dict)
     """What is known of blocks, shared by those that do the same."""
+    without_layers: str = ""
+    """Of a model without a block to run: what would hold its blocks."""
     _context_fn: Contexts | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -216,6 +220,7 @@ class CheckpointContext:
         self.running: RunningBlock | None = None
         """Until the block has returned."""
         self.mode: Observer | ForwardMode | RecomputeMode | None = None
+        self.saved: SavedTensors = []
         self.lies_within = False
         """Whether the checkpoint lies in the block's own call, around its forward."""
         self.block: nn.Module | None = None
@@ -298,6 +303,7 @@ class CheckpointContext:
     def _begin_first(self, block: BlockCall) -> None:
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         clear_cast_weights()
+        self._contexts.enter_context(noting_saved(self.saved, self.session.named(block.module)))
         self._contexts.enter_context(gathers_aside(block.module))
         run = self.running.run
         if isinstance(run, FollowedCall):
@@ -320,6 +326,8 @@ class CheckpointContext:
         if first.block is not None:
             self._contexts.enter_context(gathers_aside(first.block))
         self._contexts.enter_context(call.surroundings.again())
+        if not within and not keeps_graph():
+            self._contexts.enter_context(handing_over(first.saved))
         self.mode = self._contexts.enter_context(RecomputeMode(call, within=within))
 
     def end(self, module: nn.Module, output: Any) -> None:

@@ -45,8 +45,39 @@ def parser_of(grammar: str, table: Path = TABLE) -> Lark:
 def table_of(grammar: str) -> str:
     """The content of the table."""
     data, memo = Lark(grammar, **_OPTIONS).memo_serialize([TerminalDef, Rule])
+    data["parser"]["parser"] = _in_order(data["parser"]["parser"])
     content = {"key": key(grammar), "data": _written(data), "memo": _written(memo)}
     return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def _in_order(table: dict[str, Any]) -> dict[str, Any]:
+    """The parse table with its tokens in the order of their names and its states in the order in which these lead to
+    them: lark numbers both in the order of its sets, which is another one in every process."""
+    names = table["tokens"]
+    states = {
+        state: sorted((names[token], action) for token, action in actions.items())
+        for state, actions in table["states"].items()
+    }
+    numbers = {state: number for number, state in enumerate(table["start_states"].values())}
+    for state in (reached := list(numbers)):
+        for _, (reduces, then) in states[state]:
+            if not reduces and then not in numbers:
+                numbers[then] = len(numbers)
+                reached.append(then)
+    tokens = {name: number for number, name in enumerate(sorted(names.values()))}
+    return {
+        "tokens": {number: name for name, number in tokens.items()},
+        "states": {
+            numbers[state]: {
+                tokens[name]: (reduces, then if reduces else numbers[then]) for name, (reduces, then) in states[state]
+            }
+            for state in reached
+        },
+        **{
+            each: {start: numbers[state] for start, state in table[each].items()}
+            for each in ("start_states", "end_states")
+        },
+    }
 
 
 def key(grammar: str) -> str:

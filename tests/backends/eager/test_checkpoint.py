@@ -203,6 +203,34 @@ def test_several_forwards_before_their_backwards() -> None:
     assert policylang.report(block).graphs == (), "one way of calling it, one recording"
 
 
+class Stage(nn.Module):
+    """The last of a pipeline: a norm, a head, and the list of layers that other stages fill."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.head = layers, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks"),
+    [(nn.ModuleDict, "blocks layers.*; "), (nn.ModuleList, "blocks {h,layers}.*; "), (nn.ModuleList, "")],
+)
+def test_a_stage_without_layers_has_nothing_to_checkpoint(layers: type[nn.Module], blocks: str) -> None:
+    policy = policylang.parse(f"{blocks}recompute everything in block; save mm in block")
+    stage = policylang.checkpoint_model(Stage(layers()), policy)
+    stage(torch.ones(2, 4)).sum().backward()
+    note = f"`layers` ({layers.__name__}) holds no layers, and a checkpoint has nothing to do"
+    assert policylang.report(stage).notes == (note,)
+    full = policylang.checkpoint_model(Stage(nn.ModuleList([nn.Linear(4, 4, bias=False)])), policy)
+    full.layers[0](torch.ones(2, 4)).sum().backward()
+    assert policylang.report(nn.ModuleList([full, stage])).notes == (*policylang.report(full).notes, note)
+    with pytest.raises(PolicyGraphError, match=r"APL302.*`layrs\.\*` matches no module"):
+        policylang.checkpoint_model(Stage(layers()), policylang.parse("blocks layrs.*; recompute everything"))
+
+
 def test_a_second_backward_with_retain_graph_gives_the_same_gradients() -> None:
     block, x = block_and_input()
     output = run(block, policylang.parse("recompute everything; save mm"), x).sum()

@@ -18,7 +18,7 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
 from policylang.backends.eager.observation.block_mode import BlockMode
-from policylang.backends.eager.observation.origins import HeldResult, memory_of, tensors_in, without_history
+from policylang.backends.eager.observation.origins import HeldResult, tensors_in, without_history
 from policylang.backends.eager.observation.stream import (
     VIEW,
     GeneratorState,
@@ -187,10 +187,8 @@ class RecomputeMode(BlockMode):
         if entry is FREED:
             raise problems.RUN_AGAIN.error(name=call.name)
         if not self._within:
-            found = [memory_of(value) for value in tensors_in(entry.value)]
-            if found != entry.memory:
-                resized = [size for _, size in found] != [size for _, size in entry.memory]
-                happened = "its memory was let go or resized" if resized else "that was written to in place"
+            happened = entry.changed()
+            if happened:
                 raise problems.CHANGED.error(name=call.name, operator=func, number=at + 1, happened=happened)
         if self._frees:
             call.entries[at] = FREED

@@ -116,6 +116,14 @@ class HeldResult:
     def of(cls, value: Any) -> HeldResult:
         return cls(value, [memory_of(each) for each in tensors_in(value)])
 
+    def changed(self) -> str:
+        """What has happened to its memory since, as a sentence says it; empty where nothing has."""
+        found = [memory_of(each) for each in tensors_in(self.value)]
+        if found == self.memory:
+            return ""
+        resized = [size for _, size in found] != [size for _, size in self.memory]
+        return "its memory was let go or resized" if resized else "that was written to in place"
+
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     """An operator's arguments or results with each leaf changed."""
