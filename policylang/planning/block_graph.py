@@ -20,7 +20,7 @@ from policylang.language.syntax import (
     Scope,
 )
 from policylang.language.walk import with_lets
-from policylang.planning.liveness import handed_on
+from policylang.planning.checkpoints import handed_on
 
 PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
 
