@@ -14,9 +14,9 @@ from torch import Tensor
 from policylang.audit.against_plan import NOT_SAVED, SAVED_UNPLANNED, Expected, Wording, runs_otherwise, summary
 from policylang.audit.outcome import Audit, Found
 from policylang.language.codes import diagnose
+from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import Needs
 from policylang.planning.plan import Plan
-from policylang.planning.sequential_recompute import kept_rows
 from policylang.torch_compat.eager import storage_address, strided_parts
 
 OTHER_BYTES = "APL409"
@@ -35,12 +35,12 @@ def audit_eager(plan: Plan, needs: Needs, held: Mapping[int, Sequence[Tensor]], 
     """Compare one call of a block with its plan.
 
     Args:
-        needs: what follows from the plan (:func:`policylang.planning.sequential_recompute.needs_when_rerun`).
+        needs: what follows from the plan (:func:`policylang.planning.liveness.saved_and_recomputed`).
         held: by row of the operator, the plain tensors that the checkpoint holds.
         outside: those of the block's parameters, buffers and inputs, which are alive anyway.
     """
     facts = plan.facts
-    planned = {facts.owners[row] for row in kept_rows(facts, needs)}
+    planned = {facts.owners[row] for row in kept_rows(facts, needs.saved)}
     found = Found(saved=sorted({facts.owners[row] for row in held}))
     wrong = tuple(runs_otherwise(_WORDING, plan, Expected(planned, planned), found.saved, found))
     # the second run is still to come: it is taken as planned

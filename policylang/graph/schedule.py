@@ -44,11 +44,13 @@ class Schedule:
     kinds: bytes = field(repr=False)
     rows: array[int] = field(repr=False)
     regions: array[int] = field(repr=False)
+    held: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    """Rows whose values a checkpoint holds, whoever reads them, and the step up to which it does."""
 
     @classmethod
-    def of(cls, steps: Iterable[ScheduleStep]) -> Schedule:
+    def of(cls, steps: Iterable[ScheduleStep], held: Iterable[tuple[int, int]] = ()) -> Schedule:
         kinds, rows, regions = tuple(zip(*steps, strict=True)) or ((), (), ())
-        return cls(bytes(kinds), array("i", rows), array("i", regions))
+        return cls(bytes(kinds), array("i", rows), array("i", regions), tuple(held))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -20,7 +20,8 @@ from policylang.language.syntax import (
     Scope,
 )
 from policylang.language.walk import with_lets
-from policylang.planning.liveness import handed_on
+from policylang.operators.names import DETACH
+from policylang.planning.checkpoints import handed_on
 
 PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
 
@@ -49,6 +50,8 @@ class AroundBlocks:
     """The forward rows outside every block: no checkpoint is there, and no rule ranges over them."""
     handed_on: frozenset[int] = frozenset()
     """What a block returns: the next one's checkpoint holds it as its input, whatever a rule says."""
+    detached: Mapping[int, int] = field(factory=dict)
+    """By ``detach``, what it reads. Autograd asks for it, as often as it likes: it is no operator of a block."""
 
 
 def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
@@ -58,7 +61,8 @@ def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
     block_of, owners = blocks.block_of, facts.owners
     outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
     returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and handed_on(facts, row, block_of)}
-    return AroundBlocks(outside, frozenset(returned))
+    detached = {row: facts.inputs[row][0] for row in facts.forward if facts.targets[row] == DETACH and facts.inputs[row]}
+    return AroundBlocks(outside, frozenset(returned), detached)
 
 
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 
 from attrs import evolve, field, fields, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, forward_users, is_gradient
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.storage import storage_roots
-from policylang.operators.names import GETITEM
+from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
-from policylang.planning.value_decision import Decision, is_open, recomputes
+from policylang.planning.value_decision import Decision, recomputes
 
 POSSIBLY = 1
 CERTAINLY = 2
@@ -100,9 +100,7 @@ def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None
     """What a save-all partition that follows the plan, or other decisions on its graph, saves and recomputes, and what
     that costs."""
     decided = plan.decisions if decisions is None else decisions
-    needs = backward_needs(plan.facts, decided)
-    if plan.block_by_block:
-        needs = with_whole_blocks(needs, plan.facts, decided, plan.block_of)
+    needs = with_checkpoints(backward_needs(plan.facts, decided), plan.facts, decided, plan.checkpoints)
     return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
 
 
@@ -147,44 +145,14 @@ def backward_needs(
     return Needs(**{name: tuple(reversed(rows)) for name, rows in found.items()})
 
 
-def with_whole_blocks(
-    needs: Needs, facts: Facts, decisions: Sequence[Decision | None], block_of: Sequence[int]
+def with_checkpoints(
+    needs: Needs, facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints | None
 ) -> Needs:
-    """With what an eager checkpoint runs again and holds beside it: a block runs again from its beginning, operator by
-    operator, up to the last value that its backward reads. On that way it holds all that is saved, whether or not the
-    backward reads it: nothing tells an operator that no one will ask for its result."""
-    last: dict[int, int] = {}
-    read = {row for row in needs.saved if block_of[row] >= 0 and not handed_on(facts, row, block_of)}
-    for row in sorted({*needs.recomputed, *read}):
-        last[block_of[row]] = row
-    again: list[int] = []
-    saved = set(needs.saved)
-    roots = storage_roots(facts)
-    for row in facts.forward:
-        if row > last.get(block_of[row], -1):
-            continue
-        decision = decisions[row]
-        if recomputes(decision):
-            again.append(row)
-        elif decision is not None and not is_open(decision) and _is_held(facts, row, roots[row]):
-            saved.add(row)
-    return evolve(needs, recomputed=tuple(again), saved=tuple(sorted(saved)))
-
-
-def _is_held(facts: Facts, row: int, root: int) -> bool:
-    computed = facts.ops[root] == "call_function" and not facts.flags[row] & Flag.SYMBOLIC
-    return computed and may_be_kept(facts, row)
-
-
-def handed_on(facts: Facts, row: int, block_of: Sequence[int]) -> bool:
-    """Whether a value leaves its block in the forward."""
-    return any(block_of[user] != block_of[row] for user in forward_users(facts, row))
-
-
-def may_be_kept(facts: Facts, row: int) -> bool:
-    """Not an operator whose pieces are rows of their own, nor one that returns outer memory that it wrote to."""
-    is_tuple = facts.flags[row] & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
-    return not is_tuple and facts.flags[row] & (Flag.WRITES | Flag.REPEATABLE) != Flag.WRITES
+    """With what checkpoints in eager hold and run again, where there are any."""
+    if checkpoints is None:
+        return needs
+    saved, again = held_and_rerun(facts, decisions, checkpoints)
+    return evolve(needs, saved=saved, recomputed=again)
 
 
 def _read_by_backward(facts: Facts) -> bytearray:

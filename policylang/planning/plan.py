@@ -13,8 +13,9 @@ from policylang.graph.schedule import Schedule
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_html, as_text
 from policylang.language.syntax import Policy, Rule
+from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule.builder import build_schedule, build_sequential_schedule
+from policylang.planning.schedule.builder import build_checkpointed_schedule, build_schedule
 from policylang.planning.value_decision import Decision, Fate, offloads, recomputes
 
 if TYPE_CHECKING:
@@ -75,10 +76,8 @@ class Plan:
     """Row to block number, 0-based, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
-    block_by_block: bool = field(default=False, repr=False)
-    """Of a whole model in eager, whose blocks have checkpoints of their own and run again operator by operator."""
-    rerun: tuple[int, ...] | None = field(default=None, repr=False)
-    """Of a block that is run again as a whole, in its own order: the rows that run a second time."""
+    checkpoints: Checkpoints | None = field(default=None, repr=False)
+    """In eager: those around the blocks of a whole model, or that of the one block that the graph is."""
 
     def __str__(self) -> str:
         return as_text(self)
@@ -93,8 +92,9 @@ class Plan:
     def schedule(self) -> Schedule:
         """The steps of what follows the plan, on the rows of :attr:`facts`. What is left to PyTorch's partitioner
         counts as kept."""
-        if self.rerun is not None:
-            return build_sequential_schedule(self.facts, self.rerun)
+        if self.checkpoints is not None:
+            kept = held_and_rerun(self.facts, self.decisions, self.checkpoints)
+            return build_checkpointed_schedule(self.facts, self.checkpoints, *kept)
         return schedule_of(self.facts, self.decisions)
 
     @cached_property

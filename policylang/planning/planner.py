@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from policylang.graph.facts import Facts
+from attrs import evolve
+
+from policylang.graph.facts import Facts, Flag
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.interruption.wanted import stop_unless_wanted
@@ -11,6 +13,7 @@ from policylang.planning import refusals
 from policylang.planning.batch.thresholds import flipping_thresholds
 from policylang.planning.block_graph import Place, around_blocks, beyond_one_block
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.checkpoints import checkpoint_of_all, checkpoints_around
 from policylang.planning.decisions.contracts import gathers_left
 from policylang.planning.decisions.dead_rules import without_effect
 from policylang.planning.decisions.decide import NOTHING_AROUND, first_decisions, judge, rule_outcomes
@@ -25,13 +28,12 @@ from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import uncounted_in
-from policylang.planning.liveness import with_cost, with_whole_blocks
+from policylang.planning.liveness import Needs, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.selection.other_kernels import named_alone
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.selection.unanswerable import unanswerable
-from policylang.planning.sequential_recompute import needs_when_rerun, with_returned
 from policylang.planning.statement_errors import StatementErrors
 from policylang.planning.time_errors import time_errors
 from policylang.planning.value_decision import Decision, Fate, Why, by_rule, offloads
@@ -76,13 +78,15 @@ def plan(
     needs = safety.enforce()
     stop_unless_wanted()
     stays: tuple[int, ...] = ()
-    if place is not None:
-        needs = needs_when_rerun(facts, decisions, place.reach, place.unchanged, place.inner)
-    elif capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
+    if capabilities.offloads and (policy.offloads or any(map(offloads, decisions))):
         stays = resolve_offloads(policy, facts, decisions, needs)
         needs = safety.enforce()
-    if apart:
-        needs = with_whole_blocks(needs, facts, decisions, blocks.block_of)
+    checkpoints = None
+    if place is not None:
+        checkpoints = checkpoint_of_all(facts, place.reach, place.unchanged, place.inner)
+    elif apart:
+        checkpoints = checkpoints_around(facts, blocks)
+    needs = with_checkpoints(needs, facts, decisions, checkpoints)
     outcome = with_cost(needs, facts, blocks.block_of, len(blocks.names))
     rules = rule_outcomes(policy, verdict, tagged)
     stop_unless_wanted()
@@ -92,7 +96,7 @@ def plan(
         order = plan_order(policy, facts, schedule, capabilities, ranks=ranks, device=used, blocks=blocks)
     stop_unless_wanted()
     expectations, failures = check_expectations(
-        policy.expectations, selections, decisions, outcome, block_by_block=apart, order=order
+        policy.expectations, selections, decisions, outcome, checkpoints=checkpoints, order=order
     )
     stop_unless_wanted()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
@@ -117,7 +121,7 @@ def plan(
             *errors.shares(),
             *errors.of_rules(rules, by_fsdp.rules, around),
             *by_fsdp.diagnostics,
-            *without_effect(rules, facts, decisions, needs if place is None else with_returned(needs, facts)),
+            *without_effect(rules, facts, decisions, needs if place is None else _with_returned(needs, facts)),
             *edit_diagnostics(policy, edits, before, capabilities),
             *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
             *_capability_diagnostics(policy, facts, capabilities, decisions, needs.undecided),
@@ -137,8 +141,7 @@ def plan(
         times=times,
         block_of=blocks.block_of,
         block_names=blocks.names,
-        block_by_block=apart,
-        rerun=None if place is None else needs.recomputed,
+        checkpoints=checkpoints,
     )
 
 
@@ -147,6 +150,12 @@ def _fate(policy: Policy, capabilities: Capabilities) -> Fate:
     if fate == "auto" and capabilities.keeps_undecided:
         return "as traced"
     return "as checkpointed" if fate == "auto" and capabilities.recomputes_undecided else fate
+
+
+def _with_returned(needs: Needs, facts: Facts) -> Needs:
+    """With what the block returns, which the next one's checkpoint holds as its input."""
+    returned = (row for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT)
+    return evolve(needs, saved=(*needs.saved, *returned))
 
 
 def _about_nothing(policy: Policy, selections: Selections) -> list[int]:

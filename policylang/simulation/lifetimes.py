@@ -3,7 +3,7 @@
 Each node allocates its memory (a view shares that of what it views, an operator with several results allocates them
 all), which is given back after its last reader; a tuple holds its pieces until the last is taken. Graph inputs and
 constants are there from beginning to end, but for tangents, which come with the backward and go after their last
-reader; what the graph returns stays. A value that is copied to the host is held until its copy is awaited, and memory
+reader; what the graph returns stays, and what a checkpoint holds until it runs its block again. A value that is copied to the host is held until its copy is awaited, and memory
 for it is there again from the start of a copy back. What a kernel needs for itself, and what the allocator wastes, is
 not counted.
 """
@@ -186,6 +186,9 @@ class _Lifetimes:
                 for source in sources:
                     second = source + region * length
                     last[storage[second] if second in storage else storage.get(source, source)] = step
+        for row, step in self.schedule.held:
+            value = read(row, self.schedule.regions[step])
+            last[value] = max(last.get(value, step), step)
         end = max(self.schedule.regions, default=0)
         for row, phase in enumerate(facts.phases):
             if phase == Phase.OUTPUT:

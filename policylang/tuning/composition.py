@@ -19,9 +19,11 @@ from policylang.graph.facts import Facts, Flag, Phase, forward_users
 from policylang.graph.schedule import Schedule, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.language.syntax import Action, Policy
+from policylang.planning.checkpoints import checkpoints_around
 from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.liveness import Needs, backward_needs, with_whole_blocks
+from policylang.planning.liveness import Needs, backward_needs, with_checkpoints
 from policylang.planning.plan import schedule_of
+from policylang.planning.schedule.builder import build_checkpointed_schedule
 from policylang.planning.value_decision import Decision, Why
 from policylang.simulation.lifetimes import lifetimes
 from policylang.simulation.node_times import NodeTimes
@@ -104,7 +106,7 @@ class Composition:
     ) -> None:
         self.facts = facts
         self.offload = offload
-        self.block_by_block = block_by_block
+        self.checkpoints = checkpoints_around(facts, classes.blocks) if block_by_block else None
         self.times = times
         self.classes = classes
         self.roots = storage_roots(facts)
@@ -140,8 +142,7 @@ class Composition:
         if needs.offloaded:
             resolve_offloads(NO_RULES, self.facts, decisions, needs)
             needs = backward_needs(self.facts, decisions)
-        if self.block_by_block:
-            needs = with_whole_blocks(needs, self.facts, decisions, self.classes.blocks.block_of)
+        needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
         saved, again = self._by_block(needs)
         asked = self._asked(needs)
         hands_on = all(asked[number] != Fate.RECOMPUTE for number in self.classes.crossing)
@@ -150,7 +151,10 @@ class Composition:
         leaving = returned = np.zeros(self.count + 1, dtype=np.int64)
         if not with_peak and not self.offload:
             return Pieces(rise, net, saved, again, asked, hands_on, leaving, returned)
-        schedule = schedule_of(self.facts, decisions)
+        if self.checkpoints is None:
+            schedule = schedule_of(self.facts, decisions)
+        else:
+            schedule = build_checkpointed_schedule(self.facts, self.checkpoints, needs.saved, needs.recomputed)
         found = lifetimes(self.facts, schedule)
         steps = len(schedule)
         made = np.frombuffer(found.made, dtype=np.int32).astype(np.int64)

@@ -19,7 +19,6 @@ from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.digest import policy_text
 from policylang.planning.inspection.explain import rules_on
 from policylang.planning.inspection.step_times import time_of_step
-from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.planner import plan
 from policylang.simulation.step_time import step_time
@@ -201,7 +200,7 @@ def test_of_a_whole_model_in_eager_blocks_run_again_as_they_are() -> None:
     made = plan(policylang.parse(RULES + text), FACTS, EAGER, device=SLOW)
     worst, again, step = made.expectations
     assert worst.found == "10 ms in block 1"
-    found = time_of_step(made, made.schedule, saved_and_recomputed(made))
+    found = time_of_step(made, made.schedule)
     assert found is not None
     assert again.margin == pytest.approx(1e-6 - found.recomputed)
     assert step.margin == pytest.approx(1e-6 - found.step)

@@ -16,10 +16,12 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.formatting.canonical import format_source
 from policylang.language.source import Source
-from policylang.planning.capabilities import EAGER, FLAT, JOINT
+from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
+from policylang.planning.checkpoints import checkpoints_around, held_and_rerun
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
+from policylang.planning.schedule.builder import build_checkpointed_schedule
 from policylang.simulation.node_times import node_times
 from policylang.simulation.peak import estimate_peak
 from policylang.simulation.step_time import step_time
@@ -148,8 +150,9 @@ def test_saved_bytes_come_close_to_the_bound() -> None:
         assert found.recompute <= bound_at(tuner.hull, limit) + 0.02 * tuner.forward
 
 
-def test_what_is_composed_of_blocks_is_what_is_simulated() -> None:
-    tuner = tuner_of()
+@pytest.mark.parametrize("path", [JOINT, EAGER])
+def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> None:
+    tuner = Tuner(stacked(), times_of(), path)
     patterns = list(by_hand(tuner.classes, tuner.inside, tuner.outside))
     composed = [tuner.composition.pieces(fates, with_peak=True) for fates in patterns]
     usable = [at for at, each in enumerate(composed) if each.hands_on]
@@ -164,6 +167,10 @@ def test_what_is_composed_of_blocks_is_what_is_simulated() -> None:
             if block >= 0:
                 decisions[row] = tuner.composition.decisions(patterns[blocks[0, block]])[row]
         schedule = schedule_of(stacked(), decisions)
+        if path is EAGER:
+            checkpoints = checkpoints_around(stacked(), tuner.classes.blocks)
+            kept = held_and_rerun(stacked(), decisions, checkpoints)
+            schedule = build_checkpointed_schedule(stacked(), checkpoints, *kept)
         peak = estimate_peak(stacked(), schedule).bytes
         assert abs(int(mixed.peak[0]) - peak) <= 100  # the last block's result counts with what lies around
         assert mixed.recompute[0] == pytest.approx(step_time(stacked(), schedule, times_of()).recomputed)

@@ -57,8 +57,8 @@ def judge(
     matched: list[tuple[int, ...]] = []
     for index, rule in enumerate(policy.rules):
         denoted = owners_of(facts, selections.rows(rule.selector))
-        if around.outside:
-            denoted = [row for row in denoted if row not in around.outside]
+        if around.outside or around.detached:
+            denoted = [row for row in denoted if row not in around.outside and row not in around.detached]
         matched.append(tuple(denoted))
         for row in denoted:
             if flags[row] & fixed or row in around.handed_on or (not rule.override and row in user_decisions):
@@ -95,6 +95,8 @@ def first_decisions(
             decisions[row] = seed
         elif owner in around.outside:
             decisions[row] = outside
+        elif owner in around.detached:
+            decisions[row] = decisions[around.detached[owner]] or rest
         elif owner in around.handed_on:
             decisions[row] = handed_on
         elif winner[owner] != NO_RULE:

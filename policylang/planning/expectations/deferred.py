@@ -36,9 +36,7 @@ def check_deferred(plan: Plan, final: Plan, needs: Needs) -> tuple[Plan, tuple[D
     if plan.order is not None and any(isinstance(each, ExpectTotal) for each in expectations):
         device = None if plan.times is None else plan.times.device
         order = plan_order(policy, facts, schedule_of(facts, final.decisions), JOINT, device=device)
-    found, failures = check_expectations(
-        expectations, selections, final.decisions, outcome, fates, block_by_block=plan.block_by_block, order=order
-    )
+    found, failures = check_expectations(expectations, selections, final.decisions, outcome, fates, order=order)
     outcomes = list(plan.expectations)
     for index, checked in zip(waiting, found, strict=True):
         outcomes[index] = checked

@@ -9,6 +9,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import first_lines
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
+from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.expectations.fates import Fates, check_fate
 from policylang.planning.expectations.simulated import Simulated
 from policylang.planning.expectations.totals import Finding, Status, check_total, margin_of, numbers
@@ -33,17 +34,16 @@ def check_expectations(
     outcome: CostedNeeds,
     fates: Fates | None = None,
     *,
-    block_by_block: bool = False,
+    checkpoints: Checkpoints | None = None,
     order: OrderPlan | None = None,
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
     """The result of each expectation, and an error for each that failed, both in order.
 
-    ``fates`` are those of ``decisions`` unless given. ``block_by_block``: of a whole model in eager, whose blocks run
-    again as ``outcome`` says and not as a schedule of the whole would. ``order``: what the scheduling lines come to,
-    whose peak and times are the step's.
+    ``fates`` are those of ``decisions`` unless given. ``checkpoints``: in eager. ``order``: what the scheduling lines come
+    to, whose peak and times are the step's.
     """
     fates = fates or Fates(selections.facts, decisions, outcome)
-    simulated = Simulated(selections, decisions, outcome, block_by_block=block_by_block, order=order)
+    simulated = Simulated(selections, decisions, outcome, checkpoints=checkpoints, order=order)
     outcomes: list[ExpectationOutcome] = []
     failures: list[Diagnostic] = []
     for expectation in expectations:

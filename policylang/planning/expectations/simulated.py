@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from attrs import evolve
-
 from policylang.graph.schedule import Schedule, StepKind
+from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.liveness import CostedNeeds
 from policylang.planning.plan import schedule_of
+from policylang.planning.schedule.builder import build_checkpointed_schedule
 from policylang.planning.schedule.order_plan import OrderPlan
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_decision import Decision
@@ -29,7 +29,7 @@ class Simulated:
         decisions: Sequence[Decision | None],
         outcome: CostedNeeds,
         *,
-        block_by_block: bool,
+        checkpoints: Checkpoints | None,
         order: OrderPlan | None = None,
     ) -> None:
         """``order``: what the scheduling lines come to, in which the step then runs."""
@@ -39,7 +39,7 @@ class Simulated:
         self._decisions = decisions
         self._outcome = outcome
         self._order = order
-        self._by_blocks = block_by_block or selections.blocks.alone is not None
+        self._checkpoints = checkpoints
 
     @property
     def timed(self) -> bool:
@@ -55,17 +55,11 @@ class Simulated:
 
     @cached_property
     def step(self) -> StepTime:
-        """Of a whole model in eager, whose blocks run again operator by operator, more runs a second time than its
-        schedule has."""
         assert self._times is not None
         order = self._order
         if order is not None and order.times is not None:
             return step_time(order.facts, order.schedule, order.times)
-        found = step_time(self._facts, self._schedule, self._times)
-        if not self._by_blocks:
-            return found
-        again = self.recomputed_time[0]
-        return evolve(found, recomputed=again, step=found.step + again - found.recomputed)
+        return step_time(self._facts, self._schedule, self._times)
 
     @cached_property
     def forward_time(self) -> Amounts:
@@ -74,14 +68,14 @@ class Simulated:
 
     @cached_property
     def recomputed_time(self) -> Amounts:
-        """Seconds of the operators that run a second time: once in each region of the backward that asks for them. A
-        block in eager runs again as a whole."""
-        if self._by_blocks:
-            return self._total(self._outcome.recomputed)
+        """Seconds of the operators that run a second time: once in each region of the backward that asks for them."""
         return self._total(row for kind, row, _ in self._schedule if kind == StepKind.SECOND_RUN)
 
     @cached_property
     def _schedule(self) -> Schedule:
+        if self._checkpoints is not None:
+            kept = self._outcome
+            return build_checkpointed_schedule(self._facts, self._checkpoints, kept.saved, kept.recomputed)
         return schedule_of(self._facts, self._decisions)
 
     def _total(self, rows: Iterable[int]) -> Amounts:

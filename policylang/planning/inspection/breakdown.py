@@ -156,7 +156,7 @@ class Breakdown:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the figures cannot know."""
-        return (_AS_IN_THE_GRAPH,) if self.plan.block_by_block else ()
+        return (_AS_IN_THE_GRAPH,) if self.plan.checkpoints is not None else ()
 
 
 def breakdown(plan: Plan) -> Breakdown:
@@ -165,6 +165,7 @@ def breakdown(plan: Plan) -> Breakdown:
     outcome = saved_and_recomputed(plan, counted)
     stop_unless_wanted()
     fates = _fates(plan, outcome)
+    plain = evolve(plan, checkpoints=None)
     everything = [None if decision is None else _KEPT for decision in plan.decisions]
     ordered = communication(plan)
     stop_unless_wanted()
@@ -173,7 +174,7 @@ def breakdown(plan: Plan) -> Breakdown:
         plan=plan,
         groups=_groups(plan, outcome, fates),
         under=under if ordered is None else _in_order(under, ordered),
-        without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plan, everything), ()),
+        without=_scenario(plan, schedule_of(plan.facts, everything), saved_and_recomputed(plain, everything), ()),
         forward_flops=outcome.forward.flops,
         fates=fates,
         uncounted=uncounted_operators(plan.facts, plan.facts.forward),
@@ -188,7 +189,7 @@ def as_counted(decisions: Sequence[Decision | None]) -> list[Decision | None]:
 
 
 def _scenario(plan: Plan, schedule: Schedule, outcome: CostedNeeds, fates: Sequence[Fate | None]) -> Scenario:
-    timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule, outcome)
+    timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule)
     open_rows = tuple(row for row in outcome.saved if fates and fates[row] == "left to PyTorch")
     # The other saved values may look into the same memory: what is open is what goes if only the open ones do.
     closed = tuple(row for row in outcome.saved if not fates or fates[row] != "left to PyTorch")

@@ -159,9 +159,9 @@ def communication(plan: Plan) -> Communication | None:
 
 def as_decided(plan: Plan) -> Communication | None:
     """The collectives of a plan that schedules none, on a device; None without one, where there are none, and of a
-    whole model in eager, whose blocks run again operator by operator: that step has no order in the graph."""
+    model in eager, whose gathers FSDP orders."""
     times = plan.shown_times
-    if times is None or plan.block_by_block or not any(flag & Flag.COLLECTIVE for flag in plan.facts.flags):
+    if times is None or plan.checkpoints is not None or not any(flag & Flag.COLLECTIVE for flag in plan.facts.flags):
         return None
     step = step_in_order(plan.facts, plan.schedule, times, plan.block_of if plan.block_names else ())
     entries = _collectives(step, plan.block_names, {}, {})

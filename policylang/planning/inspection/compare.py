@@ -116,7 +116,7 @@ def figures(plan: Plan) -> Figures:
     saved, again = outcome.saved_bytes, outcome.recomputed_flops
     missing = uncounted_operators(plan.facts, outcome.recomputed) or {}
     found = Figures(saved, again, peak.bytes, outcome.final, missing, plan.expectations)
-    time = time_of_plan(plan, outcome)
+    time = time_of_plan(plan)
     if plan.shown_times is None or time is None:
         return found
     return evolve(

@@ -131,4 +131,4 @@ def _sign(amount: float) -> int:
 
 def _cost(plan: Plan) -> tuple[CostedNeeds, int, StepTime | None]:
     outcome = saved_and_recomputed(plan, as_counted(plan.decisions))
-    return outcome, estimate_peak(plan.facts, plan.schedule).bytes, time_of_step(plan, plan.schedule, outcome)
+    return outcome, estimate_peak(plan.facts, plan.schedule).bytes, time_of_step(plan, plan.schedule)

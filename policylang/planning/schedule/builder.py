@@ -22,11 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from policylang.graph.blocks import OUTSIDE
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.graph.rowsets import mask_of
 from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
 from policylang.graph.storage import storage_roots
 from policylang.operators.names import GETITEM
+from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.schedule.host_copy_steps import with_host_copies
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
@@ -47,13 +49,54 @@ def build_schedule(facts: Facts, recomputed: Iterable[int], offloaded: Iterable[
     return Schedule.of(_with_pieces_behind(facts, steps) if facts.kind is GraphKind.JOINT else steps)
 
 
-def build_sequential_schedule(facts: Facts, again: Iterable[int]) -> Schedule:
-    """The steps of a block that runs as a whole, in its own order, and once more when its backward first asks."""
-    forward, backward = list[int](), list[int]()
+def build_checkpointed_schedule(
+    facts: Facts, checkpoints: Checkpoints, saved: Iterable[int], again: Iterable[int]
+) -> Schedule:
+    """The steps of a model in eager, in the order in which they were traced. Each block runs again as a whole when its
+    backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
+    autograd reads goes when all its operators have run: those that read the same gradient, one behind the other."""
+    runs: list[list[tuple[int, bool]]] = [[] for _ in checkpoints.reach]
+    for rows, repeats in ((saved, False), (again, True)):
+        for row in rows:
+            at = checkpoints.of[row]
+            if at != OUTSIDE and row < checkpoints.reach[at]:
+                runs[at].append((row, repeats))
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for at, row in enumerate(checkpoints.first):
+        begins.setdefault(row, []).append(at)
+        ends.setdefault(checkpoints.last[at], []).append(at)
+    steps, held = list[ScheduleStep](), list[tuple[int, int]]()
+    phases, inputs, roots = facts.phases, facts.inputs, storage_roots(facts)
+    region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
     for row, op in enumerate(facts.ops):
-        if op == "call_function":
-            (backward if facts.phases[row] == _BACKWARD else forward).append(row)
-    return Schedule.of(_steps(facts, [(0, forward), (1, [*again, *backward])]))
+        if op != "call_function":
+            continue
+        late = phases[row] == _BACKWARD
+        region += late and not inside
+        inside = late or (inside and phases[row] != _FORWARD)
+        for at in begins.get(row, ()):
+            for each, repeats in sorted(runs[at]):
+                if repeats:
+                    steps.append((int(StepKind.SECOND_RUN), each, region))
+                else:
+                    held.append((each, len(steps)))
+        for at in ends.get(row, ()):
+            held.extend((each, len(steps)) for each in checkpoints.given[at])
+        if late and not facts.flags[row] & Flag.VIEW:
+            own = {roots[each] for each in inputs[row] if _is_gradient(facts, roots[each])}
+            if gradients.isdisjoint(own):
+                held.extend((each, until) for each in reads)
+                gradients, reads = own, []
+            reads.extend(inputs[row])
+            until = len(steps)
+        steps.append((int(StepKind.FIRST_RUN), row, region if late else 0))
+    held.extend((each, until) for each in reads)
+    return Schedule.of(steps, held)
+
+
+def _is_gradient(facts: Facts, row: int) -> bool:
+    return facts.phases[row] == _BACKWARD or facts.input_kinds[row] == InputKind.TANGENT
 
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:

@@ -17,9 +17,9 @@ from policylang.backends.eager.observation.stream import changes_only_geometry, 
 from policylang.backends.surgery import tags
 from policylang.graph.facts import Facts, Flag
 from policylang.operators.effects import statistics_positions
-from policylang.planning.liveness import Needs
+from policylang.planning.checkpoints import kept_rows
+from policylang.planning.liveness import Needs, saved_and_recomputed
 from policylang.planning.plan import Plan
-from policylang.planning.sequential_recompute import kept_rows, needs_when_rerun
 from policylang.planning.value_decision import Decision
 
 RUN = 0
@@ -94,8 +94,8 @@ def instructions_so_far(observation: Observation) -> Instructions:
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     """What the plan says, operator by operator."""
     facts, stream = plan.facts, trace.stream
-    needs = needs_when_rerun(facts, plan.decisions, trace.reach_row, trace.unchanged, trace.inner)
-    held = kept_rows(facts, needs)
+    needs = saved_and_recomputed(plan)
+    held = kept_rows(facts, needs.saved)
     steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]
     owners = [facts.owners[row] for row in trace.rows]
