@@ -10,6 +10,7 @@ given our times of the nodes; how its questions to a GPU are answered says ``ben
     python -m benchmarks.schedule --layers 2                       # seconds
     python -m benchmarks.schedule --graphs forward.json.gz backward.json.gz   # graphs recorded as JSON, beside them
     python -m benchmarks.schedule --times colls64_1.table          # a table of measured collectives as another profile
+    python -m benchmarks.schedule --between --graphs backward.json.gz   # products between two reduce-scatters
     python -m benchmarks.schedule --growth 2000 5000 10000 20000 50000 100000
 """
 
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,15 @@ from benchmarks.schedule_graphs import Subject, process_groups, recorded_halves,
 from examples.sharded_llama import LLAMA3_8B
 from policylang.api.devices import load_device
 from policylang.errors import PolicyMatchError, PolicyMeaningError
-from policylang.graph.facts import Facts, Flag, InputKind
-from policylang.graph.schedule import Schedule
+from policylang.graph.facts import Facts, Flag, InputKind, Phase
+from policylang.graph.schedule import Schedule, StepKind
 from policylang.language.codes import is_error
 from policylang.language.devices.collective_table import read_table
 from policylang.language.devices.profile import DeviceProfile, Network
 from policylang.language.diagnostics import Diagnostic
+from policylang.operators.names import SCATTER
 from policylang.planning.capabilities import HALF
+from policylang.planning.order.dependencies import dependencies
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.schedule.builder import build_schedule
 from policylang.planning.schedule.order_plan import OrderPlan
@@ -217,6 +221,74 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
+# --- computation between two reduce-scatters ---------------------------------------------------------------------------
+
+AT_MOST = 8
+"""Products between two reduce-scatters, to which AutoParallel holds the order of torch's scheduler."""
+
+
+def between_scatters(subject: Subject, device: DeviceProfile) -> Iterator[dict[str, Any]]:
+    """Of each policy's order the most products between two reduce-scatters, and what the order comes to as it is and
+    with at most :data:`AT_MOST` of them."""
+    for name, text in POLICIES.items():
+        with process_groups(subject.groups):
+            facts = (outcome := of_policy(subject, device, text)).facts
+        order = outcome.schedule.rows_of(StepKind.FIRST_RUN)
+        row: dict[str, Any] = {"graph": subject.name, "device": device.name, "contender": name}
+        for held, rows in (("", order), (" held", at_most(facts, order))):
+            schedule = Schedule.of((StepKind.FIRST_RUN, each, int(facts.phases[each] == Phase.BACKWARD)) for each in rows)
+            row[f"most{held}"] = max(len(products) for products, _ in stretches(facts, rows))
+            row[f"exposed ms{held}"] = 1e3 * step_time(facts, schedule, node_times(facts, device)).exposed
+            row[f"peak GiB{held}"] = estimate_peak(facts, schedule).bytes / GIB
+        yield row
+
+
+def stretches(facts: Facts, order: Sequence[int]) -> Iterator[tuple[list[int], int | None]]:
+    """The products before each reduce-scatter and behind the one before it, with that scatter; None behind the last."""
+    products: list[int] = []
+    for row in order:
+        if facts.targets[row] == SCATTER:
+            yield products, row
+            products = []
+        elif facts.flags[row] & Flag.COMPUTE:
+            products.append(row)
+    yield products, None
+
+
+def at_most(facts: Facts, order: Sequence[int]) -> list[int]:
+    """The order in which what is beyond the first of a long stretch waits for the scatter that ends it, as far as the
+    scatter does not need it."""
+    place = {row: at for at, row in enumerate(order)}
+    needs = dependencies(facts).before
+    before = {row: {each for each in needs[row] if each in place} for row in order}
+    for products, scatter in stretches(facts, order):
+        if scatter is not None and len(products) > AT_MOST:
+            needed, pending = {scatter}, [scatter]
+            while pending:
+                pending += (new := before[pending.pop()] - needed)
+                needed |= new
+            free = [row for row in products if row not in needed]
+            for row in free[max(0, AT_MOST - len(products) + len(free)) :]:
+                before[row].add(scatter)
+    return [order[at] for at in _in_order([sorted(place[each] for each in before[row]) for row in order])]
+
+
+def _in_order(before: Sequence[Sequence[int]]) -> Iterator[int]:
+    """Places such that each comes after those before it, else as given."""
+    after: list[list[int]] = [[] for _ in before]
+    missing = [len(each) for each in before]
+    for place, each in enumerate(before):
+        for earlier in each:
+            after[earlier].append(place)
+    ready = [place for place, count in enumerate(missing) if not count]
+    while ready:
+        yield (place := heappop(ready))
+        for later in after[place]:
+            missing[later] -= 1
+            if not missing[later]:
+                heappush(ready, later)
+
+
 # --- growth ----------------------------------------------------------------------------------------------------------
 
 GROWING: Mapping[str, str] = {
@@ -293,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", nargs="*", default=[str(REFERENCE), "h100-sxm"])
     parser.add_argument("--times", nargs="*", type=Path, default=[], help="tables of measured collectives")
     parser.add_argument("--growth", nargs="*", type=int, default=[], help="sizes of synthetic halves, in nodes")
+    parser.add_argument("--between", action="store_true", help="of backward halves, how much runs between scatters")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -301,6 +374,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {"benchmark": "schedule", "rows": []}
     for subject in subjects(options):
         for device in devices:
+            if options.between:
+                found = [*between_scatters(subject, device)] if SCATTER in subject.facts.targets else []
+                results.setdefault("between", []).extend(found)
+                print(table(found), flush=True)
+                continue
             print(f"\n{subject.name}, {len(subject.facts):,} nodes, on {device.name}", flush=True)
             rows = measure(subject, device, options.repeats)
             results["rows"] += rows

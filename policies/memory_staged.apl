@@ -8,6 +8,7 @@
 # What it costs   Nearly one more forward pass in every step, as torchtitan_full does, matmuls and attention included.
 # The dial        The size. A stage is recomputed as a whole, so its values are alive together: memory is about one stage
 #                 plus what crosses all the cuts. Small stages have many cuts. Look at the report, halve it, look again.
+#                 `per auto` is as many stages as each has GiB, AutoParallel's default.
 # Use it for      models without regular blocks (U-Nets, encoders with decoders), and to bound the peak of recomputation
 #                 under a policy of your own: put its second rule at the end of your file.
 # Not for         a model whose whole forward makes less than the size: it has no cut, and all of it is recomputed. For

@@ -152,7 +152,7 @@ module.exports = grammar({
       seq('is', optional('not'), $._value),
       seq('from', $._value),
       seq(field('name', $.identifier), choice($._value, 'block', 'saved', $.path, $.string)),
-      seq(field('name', $.identifier), 'cut', 'per', $.quantity),
+      seq(field('name', $.identifier), 'cut', 'per', choice($.quantity, $._value)),
     ),
     _value: $ => field('value', $.identifier),
 

@@ -195,6 +195,6 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
             return Name.Attribute
     if opener.type == "FUSE" and behind in ("OVER", "COMMA"):
         return Name  # a dimension of the user's mesh, whatever else is called so
-    if opener.type == "UNDECIDED" and word in FATES:
+    if (opener.type == "UNDECIDED" and word in FATES) or (behind == "PER" and word == "auto"):
         return Keyword.Constant
     return Name.Builtin if word in _GROUPS and before != "annotated" else Name

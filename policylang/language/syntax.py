@@ -307,8 +307,13 @@ class Is:
 class CrossesCut:
     """``crosses cut per 2 GiB``: alive where the forward is cut into stages that make about ``size`` bytes each."""
 
-    size: Quantity
+    size: Quantity | None
+    """None for ``auto``."""
     span: Span = _span()
+
+    @property
+    def bytes(self) -> float | None:
+        return None if self.size is None else self.size.value
 
 
 @frozen

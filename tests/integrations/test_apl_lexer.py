@@ -70,6 +70,10 @@ def test_a_policy_is_told_whole(policy: Path) -> None:
             "save mm where crosses cut per 2 GiB",
             [Keyword, Name, Operator.Word, Name.Attribute, Operator.Word, Operator.Word, Number, Number],
         ),
+        (
+            "save mm where crosses cut per auto",
+            [Keyword, Name, Operator.Word, Name.Attribute, Operator.Word, Operator.Word, Keyword.Constant],
+        ),
         ("expect step time <= 0.9ms", [Keyword.Declaration, *[Name.Attribute] * 2, Operator, Number]),
         ("blocks {layers,in}.*", [Keyword.Declaration, Name.Namespace]),
         (

@@ -148,6 +148,7 @@ def _cases() -> Iterator[tuple[str, str, str]]:
         yield from ((f"expect {figure} <= {limit}", word, "keyword" if word in WORDS else "property") for word in names)
     yield from ((f"expect {figure} <= 5% of forward", "forward", "property") for figure in ("saved", "recomputed"))
     yield "expect exposed <= 5% of step", "step", "property"
+    yield "save mm where crosses cut per auto", "auto", "constant"
     yield from ((f"undecided -> {fate}", fate, "constant" if fate == "auto" else "keyword") for fate in FATES)
 
 

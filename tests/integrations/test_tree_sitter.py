@@ -216,8 +216,9 @@ def test_the_generated_parser_is_that_of_the_grammar(tmp_path: Path) -> None:
     shutil.copy(TREE_SITTER / "grammar.js", tmp_path)
     subprocess.run([generator, "generate"], cwd=tmp_path, check=True, capture_output=True)
     for name in ("parser.c", "grammar.json", "node-types.json", "tree_sitter/parser.h"):
-        made, kept = (folder / "src" / name for folder in (tmp_path, TREE_SITTER))
-        assert made.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8"), f"{name}: tree-sitter generate"
+        made, kept = ((folder / "src" / name).read_text(encoding="utf-8") for folder in (tmp_path, TREE_SITTER))
+        made = made.replace("<tree_sitter/parser.h>", '"tree_sitter/parser.h"')  # as Debian's generator writes it
+        assert made == kept, f"{name}: tree-sitter generate"
 
 
 def test_editors_of_the_last_years_load_it() -> None:

@@ -83,6 +83,7 @@ tests = st.one_of(
     st.builds(Is, st.sampled_from(FLAGS)),
     st.builds(Annotated, st.sampled_from(["ap_must_save", "saved", "save", "a.b", "two words", "3"])),
     st.builds(lambda size: CrossesCut(Quantity(size, "bytes")), st.integers(1, 2**50).map(float)),
+    st.just(CrossesCut(None)),
 )
 predicates = st.recursive(
     tests,

@@ -76,6 +76,7 @@ def test_the_forms_of_the_language_are_canonical_when_formatted_twice(text: str)
         ("mm where bytes > 65536 KiB", "mm where bytes > 64 MiB"),
         ("every 2nd mm in every 3rd block from 3rd from 1st", "every 2nd (mm in every 3rd block) from 1st"),
         ("mm where (crosses cut per 2048 MiB)", "mm where crosses cut per 2 GiB"),
+        ("mm where crosses  cut per  auto", "mm where crosses cut per auto"),
         ("mm in first 1 blocks", "mm in first block"),
         ('mm in "layers.*"', "mm in layers.*"),
         ("mm where dtype == half", "mm where dtype == float16"),

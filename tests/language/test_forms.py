@@ -292,6 +292,7 @@ PREDICATES = [
                    "is multi_output", "is mutated", "user tagged", "recorded saved", "from buffer", "from input",
                    "gathered buffer", "gathered input")),
     ("crosses cut per 2 GiB", CrossesCut(Quantity(2 * 1024**3, "bytes"))),
+    ("crosses cut per auto", CrossesCut(None)),
     *((f"annotated {written}", Annotated(name)) for written, name in (
         ("ap_must_save", "ap_must_save"), ("saved", "saved"), ("block", "block"), ("mine.stage", "mine.stage"),
         ('"save"', "save"), ('"two words"', "two words"))),

@@ -246,9 +246,13 @@ def test_a_malformed_glob(text: str, underlined: str, message: str) -> None:
             Told(
                 "APL010",
                 "block",
-                "`block` cannot follow `per`, a size has to",
+                "`block` cannot follow `per`, a size or `auto` has to",
                 "such as `crosses cut per 2 GiB`",
             ),
+        ),
+        (
+            "save mm where crosses cut per atuo",
+            Told("APL116", "atuo", "stages cannot be cut per `atuo`", "write `auto`, or a size such as `2 GiB`"),
         ),
         (
             "save mm where anotated ap_must_save",

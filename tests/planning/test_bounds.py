@@ -68,6 +68,7 @@ def test_what_is_denoted_lies_between_them(facts: Facts, selector: Selector) -> 
         ("everything where shape[0] > 16", "cast", "cast a b c"),
         ("everything where shape[1] > 16", "cast a b c", "cast a b c"),
         ("everything where crosses cut per 1 KiB", "", "a b c"),
+        ("everything where crosses cut per auto", "", ""),  # a batch a thousand times as large makes no GiB either
     ],
 )
 def test_by_hand(text: str, sure: str, possible: str) -> None:

@@ -47,6 +47,22 @@ def test_a_stage_holds_as_much_as_it_may_where_all_cuts_are_alike():
     assert behind(CHAIN, 50) == ["n4"]
 
 
+@pytest.mark.parametrize(("gib", "stages"), [(1, 1), (2, 1), (4, 2), (16, 4), (100, 10)])
+def test_auto_makes_as_many_stages_as_each_has_gib(gib: int, stages: int):
+    """As AutoParallel counts: the square root of what the forward makes, both in GiB, weights left out."""
+    builder = GraphBuilder()
+    builder.add("w", "parameter", (), bytes=2**40)
+    builder.add("gathered", "prims.convert_element_type.default", (0,), bytes=2**40)
+    builder.add("x", "input", (), bytes=2**40)
+    for i in range(gib):
+        builder.add(f"n{i}", "aten.sin.default", (len(builder.rows) - 1,), bytes=2**30)
+    facts = builder.facts(CHAIN.kind)
+    cuts = cuts_of(facts)
+    assert cuts.stage(None) == (gib * 2**60) ** 0.5
+    assert len(cuts.positions(cuts.stage(None))) == (stages if gib == 2 else stages - 1)
+    assert cuts.crossing(None) == cuts.crossing(cuts.stage(None))
+
+
 @pytest.mark.parametrize("size", [100, 101, 10**12])
 def test_a_forward_that_makes_no_more_than_one_stage_has_no_cut(size):
     assert behind(CHAIN, size) == []
@@ -221,6 +237,14 @@ def test_a_rule_without_a_cut_is_told_how_much_there_is_to_cut():
     assert found.details == (
         "everything: 10 nodes",
         "where crosses cut per 4096: 0 of them; the forward makes 100 B and has no cut",
+    )
+
+
+def test_without_a_cut_auto_says_how_large_its_stages_are():
+    auto = s.CrossesCut(None, span("crosses cut per auto"))
+    found = only(planned(CHAIN, recompute(everything), save(where(everything, auto))).diagnostics, "APL301")
+    assert found.details[1] == (
+        "where crosses cut per auto: 0 of them; the forward makes 100 B and has no cut at stages of 320 KiB"
     )
 
 

@@ -25,6 +25,7 @@
 ["or" "and" "except" "feeding" "fed" "by" "not"] @keyword.operator
 
 (undecided fate: (identifier) @constant.builtin (#eq? @constant.builtin "auto"))
+(flag "cut" value: (identifier) @constant.builtin (#eq? @constant.builtin "auto"))
 
 ; --- figures ---
 

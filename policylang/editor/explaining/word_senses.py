@@ -169,6 +169,8 @@ def _name(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
         return str(word), known[1]
     if words[0].type == "EXPECT" and (found := _expected(words, at)) is not None:
         return found
+    if word == "auto" and _text(words, at - 2) == "cut":
+        return "crosses cut", "predicate"
     if before == "OF" and word == "peak" and any(each.type == "WITHIN" for each in words):
         return "peak", "limit"
     if not _in_predicate(words, at):

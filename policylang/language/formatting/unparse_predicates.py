@@ -30,7 +30,7 @@ def format_predicate(predicate: Predicate) -> str:
     if isinstance(predicate, Is):
         return predicate.name
     if isinstance(predicate, CrossesCut):
-        return f"crosses cut per {format_quantity(predicate.size)}"
+        return f"crosses cut per {'auto' if predicate.size is None else format_quantity(predicate.size)}"
     if isinstance(predicate, Annotated):
         return f"annotated {_word(predicate.name)}"
     if isinstance(predicate, Match):

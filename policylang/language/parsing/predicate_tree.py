@@ -159,10 +159,13 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
             _unknown_flag(f"{first} {name}", span, first)
         return Annotated(quoted(name), span)
 
-    def crosses_cut(self, first: Lexeme, second: Lexeme, _per: Lexeme, size: Quantity) -> Predicate:
+    def crosses_cut(self, first: Lexeme, second: Lexeme, _per: Lexeme, size: Quantity | Lexeme) -> Predicate:
         if first != "crosses":
             _unknown_flag(f"{first} {second}", first.span.to(second.span), first)
-        return CrossesCut(size, first.span.to(size.span))
+        if isinstance(size, Lexeme) and size != "auto":
+            help = "write `auto`, or a size such as `2 GiB`"
+            size.report("APL116", f"stages cannot be cut per `{size}`", help=help, write=["auto"])
+        return CrossesCut(None if isinstance(size, Lexeme) else size, first.span.to(size.span))
 
 
 def _flag(text: str, span: Span, word: Lexeme) -> Is:

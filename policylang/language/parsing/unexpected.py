@@ -60,7 +60,7 @@ _MISSING: tuple[tuple[str, str, str, str, str | None], ...] = (
     ("REQUIRES", "NAME", "", "a comparison", "such as `>= 0.2`"),
     ("REQUIRES", "", "", "`policylang`", "such as `requires policylang >= 0.2`"),
     ("", "CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),
-    ("", "PER", "NUMBER", "a size", "such as `crosses cut per 2 GiB`"),
+    ("", "PER", "NUMBER", "a size or `auto`", "such as `crosses cut per 2 GiB`"),
     ("", "IS", "", "a property", "such as `view`, `random`, `multi_output` or `mutated`"),
     ("", "FROM", "NAME", "`parameter`, `buffer` or `input`", None),
     ("", "", "EVERY EXACTLY", "an expectation", "such as `saved <= 4 GiB`, `exactly 7 mm` or `every mm saved`"),

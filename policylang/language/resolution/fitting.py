@@ -60,7 +60,7 @@ def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
     if isinstance(predicate, syntax.Match):
         return _fit_match(predicate, report)
     if isinstance(predicate, syntax.CrossesCut):
-        return _fit_cut(predicate, report)
+        return predicate if predicate.size is None else evolve(predicate, size=_fit_stage(predicate.size, report))
     if isinstance(predicate, syntax.Not):
         return evolve(predicate, predicate=fit_predicate(predicate.predicate, report))
     if isinstance(predicate, syntax.And | syntax.Or):
@@ -68,12 +68,12 @@ def fit_predicate(predicate: Predicate, report: Report) -> Predicate:
     return predicate
 
 
-def _fit_cut(cut: syntax.CrossesCut, report: Report) -> syntax.CrossesCut:
-    size = fit_quantity(_CUT, cut.size, report)
-    if size.dimension == "bytes" and size.value < 1:
+def _fit_stage(size: Quantity, report: Report) -> Quantity:
+    fitted = fit_quantity(_CUT, size, report)
+    if fitted.dimension == "bytes" and fitted.value < 1:
         message = "a stage of less than a byte holds nothing"
-        report(diagnose("APL210", message, cut.size.span, help="write a size such as `2 GiB`"))
-    return evolve(cut, size=size)
+        report(diagnose("APL210", message, size.span, help="write a size such as `2 GiB`"))
+    return fitted
 
 
 def fit_total(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:

@@ -155,9 +155,10 @@ class Bounds:
 
     def _crosses(self, test: CrossesCut) -> Answer:
         """Another batch is cut elsewhere: whatever is alive between two nodes may be alive at a cut, or at none."""
-        cuts, size = self._selections.cuts, test.size.value
-        crossing, crossable = cuts.crossing(size), cuts.crossable
-        moves = any(self._sizes.changes(row) for row in self._facts.forward) and cuts.produced * REACH > size
+        cuts = self._selections.cuts
+        crossing, crossable = cuts.crossing(test.bytes), cuts.crossable
+        reached = cuts.produced * REACH > cuts.stage(test.bytes, REACH)
+        moves = reached and any(self._sizes.changes(row) for row in self._facts.forward)
         return lambda row: None if moves and crossable[row] else bool(crossing[row])
 
     def _compare(self, test: Compare) -> Answer:

@@ -9,7 +9,8 @@ forward node after it reads it, itself or through a view. Stages follow one anot
 of the forward makes more than ``size`` bytes, the stage ends at the cut where the fewest bytes are alive, among those
 at which it would have made at least half of ``size`` and at most ``size``; of several such at the latest. Where there
 is no cut in that range, because one node makes too much, the stage ends behind that node, before the next one that
-makes anything, where the fewest bytes are alive.
+makes anything, where the fewest bytes are alive. ``auto`` stands for the square root of what the forward makes, both in
+GiB: as many stages as GiB in each, which AutoParallel calls ``ac_stage_size_in_GiB="auto"``.
 
 So every stage but the last makes at least half of ``size``, and makes more than ``size`` only where a single node makes
 more than half of it. One pass over the nodes and edges, and one over the forward for each size that a policy asks for.
@@ -22,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
+from math import sqrt
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag
@@ -50,13 +52,17 @@ class Cuts:
             self._known[size] = tuple(_cut(self._produced, self._alive, size))
         return self._known[size]
 
-    def crossing(self, size: float) -> bytearray:
+    def stage(self, size: float | None, times: float = 1) -> float:
+        """The bytes of a stage; of ``auto``, which is None, by so many times what the forward makes."""
+        return sqrt(times * self.produced * 2**30) if size is None else size
+
+    def crossing(self, size: float | None) -> bytearray:
         """By row, 1 for the nodes whose decision saves a value that is alive at a cut.
 
         These are the nodes whose memory the value is and that share the decision of the node that allocated it, a
         ``wait_tensor`` for instance, and the owner of that decision. A mere view is none of them.
         """
-        cuts = self.positions(size)
+        cuts = self.positions(self.stage(size))
         return self._told(lambda value: self._crosses(value, cuts)) if cuts else bytearray(len(self.facts))
 
     @cached_property

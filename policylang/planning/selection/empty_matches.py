@@ -193,9 +193,10 @@ def _cuts_hint(test: Predicate, cuts: Cuts) -> str:
     """How much there is to cut, beside the size of stage that was asked for."""
     if not isinstance(test, CrossesCut):
         return ""
-    count = len(cuts.positions(test.size.value))
+    count = len(cuts.positions(cuts.stage(test.bytes)))
     found = counted(count, "cut") if count else "no cut"
-    return f"; the forward makes {figure(cuts.produced, 'bytes')} and has {found}"
+    each = f" at stages of {figure(cuts.stage(None), 'bytes')}" if test.size is None else ""
+    return f"; the forward makes {figure(cuts.produced, 'bytes')} and has {found}{each}"
 
 
 def nearest_paths_hint(glob: str, facts: Facts) -> str:

@@ -75,7 +75,7 @@ def compile_predicate(
     if isinstance(predicate, Match):
         return _match(predicate, facts)
     if isinstance(predicate, CrossesCut):
-        crossing = cuts.crossing(predicate.size.value)
+        crossing = cuts.crossing(predicate.bytes)
         return lambda row: bool(crossing[row])
     if isinstance(predicate, Annotated):
         return _annotated(predicate.name, facts)

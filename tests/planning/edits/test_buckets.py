@@ -16,7 +16,7 @@ from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.edits.offers import Offer
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
-from tests.support.bucketed import carried_out, picking, shard_of, targets
+from tests.support.bucketed import CAST, carried_out, picking, shard_of, targets
 from tests.support.edited import AllAlike
 from tests.support.every_rank import ATEN, Builder, EveryRank
 
@@ -72,6 +72,33 @@ def test_a_sum_of_two_is_the_same_in_either_order() -> None:
 
 def gradients_over(builder: Builder, axis: int) -> Sequence[fx.Node]:
     return [builder.scatter(shard_of(builder, start, 2, 2), axis) for start in (0, 4)]
+
+
+def scattered_twice(more: int) -> Callable[[Builder], Sequence[fx.Node]]:
+    """Gradients over one axis and at once over the other, as of FSDP with tensor parallelism; then so many over the
+    first axis alone."""
+
+    def program(builder: Builder) -> Sequence[fx.Node]:
+        found = []
+        for factor in (1, 5, 9):
+            once = builder.scatter(builder.call(ATEN.mul.Tensor, shard_of(builder, 0, 6, 2), factor), 1)
+            twice = builder.scatter(builder.call(CAST, builder.call(ATEN.neg.default, once), torch.float64), 0)
+            found.append(builder.call(ATEN.mul.Tensor, twice, 2))
+        return found + [builder.scatter(shard_of(builder, start, 4, 2), 1) for start in range(more)]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes", "alone"),
+    [(0, [3, 3], []), (1, [3, 3], ["reduce_scatter_tensor_5 is bound to another bucket"]), (2, [3, 3, 2], [])],
+)
+def test_what_is_scattered_again_at_once_is_one_as_well(more: int, sizes: list[int], alone: list[str]) -> None:
+    """The second scatters stand between the first ones, until they are one behind all of them."""
+    ranks = EveryRank((3, 2), scattered_twice(more))
+    edits = carried_out(ranks, "bucket reduce_scatter up to 1 MiB")
+    assert [len(each.collectives) for each in edits.done] == sizes
+    assert [each.reason for each in edits.refused] == alone
 
 
 def losses(builder: Builder) -> Sequence[fx.Node]:

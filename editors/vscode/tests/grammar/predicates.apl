@@ -56,6 +56,11 @@ save mm where crosses cut per 2 GiB or crosses block
 #                                   ^^ keyword.operator.logical.policylang
 #                                      ^^^^^^^ support.type.property-name.policylang
 #                                              ^^^^^ keyword.other.selector.policylang
+save mm where crosses cut per auto
+#             ^^^^^^^ support.type.property-name.policylang
+#                     ^^^ keyword.other.selector.policylang
+#                         ^^^ keyword.other.selector.policylang
+#                             ^^^^ constant.language.policylang
 save mm where feeds backward and user tagged and recorded saved
 # <---- keyword.control.action.policylang
 #    ^^ entity.name.function.operator.policylang

@@ -186,6 +186,11 @@ def _figure(place: WordPlace) -> Iterator[WordOffer]:
             yield WordOffer(f"{offer.text} of forward", offer.kind)
 
 
+def _stage(place: WordPlace) -> Iterator[WordOffer]:
+    yield from _figure(place)
+    yield WordOffer("auto", about="flag:crosses cut")
+
+
 def _peak_share(place: WordPlace) -> Iterator[WordOffer]:
     yield from figure_offers(place.cursor, "saved")
 
@@ -247,7 +252,7 @@ _PLACES = (
     _Row("", "PATH USERS INPUTS MODULE", "COMPARISON -OR", _subject),
     _Row("", "COMPARISON", "STRING", _value, grows=True),
     _Row("", "COMPARISON", "", _figure, grows=True),
-    _Row("", "PER", "NUMBER", _figure, grows=True),
+    _Row("", "PER", "NUMBER", _stage, grows=True),
     _Row("", "UP_TO", "", _figure, grows=True),
     _Row("", "INT NUMBER", "NAME PERCENT", _units),
     _Row("", "IN OUTSIDE", "STRING", _modules, grows=True),

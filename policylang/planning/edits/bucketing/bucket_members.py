@@ -126,7 +126,7 @@ def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
     behind: dict[int, int] = {}
     """Row to how many of them lie on the way to what it gives."""
     found: list[int] = []
-    for row in range(members[0].row, members[-1].row + 1):
+    for row in range(members[0].row, members[-1].row + 1) if members else ():
         deep = max((behind.get(source, 0) for source in facts.inputs[row]), default=0) if behind else 0
         if row in wanted:
             found.append(deep)

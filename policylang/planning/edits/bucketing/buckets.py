@@ -10,7 +10,7 @@ proven on the shards of all ranks of the group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from attrs import evolve, field, frozen, mutable
@@ -114,13 +114,14 @@ class Buckets(EditPlanner[Bucket]):
                 members.append(member_of(self.facts, row, self.places, self.sizes))
             except RefusedError as why:
                 self._refuse([row], why)
+        deep = {each.row: depth for each, depth in zip(members, depths(self.facts, members), strict=True)}
         found: list[tuple[list[Member], str]] = []
         for alike in self._within_blocks(members, block_of):
             by_depth: dict[int, list[Member]] = {}
             for member, depth in zip(alike, depths(self.facts, alike), strict=True):
                 by_depth.setdefault(depth, []).append(member)
             found.extend((each, BOUND if len(alike) > 1 else ALONE) for each in by_depth.values())
-        return sorted(found, key=lambda each: each[0][0].row)
+        return sorted(found, key=lambda each: _turn(each[0], deep))
 
     def _within_blocks(self, members: Sequence[Member], block_of: Sequence[int]) -> Iterator[list[Member]]:
         """Members that are alike, of so many blocks in the order in which each direction runs them."""
@@ -234,6 +235,13 @@ def _is_exact(member: Member) -> bool:
     whole numbers; of more the order depends on how the backend cuts what it is given, which is longer now."""
     alike = member.alike
     return alike.target == GATHER or member.ranks <= 2 or not alike.dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _turn(members: Sequence[Member], deep: Mapping[int, int]) -> tuple[bool, int, int]:
+    """When a bucket has its place settled: what reads another bucket's results before it, where both stand as late as
+    they can, so that the one in front finds its readers behind it."""
+    late = members[0].alike.late
+    return late, -max(deep[each.row] for each in members) if late else 0, members[0].row
 
 
 def _said(alike: Alike) -> str:
