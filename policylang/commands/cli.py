@@ -34,8 +34,8 @@ from policylang.commands.importing import recorded, torchtitan
 from policylang.commands.shared.exit import Exit, UsageError
 from policylang.commands.shared.inputs import refuse
 from policylang.commands.shared.output import HelpText, tell, text_width
-from policylang.commands.shared.written_files import check_outputs
 from policylang.commands.shared.users_modules import refused_imports
+from policylang.commands.shared.written_files import check_outputs
 from policylang.commands.small_llama import demo
 from policylang.errors import PolicyError
 from policylang.language.files import reason_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator as python_operator
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
@@ -93,6 +94,13 @@ def statistics_positions(target: Any) -> tuple[int, ...]:
     """The arguments of an operator that a second run can leave out: running statistics its results do not read."""
     found = RUNNING_STATISTICS.get(describe(target).name)
     return () if found is None or not found.writes or found.needed else found.places
+
+
+def updated_statistics(target: Any, args: Sequence[Any]) -> bool:
+    """Whether a call with these arguments updates running statistics that a second run can leave out."""
+    at = _TRAINING[0][0]
+    found = RUNNING_STATISTICS.get(describe(target).name)
+    return bool(statistics_positions(target)) and not (found and found.may_not_train and not args[at])
 
 
 def _statistics(node: fx.Node, *, writes: bool) -> tuple[int, ...]:

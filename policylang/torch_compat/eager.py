@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -123,6 +123,14 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 def version(value: torch.Tensor) -> int:
     """How often the memory of a tensor has been written to."""
     return int(value._version)
+
+
+def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
+    """Has tensors count as written to so often. Private, as autograd's own check of what it saved stands on it.
+
+    Autograd counts a write above where dispatch modes run, whether or not they let the operator run.
+    """
+    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
 def keeps_graph() -> bool:

@@ -43,13 +43,13 @@ class Problem:
 
 DRIFTED = Problem(  # in the forward: another operator than in the first call
     "APL393",
-    "{name} runs `{came}` as operator {number}, where {expected} was recorded",
+    "{name} runs {came} as operator {number}, where {expected} was recorded",
     "what follows is recomputed in this call, and the next one is observed again; "
     "look for a counter, a flag or a random choice that changes what the block runs",
 )
 DIVERGED = Problem(  # in the recomputation: another operator than in its forward
     "APL393",
-    "the recomputation of {name} runs `{came}` as operator {number}, where its forward ran {expected}",
+    "the recomputation of {name} runs {came} as operator {number}, where its forward ran {expected}",
     "what a block runs has to be the same both times: look for a counter, a flag or an unseeded choice",
 )
 NO_LIST = Problem(

@@ -125,6 +125,7 @@ class CheckpointRegion:
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
             return None
+        observation.finish()
         same = fingerprint(observation, returned)
         if same not in self.traces:
             self.traces[same] = trace_of(observation, returned)
@@ -154,7 +155,8 @@ class CheckpointRegion:
 
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
-        held = {instructions.rows[at]: _read(entry, instructions.read.get(at)) for at, entry in call.entries.items()}
+        rows = [(at, instructions.rows[at]) for at in call.entries if instructions.rows[at] >= 0]
+        held = {row: _read(call.entries[at], instructions.read.get(at)) for at, row in rows}
         kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 

@@ -352,5 +352,5 @@ class CheckpointContext:
     def _leave(self, finished: bool) -> None:
         mode, self.mode = self.mode, None
         self._contexts.close()
-        if isinstance(mode, ForwardMode) and finished:
+        if isinstance(mode, ForwardMode | RecomputeMode) and finished:
             mode.end()

@@ -55,6 +55,7 @@ def collect(
     root: str = "",
     groups: Mapping[str, Group] | None = None,
     mesh: Any = None,
+    repeats: bool = False,
 ) -> Facts:
     """What is known of a graph. The graph is not changed, and no guard is added to symbolic sizes.
 
@@ -68,6 +69,7 @@ def collect(
         root: put before every module path: the name of the block where each block is compiled on its own.
         groups: process groups by name, where the caller knows them; the others are asked of torch.distributed.
         mesh: the ``DeviceMesh`` that they belong to; without it, those that the program has made are looked at.
+        repeats: whether the forward of a flat graph may run several times before its first backward.
 
     Raises:
         PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or
@@ -77,7 +79,7 @@ def collect(
     check_operators(nodes)
     module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
     static = None if static_inputs is None else frozenset(static_inputs)
-    return _Collector(module, nodes, static, sources, ModulePaths(root), groups or {}, mesh).facts(kind)
+    return _Collector(module, nodes, static, sources, ModulePaths(root), groups or {}, mesh, repeats).facts(kind)
 
 
 @define(eq=False)
@@ -91,6 +93,7 @@ class _Collector:
     paths: ModulePaths
     groups: Mapping[str, Group]
     mesh: Any
+    repeats: bool
     row_of: dict[fx.Node, int] = field(factory=dict)
     operators: list[OperatorInfo] = field(factory=list)
 
@@ -266,7 +269,7 @@ class _Collector:
 
     def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
         """A flat graph writes in place, in the middle of things: who runs again with whom, and who must not."""
-        memory = memory_of(self.nodes, phases)
+        memory = memory_of(self.nodes, phases, self.repeats)
         if not memory.writes:
             return
         for row in range(len(self.nodes)):

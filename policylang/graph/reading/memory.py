@@ -59,8 +59,12 @@ class GraphMemory:
         return writes[first] if first < len(writes) and writes[first] < high else None
 
 
-def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> GraphMemory:
-    """The memory of a flat graph whose phases are known. O(nodes + edges)."""
+def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], repeats: bool = False) -> GraphMemory:
+    """The memory of a flat graph whose phases are known. O(nodes + edges).
+
+    ``repeats``: the forward may run several times before the first backward, and each run writes to the same memory
+    from outside. Whatever is read of that is then other bytes in a second run, wherever the write is.
+    """
     if not any(map(may_write, nodes)):
         return _nothing_written(len(nodes))
     row_of = {node: row for row, node in enumerate(nodes)}
@@ -94,7 +98,7 @@ def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int]) -> GraphMemory:
     memory = GraphMemory(
         roots, writes, units, members, statistics, frozenset(), frozenset(), reads_no_bytes, loose, needed
     )
-    unstable, outside = _hazards(nodes, phases, inputs, memory)
+    unstable, outside = _hazards(nodes, phases, inputs, memory, repeats)
     return evolve(memory, unstable=unstable, written=outside)
 
 
@@ -188,10 +192,12 @@ def _hazards(
     phases: Sequence[int],
     inputs: Sequence[tuple[int, ...]],
     memory: GraphMemory,
+    repeats: bool,
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The rows that must not run again although nothing in their own schema says so, and the writers among them."""
     roots, units, loose = memory.roots, memory.units, memory.loose
     writers = {row for rows in memory.writes.values() for row in rows}
+    state = {root for root in memory.writes if nodes[root].op != "call_function"} if repeats else set()
     unstable: set[int] = set()
     written: set[int] = set()
     for row in range(len(nodes)):
@@ -210,7 +216,7 @@ def _hazards(
         for read in inputs[row]:
             if nodes[read] in ignored or (units[row] >= 0 and units[read] == units[row]):
                 continue
-            if memory.written_between(read, row, memory.needed_until[row]) is not None:
+            if roots[read] in state or memory.written_between(read, row, memory.needed_until[row]) is not None:
                 unstable.add(row)
                 break
     return frozenset(unstable), frozenset(written)

@@ -50,7 +50,7 @@ ORIGINS = {
 """Predicates about the one graph input that a value is made of, and its kind."""
 GATHERED = frozenset(name for name in ORIGINS if name.startswith("gathered"))
 # Memory that a flat graph makes, writes and finishes within the forward runs again as a whole: in-place dropout.
-_MUTATED = Flag.WRITES | Flag.READS_MUTATED
+_WRITTEN = Flag.WRITES | Flag.REPEATABLE
 
 
 def compile_predicate(
@@ -197,7 +197,8 @@ def _is(predicate: Is, facts: Facts, blocks: BlockTable, chains: Chains) -> Test
         tags, owners = facts.user_tags, facts.owners
         return lambda row: tags[row] is not None or tags[owners[row]] is not None
     if name == "is mutated":
-        return lambda row: bool(facts.flags[row] & _MUTATED) and not facts.flags[row] & Flag.REPEATABLE
+        flags = facts.flags
+        return lambda row: bool(flags[row] & Flag.READS_MUTATED) or flags[row] & _WRITTEN == Flag.WRITES
     flag, flags = _FLAGS[name], facts.flags
     return lambda row: bool(flags[row] & flag)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,31 @@ from attrs import define, field
 from torch import Tensor
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, Instructions, instructions_so_far
+from policylang.backends.eager.execution.instructions import (
+    DRAW,
+    KEEP,
+    PASS,
+    QUIET,
+    RUN,
+    Instructions,
+    instructions_so_far,
+)
 from policylang.backends.eager.observation.first_call import Observation
-from policylang.backends.eager.observation.origins import HeldResult, memory_of, tensors_in
-from policylang.backends.eager.observation.stream import GeneratorState
+from policylang.backends.eager.observation.origins import (
+    HeldResult,
+    NotedTensor,
+    addresses,
+    memory_of,
+    tensors_in,
+    without_history,
+)
+from policylang.backends.eager.observation.stream import GeneratorState, draws, gives_number, writes, written_by
 from policylang.backends.eager.observation.surroundings import Surroundings
 from policylang.language.diagnostics import Diagnostic
-from policylang.torch_compat.eager import storage_address, storage_is_freed, version
+from policylang.operators.categories import describe
+from policylang.operators.effects import updated_statistics
+from policylang.operators.names import Category
+from policylang.torch_compat.eager import storage_is_freed
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
 
@@ -39,13 +57,12 @@ class FollowedCall:
     """Of an operator that is not to run again: what it wrote to, from outside the block."""
     let_go: set[int] = field(factory=set)
     """Of these, the ones whose memory has been let go since."""
-    noted: dict[int, list[Tensor]] = field(factory=dict)
-    """What an operator that runs again has read, and that is neither of the block's making nor one of its inputs."""
-    noted_memory: dict[int, list[tuple[int | None, int]]] = field(factory=dict)
-    """Of these tensors, when the block has returned: the address and how often it has been written to."""
+    noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
+    """By position among those that an operator reads, what a second run has to find as it was."""
     drifted_at: int | None = None
-    tail: list[Any] = field(factory=list)
-    """The operators that ran from there on."""
+    tail: list[tuple[Any, int]] = field(factory=list)
+    """The operators that ran from there on, and what a second run does with each."""
+    _own: set[int] | None = None
     left_out: bool = False
     """Whether operators did not run that had made something which is kept since."""
 
@@ -54,18 +71,85 @@ class FollowedCall:
         if self.drifted_at is None or position < self.drifted_at:
             return self.instructions.operators[position]
         at = position - self.drifted_at
-        return self.tail[at] if at < len(self.tail) else None
+        return self.tail[at][0] if at < len(self.tail) else None
+
+    def kind(self, position: int) -> int:
+        """What a second run does with an operator that the forward has run."""
+        if self._is_planned(position):
+            return self.instructions.kinds[position]
+        return self.tail[position - (self.drifted_at or 0)][1]
+
+    @property
+    def reach(self) -> int:
+        """A second run that was not interrupted has run so many operators."""
+        return self.instructions.reach if self.drifted_at is None else self.drifted_at + len(self.tail)
+
+    def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
+        """As the instructions say; None where the forward did not follow them."""
+        return self.instructions.after_what_is_made_once(at, operator) if self.drifted_at is None else None
+
+    def run_unplanned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An operator behind the plan runs, and runs again, except for what it does to the buffers of the block."""
+        assert self.drifted_at is not None
+        at, kind = self.drifted_at + len(self.tail), RUN
+        if draws(func):
+            kind = DRAW
+            self.states[at] = GeneratorState.before(args, kwargs)
+        own = self._own_buffers()
+        read = {
+            number: each
+            for number, each in enumerate(tensors_in((args, kwargs)))
+            if not own.isdisjoint(addresses([each]))
+        }
+        self.noted[at] = {number: NotedTensor.of(each) for number, each in read.items()}
+        out = func(*args, **kwargs)
+        if updated_statistics(func, args):
+            kind = QUIET
+        elif writes(func):
+            if not own.isdisjoint(addresses(tensors_in(written_by(func, args, kwargs)))):
+                kind = PASS
+                self.passed[at] = list(tensors_in(written_by(func, args, kwargs)))
+        elif gives_number(out) or (
+            read and self._has_written(read.values()) and not describe(func).flags & Category.VIEW
+        ):
+            kind = KEEP
+            self.entries[at] = HeldResult.of(without_history(out))
+        if kind not in (RUN, DRAW) or describe(func).flags & Category.VIEW:
+            del self.noted[at]
+        self.tail.append((func, kind))
+        return out
+
+    def _own_buffers(self) -> set[int]:
+        """The memory of the block's buffers, which its calls may write to."""
+        if self._own is None:
+            tables = [table.content.values() for table in self.surroundings.tensors]
+            found = (each for table in tables for each in table if isinstance(each, Tensor) and not each.requires_grad)
+            self._own = addresses(found)
+        return self._own
+
+    def _has_written(self, tensors: Iterable[Tensor]) -> bool:
+        written = addresses(each for passed in self.passed.values() for each in passed)
+        return not written.isdisjoint(addresses(tensors))
 
     def count_writes(self) -> None:
         """To be called when the block has returned: what it wrote itself to held values is as it should be."""
         for at, holders in self.instructions.written.items():
-            if self.drifted_at is None or at < self.drifted_at:
+            if self._is_planned(at):
                 for holder in holders:
                     if holder in self.entries:
                         self.entries[holder] = HeldResult.of(self.entries[holder].value)
         self.note_let_go()
-        for at, tensors in self.noted.items():
-            self.noted_memory[at] = [(storage_address(each), version(each)) for each in tensors]
+        for at, noted in self.noted.items():
+            for number, each in noted.items():
+                if not self.is_state(at, number):  # FSDP may have filled the memory of a parameter since
+                    noted[number] = NotedTensor.of(each.tensor)
+
+    def is_state(self, at: int, number: int) -> bool:
+        """Whether an operator read there what the block itself writes to, as far as that is known."""
+        return number in self.instructions.state.get(at, ()) if self._is_planned(at) else True
+
+    def _is_planned(self, at: int) -> bool:
+        return self.drifted_at is None or at < self.drifted_at
 
     def note_let_go(self) -> None:
         """What was written from outside, and is gone by now, has to be written again: whoever let go of that memory
@@ -82,7 +166,8 @@ def observed_call(call: FollowedCall, observation: Observation) -> FollowedCall:
     call.entries = {at: _without_unread(entry, read.get(at)) for at, entry in held.items()}
     call.states = {at: state for at, state in observation.states.items() if kinds[at] == DRAW}
     call.passed = {at: own for at, own in observation.writes.items() if kinds[at] == PASS}
-    call.noted = {at: observation.noted[at] for at in call.instructions.from_outside}
+    for at, numbers in call.instructions.outside.items():
+        call.noted[at] = {number: observation.noted[at][number] for number in numbers}
     call.count_writes()
     return call
 

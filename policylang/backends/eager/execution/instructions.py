@@ -51,8 +51,10 @@ class Instructions:
     """Of operators with several results: which of them anyone reads."""
     written: dict[int, tuple[int, ...]] = field(factory=dict)
     """Of an operator that writes to a held value: the operators that hold it."""
-    from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
-    """As in the stream, of operators that run again."""
+    outside: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Which of the tensors that an operator reads a second run has to find as they were, memory from outside."""
+    state: dict[int, tuple[int, ...]] = field(factory=dict)
+    """As in the stream."""
     differentiable: Collection[int] = ()
 
     def decided_by(self, at: int) -> str:
@@ -97,20 +99,28 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     needs = saved_and_recomputed(plan)
     held = kept_rows(facts, needs.saved)
     steps = zip(stream.operators, trace.rows, strict=True)
-    kinds = [_kind(facts, plan.decisions, row, operator, held) for operator, row in steps]
+    kinds = [
+        KEEP if at in stream.numbers else _kind(facts, plan.decisions, row, operator, held)
+        for at, (operator, row) in enumerate(steps)
+    ]
     owners = [facts.owners[row] for row in trace.rows]
     holders: dict[int, list[int]] = {}
     for at, kind in enumerate(kinds):
         if kind == KEEP:
             holders.setdefault(owners[at], []).append(at)
-    outside = {at: found for at, found in stream.from_outside.items() if at < stream.reach}
+    outside = {
+        at: tuple(dict.fromkeys((*(found if kinds[at] in (RUN, DRAW) else ()), *stream.kept[at])))
+        for at, found in stream.from_outside.items()
+        if at < stream.reach
+    }
     return PlannedInstructions(
         operators=(*stream.operators, None),
         kinds=(*map(_second, kinds, stream.operators), RUN),
         reach=stream.reach,
         read=trace.read,
         written={at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD},
-        from_outside={at: found for at, found in outside.items() if kinds[at] in (RUN, DRAW)},
+        outside={at: found for at, found in outside.items() if found},
+        state=stream.state,
         differentiable=stream.differentiable,
         plan=plan,
         needs=needs,

@@ -18,11 +18,15 @@ from policylang.backends.eager import problems
 from policylang.backends.eager.execution.followed_call import FREED, FollowedCall, without_unread
 from policylang.backends.eager.execution.instructions import DRAW, KEEP, PASS, QUIET, RUN
 from policylang.backends.eager.observation.block_mode import BlockMode
-from policylang.backends.eager.observation.origins import HeldResult, tensors_in, without_history
+from policylang.backends.eager.observation.origins import (
+    HeldResult,
+    NotedTensor,
+    tensors_in,
+    without_history,
+)
 from policylang.backends.eager.observation.stream import (
     VIEW,
     GeneratorState,
-    draws,
     is_no_step,
     is_same_view,
     written_by,
@@ -30,7 +34,7 @@ from policylang.backends.eager.observation.stream import (
 from policylang.backends.runtime.profiler_ranges import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.effects import statistics_positions
-from policylang.torch_compat.eager import keeps_graph, storage_address, storage_is_freed, version
+from policylang.torch_compat.eager import keeps_graph, set_versions, storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.subclasses import take_apart
 from policylang.torch_compat.watching import is_profiling, named_range
@@ -44,7 +48,7 @@ class ForwardMode(BlockMode):
         self._call = call
         self._operators = call.instructions.operators
         self._kinds = call.instructions.kinds
-        self._from_outside = call.instructions.from_outside
+        self._outside = call.instructions.outside
         self._at = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -52,10 +56,10 @@ class ForwardMode(BlockMode):
         if self._operators[at] is not func or self.suspended or (func is VIEW and is_same_view(args)):
             return self._other(func, types, args, kwargs or {})
         self._at = at + 1
-        read = self._from_outside.get(at)
+        read = self._outside.get(at)
         if read is not None:
             tensors = list(tensors_in((args, kwargs)))
-            self._call.noted[at] = [tensors[number] for number in read]
+            self._call.noted[at] = {number: NotedTensor.of(tensors[number]) for number in read}
         kind = self._kinds[at]
         if kind == DRAW:
             self._call.states[at] = GeneratorState.before(args, kwargs or {})
@@ -88,20 +92,17 @@ class ForwardMode(BlockMode):
             if found is not None:
                 self._at, call.left_out = found, True
                 return self.__torch_dispatch__(func, types, args, kwargs)
-        drifted_at = self._drift(func) if call.drifted_at is None else call.drifted_at
-        if draws(func):
-            call.states[drifted_at + len(call.tail)] = GeneratorState.before(args, kwargs)
-        call.tail.append(func)
-        return func(*args, **kwargs)
+        if call.drifted_at is None:
+            self._drift(func)
+        return call.run_unplanned(func, args, kwargs)
 
-    def _drift(self, came: Any) -> int:
+    def _drift(self, came: Any) -> None:
         """From here on every operator is another one than in the first call."""
         call, at = self._call, self._at
-        names = {"expected": problems.operator(self._operators[at]), "came": came}
+        names = {"expected": problems.operator(self._operators[at]), "came": problems.operator(came)}
         call.drifted_at = at
         self._operators, self._at = (None,), 0
         call.on_drift(problems.DRIFTED.diagnostic(name=call.name, number=at + 1, **names))
-        return at
 
 
 class RecomputeMode(BlockMode):
@@ -117,12 +118,15 @@ class RecomputeMode(BlockMode):
         self._within = within
         self._frees = not within and not keeps_graph()
         self._ranged = is_profiling()
+        self._not_written: list[tuple[Tensor, int]] = []
         call.note_let_go()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.suspended:
             return self.aside(func, types, args, kwargs)
+        if self._not_written:
+            self._uncount()
         call, at = self._call, self._at
         if call.ran(at) is not func or (func is VIEW and is_same_view(args)):
             found = None if is_no_step(func, args) else self._elsewhere(func)
@@ -130,11 +134,11 @@ class RecomputeMode(BlockMode):
                 return func(*args, **kwargs)
             at = found
         self._at = at + 1
-        kind = DRAW if call.drifted_at is not None and at >= call.drifted_at else call.instructions.kinds[at]
-        if kind == KEEP and (at in call.entries or not self._within):
-            return self._held(at, func)  # without early stop a run within goes on, past where the forward is
+        kind = call.kind(at)
         if at in call.noted and not self._within:
             self._check(at, func, list(tensors_in((args, kwargs))))
+        if kind == KEEP and (at in call.entries or not self._within):
+            return self._held(at, func)  # without early stop a run within goes on, past where the forward is
         if not self._ranged:
             return self._again(kind, at, func, args, kwargs)
         with named_range(recomputation(call.instructions.decided_by(at))):
@@ -150,34 +154,63 @@ class RecomputeMode(BlockMode):
             return func(*(None if each in statistics else value for each, value in enumerate(args)), **kwargs)
         if kind in (RUN, KEEP, DRAW) or at in call.let_go:
             return func(*args, **kwargs)
-        return _written(func, args, kwargs)
+        return self._not_again(func, args, kwargs)
+
+    def _not_again(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What an operator that writes returns: the arguments that it wrote to."""
+        targets = written_by(func, args, kwargs)
+        self._not_written += [(each, version(each)) for each in tensors_in(targets)]
+        returns = schema_of(func).returns
+        if not returns:
+            return None
+        return targets[0] if len(returns) == 1 else tuple(targets)
+
+    def _uncount(self) -> None:
+        """Autograd has counted a write that was not done again."""
+        tensors, versions = zip(*self._not_written, strict=True)
+        set_versions(tensors, versions)
+        self._not_written.clear()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._not_written:
+            self._uncount()
+        super().__exit__(*error)
+
+    def end(self) -> None:
+        """To be called when the block has returned, and nothing has interrupted it."""
+        call, at = self._call, self._at
+        if self._within or at >= call.reach or call.after_what_is_made_once(at, None) is not None:
+            return
+        raise self._diverged(None)
+
+    def _diverged(self, came: Any) -> PolicyGraphError:
+        call, at = self._call, self._at
+        ran, runs = problems.operator(call.ran(at)), problems.operator(came)
+        return problems.DIVERGED.error(name=call.name, number=at + 1, expected=ran, came=runs)
 
     def _elsewhere(self, func: Any) -> int | None:
         """Where the forward ran an operator that is not the next one; None for what it did not run at all, once the
         backward has all that it needs: what a block does on its way out of the interruption."""
         call, at = self._call, self._at
-        if call.drifted_at is None:
-            if at >= call.instructions.reach:
-                rest = enumerate(call.instructions.operators[at:], at)
-                return next((position for position, operator in rest if operator is func), None)
-            found = call.instructions.after_what_is_made_once(at, func)
-            if found is not None:
-                return found
-        expected = problems.operator(call.ran(at))
-        raise problems.DIVERGED.error(name=call.name, number=at + 1, expected=expected, came=func)
+        if call.drifted_at is None and at >= call.instructions.reach:
+            rest = enumerate(call.instructions.operators[at:], at)
+            return next((position for position, operator in rest if operator is func), None)
+        found = call.after_what_is_made_once(at, func)
+        if found is not None:
+            return found
+        raise self._diverged(func)
 
     def _check(self, at: int, func: Any, tensors: Sequence[Tensor]) -> None:
         """Raises ``PolicyGraphError`` where an operator would read other parameters, buffers or constants."""
         call = self._call
-        noted = zip(call.instructions.from_outside[at], call.noted[at], call.noted_memory[at], strict=True)
-        for number, then, (address, written) in noted:
-            now = tensors[number]
-            same = (now is then or _same_value(now, then)) and storage_address(then) == address
+        for number, noted in call.noted[at].items():
+            then, (address, written) = noted.tensor, noted.memory
+            same = (tensors[number] is then or _same_value(tensors[number], then)) and storage_address(then) == address
             if same and version(then) == written:
                 continue
             problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
             found = problem.diagnostic(name=call.name, operator=func, number=at + 1, shape=list(then.shape))
-            if not same or then.requires_grad:
+            if not same or then.requires_grad or call.is_state(at, number):
                 raise PolicyGraphError([found])
             problems.warn(found)
 
@@ -209,12 +242,3 @@ def _same_value(now: Tensor, then: Tensor) -> bool:
             if not torch.equal(new, old):
                 return False
     return True
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operator that writes returns: the arguments that it wrote to."""
-    returns = schema_of(func).returns
-    if not returns:
-        return None
-    targets = written_by(func, args, kwargs)
-    return targets[0] if len(returns) == 1 else tuple(targets)

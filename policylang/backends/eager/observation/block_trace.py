@@ -66,7 +66,7 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
     with outside_of_modes():
         graph = _Graph(observation)
         graph.write(outputs)
-        facts = collect(graph.graph, kind=GraphKind.FLAT)
+        facts = collect(graph.graph, kind=GraphKind.FLAT, repeats=True)
     nodes = [[node for call in range(*span) for node in graph.nodes[call]] for span in observation.spans]
     rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)
     stream = observation.stream
@@ -81,7 +81,8 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         if facts.index.get(node.name, row) < row
     }
     in_stream = {call for span in observation.spans for call in range(*span)}
-    others = [own for call, own in enumerate(graph.nodes) if call not in in_stream]
+    others = [[node] for node in graph.other_names]
+    others += [own for call, own in enumerate(graph.nodes) if call not in in_stream]
     unchanged = frozenset(row for own in others if (row := _row(facts, [node.name for node in own])) >= 0)
     return BlockTrace(facts, stream, rows, read, reach_row, unchanged, inner)
 
@@ -100,7 +101,9 @@ def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> H
         tuple(observation.read_by_backward),
         stream.reach,
         frozenset(stream.differentiable),
-        tuple(sorted(stream.from_outside.items())),
+        frozenset(stream.numbers),
+        *(tuple(sorted(each.items())) for each in (stream.from_outside, stream.kept, stream.state)),
+        tuple(observation.origins.same_memory().items()),
         tuple(_origins_of(returned, observation)),
     )
 
@@ -131,12 +134,16 @@ class _Graph:
     nodes: list[list[fx.Node]] = field(factory=list)
     """By operation, what was written for it, its results included."""
     results: dict[TensorOrigin, fx.Node] = field(factory=dict)
+    other_names: list[fx.Node] = field(factory=list)
     mode: Any = field(factory=fake_tensor_mode)
     fakes: dict[TensorFacts, Any] = field(factory=dict)
 
     def write(self, outputs: Sequence[TensorOrigin]) -> None:
-        for number, external in enumerate(self.observation.origins.externals):
+        origins = self.observation.origins
+        for number, external in enumerate(origins.externals):
             self.results[TensorOrigin(OUTSIDE, number)] = self._input(external, number)
+        for number, first in origins.same_memory().items():
+            self._other_name(TensorOrigin(OUTSIDE, number), TensorOrigin(OUTSIDE, first))
         for number, operation in enumerate(self.observation.operations):
             self.nodes.append(self._operation(number, operation))
         readers = [self._reader(origin) for origin in reversed(self.observation.read_by_backward)]
@@ -148,6 +155,14 @@ class _Graph:
         name_input(node, external.kind, external.name or f"constant_{position}", position)
         node.meta["val"] = self._fake(TensorFacts.of(external.tensor))
         return node
+
+    def _other_name(self, origin: TensorOrigin, first: TensorOrigin) -> None:
+        """Two tensors from outside in one memory, to which the block writes: what writes to one writes to the other."""
+        given = self.results[origin]
+        node = self.graph.call_function(_READER, (self.results[first],))
+        node.meta |= {"custom": {PHASE: FORWARD}, "val": given.meta["val"]}
+        self.results[origin] = node
+        self.other_names.append(node)
 
     def _operation(self, number: int, operation: Operation) -> list[fx.Node]:
         args, kwargs = self._filled(operation.args), self._filled(operation.kwargs)

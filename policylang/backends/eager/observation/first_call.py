@@ -23,6 +23,7 @@ from policylang.backends.eager.observation.block_mode import BlockMode
 from policylang.backends.eager.observation.fsdp_hooks import gathered_over, gathers
 from policylang.backends.eager.observation.origins import (
     HeldResult,
+    NotedTensor,
     Origins,
     TensorOrigin,
     described,
@@ -34,6 +35,7 @@ from policylang.backends.eager.observation.stream import (
     GeneratorState,
     OperatorStream,
     draws,
+    gives_number,
     is_ignored,
     is_no_step,
     writes,
@@ -89,8 +91,8 @@ class Observation:
     operations: list[Operation] = field(factory=list)
     read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
     """What autograd has saved, in order."""
-    noted: dict[int, list[Tensor]] = field(factory=dict)
-    """By operator: the tensors that it reads from outside, as the stream says."""
+    noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
+    """By operator and position among those that it reads: the tensors from outside."""
     entries: dict[int, HeldResult] = field(factory=dict)
     writes: dict[int, list[Tensor]] = field(factory=dict)
     """By operator: what it says that it writes to."""
@@ -132,19 +134,34 @@ class Observation:
             stream.differentiable.add(at)
             self.hooked = self.hooked or saved_tensor_hooks() != self.hooks
         out = run()
-        if writes(func):
-            self.writes[at] = list(tensors_in(written_by(func, args, kwargs)))
+        written = list(tensors_in(written_by(func, args, kwargs)))
+        if written:
+            self.origins.wrote(written)
+            if writes(func):
+                self.writes[at] = written
         stream.operators.append(func)
         self.spans.append((first, len(self.operations)))
-        outside = [(number, each) for number, each in read if self.origins.is_from_outside(each)]
+        outside = {number: NotedTensor.of(each) for number, each in read if self.origins.is_from_outside(each)}
         if outside:
-            stream.from_outside[at] = tuple(number for number, _ in outside)
-            self.noted[at] = [each for _, each in outside]
+            self.noted[at] = outside
         with outside_of_modes():
             held = HeldResult.of(without_history(out))
-        if held.memory:
+        if gives_number(out):
+            stream.numbers.add(at)
+        if held.memory or at in stream.numbers:
             self.entries[at] = held
         return out
+
+    def finish(self) -> None:
+        """To be called when the block has returned: only then is it known what it writes, and what autograd keeps."""
+        for at, outside in self.noted.items():
+            state = tuple(number for number, each in outside.items() if self.origins.is_state(each.tensor))
+            kept = tuple(number for number, each in outside.items() if self._is_kept(each.tensor))
+            self.stream.from_outside[at] = tuple(number for number in outside if number not in state)
+            self.stream.kept[at], self.stream.state[at] = kept, tuple(number for number in state if number in kept)
+
+    def _is_kept(self, tensor: Tensor) -> bool:
+        return any(self.origins.known(part) in self.read_by_backward for part in take_apart([tensor])[0])
 
     def _same(self, args: Sequence[Any], out: Any) -> None:
         """An operator that autograd asks for as often as it likes has given its argument."""

@@ -47,6 +47,9 @@ class Origins:
     given: dict[int, tuple[InputKind, str]]
     """By ``id``, what is known of tensors from outside; they live as long as the call."""
     externals: list[External] = field(factory=list)
+    state: set[int] = field(factory=set)
+    """The memory from outside, by address, that the block has written to: its next call writes there again."""
+    _outside: set[int | None] = field(factory=set)
     _by_tensor: Any = field(factory=WeakTensorKeyDictionary)
     _by_place: dict[Geometry, TensorOrigin] = field(factory=dict)
 
@@ -57,8 +60,13 @@ class Origins:
             kind, name = self.given.get(id(tensor), (InputKind.OTHER, ""))
             found = TensorOrigin(OUTSIDE, len(self.externals))
             self.externals.append(External(tensor, kind, name))
+            self._outside.add(storage_address(tensor))
             self.put(tensor, found)
         return found
+
+    def wrote(self, tensors: Iterable[Tensor]) -> None:
+        """An operator has written to these."""
+        self.state |= {at for at in addresses(tensors) if at in self._outside}
 
     def known(self, tensor: Tensor) -> TensorOrigin | None:
         found: TensorOrigin | None = self._by_tensor.get(tensor)
@@ -74,12 +82,33 @@ class Origins:
             self._by_place[place] = origin
 
     def is_from_outside(self, tensor: Tensor) -> bool:
-        """Whether it is a parameter, a buffer or a constant; what the block was called with is not meant."""
+        """Whether it is a parameter, a buffer or a constant; what the block was called with is not meant, unless it
+        was written to."""
         origins = [self.known(part) for part in take_apart([tensor])[0]]
-        return all(
+        return self.is_state(tensor) or all(
             origin is not None and origin.call == OUTSIDE and self.externals[origin.result].kind is not InputKind.USER
             for origin in origins
         )
+
+    def is_state(self, tensor: Tensor) -> bool:
+        """Whether it lies in memory from outside that the block has written to."""
+        return bool(self.state) and not self.state.isdisjoint(addresses([tensor]))
+
+    def same_memory(self) -> dict[int, int]:
+        """By the number of a tensor from outside, the first one in the same memory, where the block writes there: one
+        is a view of the other (``buffer.data``), which no operator says."""
+        first: dict[int, int] = {}
+        found: dict[int, int] = {}
+        for number, external in enumerate(self.externals):
+            at = storage_address(external.tensor)
+            if at in self.state and first.setdefault(at, number) != number:
+                found[number] = first[at]
+        return found
+
+
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Which memory tensors lie in."""
+    return {at for part in take_apart(list(tensors))[0] if (at := storage_address(part)) is not None}
 
 
 def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[InputKind, str]]:
@@ -123,6 +152,18 @@ class HeldResult:
             return ""
         resized = [size for _, size in found] != [size for _, size in self.memory]
         return "its memory was let go or resized" if resized else "that was written to in place"
+
+
+@frozen(eq=False)
+class NotedTensor:
+    """A tensor that an operator has read, and its memory at that time: its address, and how often it was written to."""
+
+    tensor: Tensor
+    memory: tuple[int | None, int]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> NotedTensor:
+        return cls(tensor, (storage_address(tensor), version(tensor)))
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:

@@ -31,8 +31,17 @@ class OperatorStream:
     """How many had run when the last value was saved: a checkpoint runs so many again."""
     differentiable: set[int] = field(factory=set)
     """Those that a gradient flows through."""
+    numbers: set[int] = field(factory=set)
+    """Those that have told Python what is in a tensor (``item``, ``equal``): a graph has no nodes for them, and what the
+    block does next may hang on it."""
     from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Which of the tensors that an operator reads are parameters, buffers or constants."""
+    """Which of the tensors that an operator reads are parameters, buffers or constants that the block does not
+    write to."""
+    kept: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Which of the tensors that an operator reads autograd keeps, and lie in memory from outside: a second run hands
+    it what is there by then, whatever the operator gives."""
+    state: dict[int, tuple[int, ...]] = field(factory=dict)
+    """Which of these the block writes to."""
 
 
 @cache
@@ -51,6 +60,11 @@ def is_same_view(args: Sequence[Any]) -> bool:
 def is_no_step(operator: Any, args: Sequence[Any]) -> bool:
     """Whether a call of an operator is passed by where the operators of a block are counted."""
     return is_ignored(operator) or (operator is VIEW and is_same_view(args))
+
+
+def gives_number(out: Any) -> bool:
+    """Whether this is what an operator tells Python of the bytes of a tensor."""
+    return isinstance(out, bool | int | float | complex)
 
 
 def draws(operator: Any) -> bool:
