@@ -73,7 +73,15 @@ def test_an_eager_checkpoint_reads_no_generator_where_nothing_draws(monkeypatch:
     def refused(*_arguments: object) -> Tensor:
         raise AssertionError("a generator is read")
 
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[1](self.layers[0](x))  # type: ignore[no-any-return]
+
+    model = Model()
     policylang.checkpoint_model(model, policylang.parse("recompute everything"), preserve_rng_state=False)
     for _ in range(2):
         model(torch.ones(2, 4)).sum().backward()
