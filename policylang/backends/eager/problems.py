@@ -139,8 +139,8 @@ COMPILED_PART = Problem(
 )
 NEEDS_A_COMPILER = Problem(  # torch's own error speaks of dispatch modes
     "APL396",
-    "{name} calls what runs compiled or not at all (`flex_attention`, `fullgraph=True`), and an eager checkpoint sees no "
-    "operators of compiled code",
+    "{name} calls what runs compiled or not at all (`flex_attention`, `fullgraph=True`), and an eager checkpoint sees "
+    "no operators of compiled code",
     f"compile the whole block: {_COMPILE}",
 )
 LEFT_ALONE = Problem(
