@@ -221,7 +221,7 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-# --- computation between two reduce-scatters ---------------------------------------------------------------------------
+# --- computation between two reduce-scatters --------------------------------------------------------------------------
 
 AT_MOST = 8
 """Products between two reduce-scatters, to which AutoParallel holds the order of torch's scheduler."""
@@ -236,7 +236,8 @@ def between_scatters(subject: Subject, device: DeviceProfile) -> Iterator[dict[s
         order = outcome.schedule.rows_of(StepKind.FIRST_RUN)
         row: dict[str, Any] = {"graph": subject.name, "device": device.name, "contender": name}
         for held, rows in (("", order), (" held", at_most(facts, order))):
-            schedule = Schedule.of((StepKind.FIRST_RUN, each, int(facts.phases[each] == Phase.BACKWARD)) for each in rows)
+            halves = [int(facts.phases[each] == Phase.BACKWARD) for each in rows]
+            schedule = Schedule.of((StepKind.FIRST_RUN, *each) for each in zip(rows, halves, strict=True))
             row[f"most{held}"] = max(len(products) for products, _ in stretches(facts, rows))
             row[f"exposed ms{held}"] = 1e3 * step_time(facts, schedule, node_times(facts, device)).exposed
             row[f"peak GiB{held}"] = estimate_peak(facts, schedule).bytes / GIB

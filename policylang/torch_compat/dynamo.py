@@ -153,6 +153,17 @@ def backend_behind(wrapper: Any) -> Any:
         wrapper = inner
 
 
+def was_left_uncompiled(error: BaseException | None) -> bool:
+    """Whether ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode.
+
+    Private because it is a plain RuntimeError: it is told by the frame that raised it.
+    """
+    raised = getattr(error, "__traceback__", None)
+    while raised is not None and raised.tb_next is not None:
+        raised = raised.tb_next
+    return raised is not None and raised.tb_frame.f_globals.get("__name__") == "torch._dynamo.eval_frame"
+
+
 def compiles_backwards_anew() -> bool:
     """Whether compiled autograd is on: it takes compiled backwards apart, and compiles what it makes of them."""
     import torch._dynamo.compiled_autograd as compiled_autograd

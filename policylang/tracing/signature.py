@@ -61,17 +61,23 @@ class BatchSignature:
                 help="pass what `trace_step` was given after `loss_fn`, in the same order and with the same keys",
                 details=[f"{when}: {_inputs(paths)}" for when, paths in (("traced", self.paths), ("called", came))],
             )
-        differences = [
-            f"input{path}: traced with {_text(kind)}, called with {_text(_kind(leaf))}"
-            for path, kind, leaf in zip(self.paths, self.kinds, leaves, strict=True)
-            if not _same(kind, leaf)
-        ]
-        if differences:
+        found = zip(self.paths, self.kinds, leaves, strict=True)
+        others = [(path, kind, _kind(leaf)) for path, kind, leaf in found if not _same(kind, leaf)]
+        if others:
+            texts = [(path, _text(kind), _text(came)) for path, kind, came in others]
+            shapes = any(isinstance(kind, TensorKind) for _, kind, _ in others)
             raise problem(
                 BATCH_CHANGED,
                 "the batch is not the one this step was traced for",
-                help="trace one step for each shape, or pad the batch to the traced shape",
-                details=_first(differences),
+                help="trace one step for each shape, or pad the batch to the traced shape"
+                if shapes
+                else "trace one step for each, or pass what it was traced with: an object may be written to in place",
+                details=_first(
+                    [
+                        f"input{path}: traced with {then}, called with {'another' if now == then else now}"
+                        for path, then, now in texts
+                    ]
+                ),
             )
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -174,7 +180,8 @@ def _same(kind: Any, leaf: Any) -> bool:
 
 
 def _text(kind: Any) -> str:
-    return str(kind) if isinstance(kind, TensorKind) else f"the {type(kind).__name__} `{kind!r}`"
+    text = str(kind) if isinstance(kind, TensorKind) else f"the {type(kind).__name__} `{kind!r}`"
+    return text if "\n" not in text else f"the {type(kind).__name__}"
 
 
 def _inputs(paths: Sequence[str]) -> str:

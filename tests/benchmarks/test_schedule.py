@@ -19,6 +19,7 @@ from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.simulation.collective_times import collective_seconds
 from policylang.simulation.node_times import node_times
 from tests.support.sharded import fake_ranks
+from tests.support.textgraph import facts_of
 
 REFERENCE = load_device(schedule.REFERENCE)
 SMALL = synthetic_half(150)
@@ -48,6 +49,22 @@ def test_times_are_those_of_the_profile_and_a_size_of_nothing_is_its_latency() -
     assert prices.milliseconds(node, 0) == pytest.approx(1e3 * 30e-6)
     new = module.graph.node_copy(node)  # what a pass adds is priced when it asks
     assert prices.milliseconds(new, None) == prices.milliseconds(node, None)
+
+
+def test_products_wait_for_the_scatter_that_ends_a_long_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = facts_of(
+        """
+        %x = input bytes=8
+        %grad = aten.mm.default(%x) compute bytes=8
+        %one = aten.mm.default(%x) compute bytes=8
+        %two = aten.mm.default(%one) compute bytes=8
+        %sent = _c10d_functional.reduce_scatter_tensor.default(%grad) collective bytes=4 group=dp:2
+        %here = _c10d_functional.wait_tensor.default(%sent) bytes=4
+        """
+    )
+    for most, named in ((1, "grad sent one two here"), (2, "grad one sent two here"), (3, "grad one two sent here")):
+        monkeypatch.setattr(schedule, "AT_MOST", most)
+        assert " ".join(facts.names[row] for row in schedule.at_most(facts, range(1, 6))) == named
 
 
 def test_torch_plans_by_the_names_of_blocks() -> None:

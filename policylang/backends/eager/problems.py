@@ -137,6 +137,12 @@ COMPILED_PART = Problem(
     "{part} is compiled, and it is a part of {name}: the policy of a block is not carried out on a part of it",
     f"compile the whole block: {_COMPILE}",
 )
+NEEDS_A_COMPILER = Problem(  # torch's own error speaks of dispatch modes
+    "APL396",
+    "{name} calls what runs compiled or not at all (`flex_attention`, `fullgraph=True`), and an eager checkpoint sees "
+    "no operators of compiled code",
+    f"compile the whole block: {_COMPILE}",
+)
 LEFT_ALONE = Problem(
     "APL396",
     "{names} was to be compiled, and `torch.compile` ran it as it is",

@@ -30,7 +30,7 @@ from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.syntax import Bucket, Policy
-from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler
+from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
 from policylang.torch_compat.eager import (
     being_compiled,
     checkpoints_are_tagged,
@@ -258,15 +258,18 @@ class CheckpointContext:
             remove_saved_tensor_hooks()
             self._aside = True
 
-    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_trace: object) -> None:
         this_thread.around.remove(self)
         if self._aside:
             self._aside = False
             restore_saved_tensor_hooks(self._hooks)
         self._hooks = None  # they hold the checkpoint, and the checkpoint holds this context
+        block = self.block
         self._leave(finished=kind is None)
         if kind is not None:
             self.running = None
+            if block is not None and was_left_uncompiled(error):
+                raise problems.NEEDS_A_COMPILER.error(name=self.session.named(block)) from error
         elif self.block is None and not (self._gave_way or self._plainly) and graph_being_traced() is None:
             raise self.session.nothing_ran()
 

@@ -87,6 +87,8 @@ def writes(operator: Any) -> bool:
 
 def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that a call of an operator writes to, as it says."""
+    if not writes(operator):
+        return []
     return [
         args[at] if at < len(args) else kwargs.get(argument.name)
         for at, argument in enumerate(schema_of(operator).arguments)
