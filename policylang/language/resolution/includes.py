@@ -67,6 +67,7 @@ class Expansion:
     """By the same names, the include in the file that was loaded that leads to each first."""
     _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
+    _reported: set[tuple[str, Span]] = field(factory=set)
     _steps: int = 0
 
     def add(self, unit: _Unit, chain: IncludeChain) -> None:
@@ -149,6 +150,9 @@ class Expansion:
         help: str | None = None,
         mends: Sequence[Mend] = (),
     ) -> None:
+        if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
+            return
+        self._reported.add((code, include.span))
         related = _included_from(chain)
         self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, mends=mends))
 
