@@ -176,7 +176,7 @@ def _chosen(
     except ImportError as error:
         message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
         raise PolicyError(
-            [diagnose(NO_SOLVER, message, help="install it with `pip install policylang[tune]`")]
+            [diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]
         ) from None
     return choose(facts, times, budget, capabilities, besides=besides, offload=offload, table=table, progress=progress)
 
