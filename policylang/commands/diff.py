@@ -39,8 +39,8 @@ from policylang.commands.shared.inputs import (
     warn_of_devices,
 )
 from policylang.commands.shared.output import say, tell
-from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
+from policylang.commands.shared.written_files import write_output
 from policylang.language.figures import counted
 
 if TYPE_CHECKING:

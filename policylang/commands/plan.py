@@ -41,8 +41,8 @@ from policylang.commands.shared.inputs import (
     read_profile,
 )
 from policylang.commands.shared.output import say
-from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
+from policylang.commands.shared.written_files import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -43,8 +43,8 @@ from policylang.commands.shared.inputs import (
     refuse,
 )
 from policylang.commands.shared.output import say, tell
-from policylang.commands.shared.written_files import write_output
 from policylang.commands.shared.project import add_project, need_graph, take_settings, tell_settings
+from policylang.commands.shared.written_files import write_output
 
 if TYPE_CHECKING:
     from policylang.graph.facts import Facts

@@ -35,8 +35,8 @@ MOST_NODES = 1 << 21
 MOST_BYTES = 1 << 27
 """Of the file, and of what it is decompressed to."""
 _UNPACKED, _NODES = 256, 16
-"""At most so many bytes, and nodes, for each byte of a file, beside what any graph may have: a model's equal blocks come
-to a tenth of that, and who opens a small file pays for a small graph."""
+"""At most so many bytes, and nodes, for each byte of a file, beside what any graph may have: who opens a small file
+pays for a small graph. The equal blocks of a model come to a tenth of that."""
 _ANY_BYTES, _ANY_NODES = 1 << 22, 1 << 16
 _UPDATE = "update policylang, or write the snapshot again"
 _WRITE_AGAIN = "write the snapshot again"
