@@ -4,7 +4,7 @@
     python examples/tune_llama.py "120 MiB"           # a budget of your own, for the peak of the step
     python examples/tune_llama.py "120 MiB" h100      # times of another device profile
 
-Needs `transformers` and `policylang[tune]`. Nothing is downloaded: a small Llama with random weights. The step is
+Needs `transformers` and `highspy`. Nothing is downloaded: a small Llama with random weights. The step is
 traced and trained as one flat graph; `torch.compile(model, backend=policylang.backend("tuned.apl"))` takes the same
 file.
 """

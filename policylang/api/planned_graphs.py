@@ -12,7 +12,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.files.any_form import read_any
 from policylang.graph.traced_device import kernel_findings
-from policylang.language.codes import diagnose, is_error
+from policylang.language.codes import bounded, diagnose, is_error
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.syntax import ExpectTotal, Policy
@@ -59,7 +59,7 @@ def on_graph(
 ) -> tuple[tuple[Plan, ...], tuple[Diagnostic, ...]]:
     """The plan of a policy on each graph, and all that is wrong between them."""
     plans = tuple(plan(policy, facts, capabilities_for(facts.kind, path), device=device) for facts in graphs.values())
-    return plans, tuple(_diagnostics(policy, list(graphs), plans, one_model))
+    return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, one_model)))
 
 
 def _diagnostics(policy: Policy, names: Sequence[str], plans: Sequence[Plan], one_model: bool) -> Iterable[Diagnostic]:

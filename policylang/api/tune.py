@@ -175,9 +175,7 @@ def _chosen(
         from policylang.tuning.tuner import tune as choose
     except ImportError as error:
         message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
-        raise PolicyError(
-            [diagnose(NO_SOLVER, message, help="install it with `pip install policylang[tune]`")]
-        ) from None
+        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
     return choose(facts, times, budget, capabilities, besides=besides, offload=offload, table=table, progress=progress)
 
 

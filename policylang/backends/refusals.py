@@ -60,9 +60,7 @@ def unsafe_after_all(plan: Plan, needs: Needs, capabilities: Capabilities) -> tu
     found = []
     for index, reasons in sorted(by_rule.items()):
         rule = plan.policy.rules[index]
-        help = f"save these values with a later rule, or write `optional {rule.text}` to have them saved"
-        rows, why = list(reasons), list(reasons.values())
-        found.append(planning_refusals.unsafe(rule.text, rule.span, rows, why, plan.facts, help))
+        found.append(planning_refusals.unsafe(rule, list(reasons), list(reasons.values()), plan.facts))
     return tuple(found)
 
 

@@ -103,7 +103,7 @@ def _function(text: str) -> Callable[[], Any]:
     if find_spec("transformers") is None:
         raise UsageError(
             "the model `llama` needs `transformers`",
-            'pip install "policylang[demo]", or name a model of your own with `--model package.module:function`',
+            "pip install transformers, or name a model of your own with `--model package.module:function`",
         )
     return _llama
 

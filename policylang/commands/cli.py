@@ -114,8 +114,8 @@ def _ended(options: argparse.Namespace) -> int:
 
 def _have_streams() -> bool:
     """Python has None for a stream that was closed (`>&-`): nothing is read there, and nobody told."""
-    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stdout is None:
         print("policylang: the standard output is closed", file=sys.stderr)
     return sys.stdout is not None

@@ -200,9 +200,10 @@ def _subject(subject: str) -> str:
 
 def _meanings(subject: str) -> tuple[str, Sequence[Meaning]]:
     from policylang.language.meanings.dictionary import senses
+    from policylang.report.word_meanings import of_group
 
     word = " ".join(subject.split())
-    return word, senses(word)
+    return word, (*senses(word), *of_group(word))
 
 
 def _code_data(code: str) -> dict[str, Any]:
@@ -229,6 +230,7 @@ def _entry(code: str) -> Code:
     from policylang.language.codes import CODES
     from policylang.language.meanings.dictionary import meanings
     from policylang.language.nearest import did_you_mean, nearest
+    from policylang.language.resolution.prelude import group_names
 
     entry = CODES.get(code.upper())
     if entry is not None:
@@ -238,7 +240,8 @@ def _entry(code: str) -> Code:
     near = get_close_matches(code.upper(), CODES, n=1)
     mend = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
     if not near and not _CODE_LIKE.match(code):
-        mend = did_you_mean(nearest(code, (word for each in meanings() for word in each.words))) or mend
+        known = (*(word for each in meanings() for word in each.words), *group_names())
+        mend = did_you_mean(nearest(code, known)) or mend
         said = f"`{code}` is neither a diagnostic code nor a word of the language nor a policy that is here"
         raise UsageError(said, f"{mend}; {_HOW}")
     raise UsageError(f"no diagnostic has the code `{code}`", mend)

@@ -1,7 +1,7 @@
 """Serve an editor: a language server over standard input and output.
 
 An editor starts it by itself, once it is told to (docs/editor.md has the settings of VS Code, Neovim, Helix and Emacs).
-It needs the extra lsp: pip install 'policylang[lsp]'.
+It needs the extra lsp: pip install pygls.
 
 exit codes: 0 the editor ended it as it should, 1 the connection ended before, 2 the extra is not installed
 """
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> Exit:
         import pygls  # noqa: F401
     except ImportError:
         message = "the language server needs pygls, which is not installed"
-        raise UsageError(message, "pip install 'policylang[lsp]'") from None
+        raise UsageError(message, "pip install pygls") from None
     from policylang.editor.server import serve
 
     return Exit(serve())

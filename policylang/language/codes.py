@@ -12,6 +12,7 @@ from functools import cache
 from attrs import frozen
 
 from policylang.language.diagnostics import Diagnostic, Mend, Related, Severity, written
+from policylang.language.figures import counted
 from policylang.language.printable import one_line, printable
 from policylang.language.resources import codes_folder, policies_folder
 from policylang.language.source import Source, Span
@@ -76,6 +77,10 @@ def _read(code: str) -> Code:
 CODES: Mapping[str, Code] = _Codes()
 
 
+MOST = 1000
+"""Diagnostics of one policy, or of one on a graph."""
+
+
 def diagnose(
     code: str,
     message: str,
@@ -98,6 +103,15 @@ def diagnose(
     help = None if help is None else printable(help)
     details = tuple(map(printable, details))
     return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, mends=mends)
+
+
+def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """As many as somebody reads, and how many more there are."""
+    if len(found) <= MOST:
+        return tuple(found)
+    more = f"{counted(len(found) - MOST, 'further diagnostic is', 'further diagnostics are')} not shown"
+    span = next((each.span for each in found[MOST:] if each.span is not None), None)
+    return (*found[:MOST], diagnose("APL117", more, span, help="mend those that are shown first"))
 
 
 def _is_written(source: Source) -> bool:

@@ -52,12 +52,14 @@ class Mend:
         """The texts that it changes, each once."""
         return tuple(dict.fromkeys(change.span.source for change in self.changes))
 
-    def applied(self, source: Source) -> str:
-        """The text of a source with the changes that are about it."""
-        text = source.text
+    def applied(self, source: Source, start: int = 0, end: int | None = None) -> str:
+        """The text of a source, or a part of it, with the changes that are about it."""
+        end = len(source.text) if end is None else end
+        text = source.text[start:end]
         for change in sorted(self.changes, key=lambda each: each.span.start, reverse=True):
-            if change.span.source == source:
-                text = text[: change.span.start] + change.text + text[change.span.end :]
+            first, last = change.span.start - start, change.span.end - start
+            if change.span.source == source and first >= 0 and change.span.end <= end:
+                text = text[:first] + change.text + text[last:]
         return text
 
 

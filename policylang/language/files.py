@@ -14,6 +14,7 @@ from policylang.language.resources import policies_folder
 from policylang.language.source import Source, Span
 
 SUFFIX = ".apl"
+ENDS = f"the name of a policy file ends in `{SUFFIX}`"
 _OF_A_TEXT = (" ", "\n", ";")
 _MOST_OF_A_NAME = 200
 
@@ -43,6 +44,8 @@ def read_source(path: Path, name: str) -> Source | Diagnostic:
             return _missing(path, name)
         if not path.is_file():
             return diagnose("APL104", f"`{name}` is not a regular file", help="name a policy file")
+        if path.suffix == SUFFIX and path.resolve().suffix != SUFFIX:  # a stranger's may lead to any file of ours
+            return diagnose("APL104", f"`{name}` is a link to a file that is no policy", help=ENDS)
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE + 1)
         size = path.stat().st_size

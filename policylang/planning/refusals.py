@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve
@@ -48,7 +49,7 @@ from policylang.planning.selection.empty_matches import (
     part_counts,
 )
 from policylang.planning.selection.selectors import Selections
-from policylang.planning.selection.what_would_match import glob_span, numbered_globs, would_match
+from policylang.planning.selection.what_would_match import block_globs, glob_span, naming_blocks, would_match
 from policylang.planning.setups import WHAT_FSDP_MEANS
 from policylang.planning.value_decision import Decision
 
@@ -71,6 +72,7 @@ GATHERS_LEFT = "APL318"
 FLIPPING_THRESHOLD = "APL386"
 
 _MOST_NAMES = 8
+_NAMEABLE = re.compile(r"[A-Za-z_]\w*\.\w+", re.ASCII)
 _OTHER_INPUTS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
@@ -107,7 +109,7 @@ def no_such_blocks(blocks: Blocks, facts: Facts) -> Diagnostic:
         f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
         span=blocks.span,
         help=nearest_paths_hint(blocks.glob, facts),
-        mends=written(glob_span(blocks.glob, blocks.span), numbered_globs(blocks.glob, facts), near=True),
+        mends=written(glob_span(blocks.glob, blocks.span), block_globs(blocks.glob, facts), near=True),
     )
 
 
@@ -117,8 +119,8 @@ def no_blocks(rule: Rule, facts: Facts) -> Diagnostic:
         NO_SUCH_BLOCKS,
         "no blocks were found in this graph",
         span=rule.selector.span,
-        help=f"name them, `blocks layers.*`; {nearest_paths_hint('layers.*', facts)}",
-        mends=[put_before(rule.span, f"blocks {glob}") for glob in numbered_globs("layers.*", facts)],
+        help=naming_blocks(facts),
+        mends=[put_before(rule.span, f"blocks {glob}") for glob in block_globs("layers.*", facts)],
     )
     return evolve(found, cause=NO_SUCH_BLOCKS)
 
@@ -178,16 +180,29 @@ def no_effect(outcome: RuleOutcome, facts: Facts, keeper: tuple[int, int] | None
     )
 
 
-def unsafe(text: str, span: Span, rows: Sequence[int], reasons: Sequence[str], facts: Facts, help: str) -> Diagnostic:
-    """``rows`` and ``reasons`` in graph order."""
+def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> Diagnostic:
+    """``rule``: what asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
+    text, help = rule.span.one_line, "save these values with a rule"
+    mends = [put_behind(rule.span, f"save {operators}")] if (operators := _operators(rows, facts)) else []
+    if isinstance(rule, Rule):
+        text, mends = rule.text, [*mends, prefixed(rule.span, "optional")]
+        help = f"save these values with a later rule, or write `optional {text}` to have them saved"
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
     return diagnose(
         UNSAFE,
         f"`{text}` cannot recompute `{facts.names[rows[0]]}`{more}: {reasons[0]}",
-        span=span,
+        span=rule.span,
         help=help,
         details=_reasons(rows, reasons, facts),
+        mends=mends,
     )
+
+
+def _operators(rows: Sequence[int], facts: Facts) -> str:
+    """The operators of some rows, as a selector; empty where there are many, or one that a policy cannot name."""
+    names = dict.fromkeys(".".join(facts.targets[row].split(".")[:2]) for row in rows)
+    nameable = len(names) <= _MOST_NAMES and all(map(_NAMEABLE.fullmatch, names))
+    return ", ".join(names) if nameable else ""
 
 
 def _reasons(rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> tuple[str, ...]:

@@ -60,12 +60,18 @@ class StatementErrors:
             if not outcome.matched:
                 if not rule.optional and index not in by_fsdp and rule.selector.span not in self._of_no_share:
                     yield self._matches_nothing(rule, around, gathers)
-            elif outcome.decided:
+            elif outcome.decided or self._is_amended(outcome):
                 continue
             elif outcome.overridden_by:
                 yield refusals.overridden(self._policy, outcome, rules)
             elif outcome.kept_by_user:
                 yield refusals.kept_by_user(outcome)
+
+    def _is_amended(self, outcome: RuleOutcome) -> bool:
+        """Whether rules of another file take over from a rule that is included: a file is included to be amended."""
+        own = outcome.rule.span
+        takers = (self._policy.rules[index].span.source for index in outcome.overridden_by)
+        return self._policy.included_by(own) is not None and any(taker != own.source for taker in takers)
 
     def of_expectations(self, failures: Mapping[int, Diagnostic]) -> Iterator[Diagnostic]:
         """``failures``: what was found wrong, by the expectation's number."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import fill
+from textwrap import fill, indent
 from typing import Any
 
 from policylang.language.meanings.dictionary import Meaning
+from policylang.language.parsing.statements import comment_above
+from policylang.language.resolution.prelude import group
 from policylang.report.width import columns
 
 _WIDEST = 100
@@ -15,16 +17,23 @@ _WIDEST = 100
 def meanings_text(word: str, found: Sequence[Meaning]) -> str:
     """A paragraph, an example and where there is more, of each sense."""
     width = columns(_WIDEST) or _WIDEST
-    parts = [
-        (fill(f"{word} ({each.sense}): {each.text}", width=width), f"    {each.example}", f"More in {_page(each)}.")
-        for each in found
-    ]
+    said = [(fill(f"{word} ({each.sense}): {each.text}", width=width), each) for each in found]
+    parts = [(text, indent(each.example, "    "), f"More in {_page(each)}.") for text, each in said]
     return "\n\n".join(line for part in parts for line in part)
 
 
 def meanings_data(word: str, found: Sequence[Meaning]) -> dict[str, Any]:
     said = [{"sense": e.sense, "text": e.text, "example": e.example, "section": e.section} for e in found]
     return {"word": word, "meanings": said}
+
+
+def of_group(word: str) -> tuple[Meaning, ...]:
+    """What a group that every policy knows stands for; empty where the word is none."""
+    let = group(word)
+    if let is None:
+        return ()
+    text = f"A group of operators that every policy knows. {comment_above(let.span)}".strip()
+    return (Meaning((word,), "group", text, let.span.text, "Groups"),)
 
 
 def _page(meaning: Meaning) -> str:

@@ -90,7 +90,7 @@ def test_a_missing_package_is_named_with_the_mend(policylang, monkeypatch):
     assert outcome == (
         2,
         "",
-        'policylang demo: the demo needs `transformers`\nhelp: pip install "policylang[demo]"\n',
+        "policylang demo: the demo needs `transformers`\nhelp: pip install transformers\n",
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from policylang.graph.files.snapshot import write
 from policylang.language.codes import CODES
+from policylang.language.resolution.prelude import group_names
 from tests.support.textgraph import facts_of
 
 
@@ -37,6 +38,15 @@ def test_a_word(policylang):
         "    save everything in block where crosses block\n\nMore in docs/language.md, Properties.\n"
     )
     assert policylang("explain", "users").out.count("More in") == 2  # `users of mm`, and `where users > 1`
+
+
+@pytest.mark.parametrize("word", group_names())
+def test_a_group(policylang, word):
+    outcome = policylang("explain", word)
+    assert outcome.code == 0
+    assert f"{word} (group): A group of operators that every policy knows." in outcome.out
+    assert f"\n    let {word} = " in outcome.out
+    assert "help: did you mean `attention`" in policylang("explain", "atention").err
 
 
 def test_a_word_for_machines(policylang):

@@ -132,6 +132,13 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
     return result
 
 
+def test_a_small_file_is_no_large_recording(tmp_path: Path) -> None:
+    nodes = [["x", "placeholder", "x", [], {}, None, {}]] * 40_000
+    for content in (b"[" * (12 << 20), json.dumps({"fields": SMALL["fields"], "nodes": nodes}).encode()):
+        with pytest.raises(PolicyGraphError, match=r"is larger than a recorded graph can be: its [\d,]+ bytes hold"):
+            imported(gzip.compress(content), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -156,7 +163,8 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
         (changed(["nodes", 2, 3], "ww"), "node 2, `mm`: its arguments are not a list and an object"),
         (changed(["nodes", 2, 6], "is_forward"), "node 2, `mm`: its `meta` is not an object"),
         (changed(["nodes", 2, 6, "module"], 3), "node 2, `mm`: its `module` cannot be `3`"),
-        (changed(["nodes", 2, 6, "module"], "a\0"), "its column `modules` holds what cannot be there"),
+        (changed(["mesh", "dims"], ["d\x1b"]), "what it says as `meshes` cannot be"),
+        (changed(["groups"], {"0\n::error": [-1]}), "its group `0 ::error` is not a list of ranks"),
         (changed(["nodes", 0, 6, "desc"], "5"), "node 0, `w`: `5` describes no input"),
         (changed(["nodes", 0, 6, "desc"], "GradAOTOutput(3)"), "node 0, `w`: `GradAOTOutput(3)` describes no input"),
         (changed(["nodes", 0, 6, "desc"], "ParamAOTInput(target=3)"), "has a name that is no text"),

@@ -184,6 +184,17 @@ def test_a_plan_on_a_snapshot_is_the_plan_on_the_graph(model: str, path: str) ->
     assert_same_plans(read, facts)
 
 
+def test_a_graph_whose_nodes_are_all_alike_is_read_again() -> None:
+    """Its file would be smaller than files of so many nodes may be: it is packed less."""
+    small, rows = everything_said(), 1 << 17
+    said = {each.name: getattr(small, each.name) for each in attrs.fields(Facts)}
+    alike = {name: [said[name][1]] * rows for name in said if snapshot.is_column(name)}
+    own = {"names": [f"a_{row}" for row in range(rows)], "inputs": [()] * rows, "arguments": [()] * rows}
+    facts = Facts(**{**said, **alike, **own, "owners": range(rows), "users": [()] * rows})
+    data = snapshot.dump(facts)
+    assert snapshot.parse(data).names[-1] == f"a_{rows - 1}"
+
+
 def test_equal_facts_are_equal_bytes() -> None:
     assert snapshot.dump(facts_of(SMALL)) == snapshot.dump(facts_of(SMALL))
 
@@ -223,7 +234,12 @@ def unpacked(data: bytes) -> bytearray:
         (
             packed(b"", length=1 << 40),
             "APL354",
-            "`g.graph` is larger than a snapshot can be: it unpacks to 1,099,511,627,776 bytes",
+            "`g.graph` is larger than a snapshot can be: its 30 bytes unpack to 1,099,511,627,776",
+        ),
+        (
+            packed(b"\x80\x80\x08"),
+            "APL354",
+            "`g.graph` is larger than a snapshot can be: it has 131,072 nodes",
         ),
         (
             packed(b"\xff\xff\xff\x7f"),
@@ -235,6 +251,12 @@ def unpacked(data: bytes) -> bytearray:
 def test_what_is_no_snapshot_is_refused_by_name(data: bytes, code: str, said: str) -> None:
     found = refusal(data)
     assert (found.code, found.message) == (code, said)
+
+
+def test_a_small_file_is_no_large_graph() -> None:
+    message = refusal(packed(bytes(8 << 20))).message
+    assert message.startswith("`g.graph` is larger than a snapshot can be: its 8,")
+    assert message.endswith(" bytes unpack to 8,388,608")
 
 
 def test_a_bomb_is_not_unpacked() -> None:

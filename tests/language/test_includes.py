@@ -160,7 +160,7 @@ def test_files_that_cannot_be_read(in_folder: Path) -> None:
         "no_such.apl": ("APL103", "there is no policy file `no_such.apl`"),
         "binary.apl": ("APL001", "the file is not text: byte 0xff in line 2 is not UTF-8"),
         "huge.apl": ("APL002", "the file holds 4.6 MiB, more than the 4 MiB a policy may have"),
-        "nul\0.apl": ("APL103", "there is no policy file `nul\0.apl`"),
+        "nul\0.apl": ("APL103", "there is no policy file `nul�.apl`"),
     }
     for name, told in expected.items():
         found = only(name)

@@ -71,6 +71,47 @@ def test_what_is_written(code: str, text: str, first: str, last: str | None) -> 
     assert last is None or told[-1][1] == last
 
 
+SMALL = facts_of("""
+    %x = input
+    %w = parameter
+    %mm = aten.mm.default(%x, %w) fc1 shape=8x8 bytes=256
+    %r = aten.add_.Tensor(%mm) fc2 writes shape=8x8 bytes=256
+    %sin = aten.sin.default(%r) fc2 shape=8x8 bytes=256
+    ---
+    %b = aten.mul.Tensor(%sin, %r)
+    output(%sin, %b)
+""")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [
+        ("APL302", "save everything in block", ["write `blocks fc1` above it", "write `blocks fc2` above it"]),
+        ("APL302", "blocks h.*\nsave everything in block", ["did you mean `fc1`?", "did you mean `fc2`?"]),
+        ("APL304", "recompute everything", ["write `save aten.add_` below it", OPTIONAL]),
+        ("APL304", "undecided -> recompute", ["write `save aten.add_` below it"]),
+    ],
+)
+def test_each_mend_of_a_model_without_numbered_layers(code: str, text: str, told: list[str]) -> None:
+    (found,) = (each for each in found_in(text, graph=SMALL) if each.code == code)
+    assert [mend.title for mend in found.mends] == told
+    assert "layers" not in (found.help or "")
+    for mend in found.mends:
+        assert found.span is not None
+        assert not [each for each in found_in(mend.applied(found.span.source), graph=SMALL) if is_error(each)]
+
+
+def test_an_included_rule_is_there_to_be_amended(tmp_path) -> None:
+    from policylang.language.resolution.loader import load_policy
+
+    (tmp_path / "shared.apl").write_text("recompute mm\nsave cos\nrecompute cos\n")
+    (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\nsave sin\nrecompute sin\n')
+    policy = load_policy(tmp_path / "mine.apl").policy
+    assert policy is not None
+    found = on_graph(policy, {"g": GRAPH}, None, one_model=False)[1]
+    assert [each.message.split("`")[1] for each in found if each.code == "APL303"] == ["save cos", "save sin"]
+
+
 def test_a_comment_stays_with_its_line() -> None:
     text = "# on top\nsave mm  # products\nrecompute mm, sin  # both\nsave cos\n"
     removed, below = of("APL303", text)

@@ -344,7 +344,7 @@ def test_without_the_solver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         lower_hull(facts, chain_times(facts, a=1), JOINT)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "APL619"
-    assert diagnostic.help == "install it with `pip install policylang[tune]`"
+    assert diagnostic.help == "install it with `pip install highspy`"
 
 
 @pytest.mark.slow

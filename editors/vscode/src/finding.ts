@@ -55,10 +55,10 @@ function commandOf(program: string, where: Surroundings): Command {
     return { program, args: ["lsp"], ...(python === undefined ? {} : { python }) };
 }
 
-/** What a terminal is given to install what is missing. */
+/** What a terminal is given to install what is missing, in a checkout of policylang. */
 export function install(python: string | undefined): string {
     const pip = python === undefined ? "pip" : `${quoted(python)} -m pip`;
-    return `${pip} install "policylang[lsp]"`;
+    return `${pip} install ".[lsp]"`;
 }
 
 function quoted(program: string): string {

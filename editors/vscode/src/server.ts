@@ -155,7 +155,7 @@ export class Server implements vscode.Disposable {
         if (this.said) return;
         this.said = true;
         const [inTerminal, choose, again] = ["Install in a terminal", "Choose the command", "Try again"];
-        const chosen = await vscode.window.showErrorMessage(`${words} It comes with: ${install(python)}`, inTerminal, choose, again);
+        const chosen = await vscode.window.showErrorMessage(`${words} In a checkout of policylang: ${install(python)}`, inTerminal, choose, again);
         if (chosen === inTerminal) {
             const terminal = vscode.window.createTerminal("policylang");
             terminal.show();

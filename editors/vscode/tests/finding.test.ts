@@ -52,7 +52,7 @@ test("each folder of a workspace may have the environment, and without a folder 
 });
 
 test("what is missing is installed where the command is from", () => {
-    assert.equal(install(undefined), 'pip install "policylang[lsp]"');
-    assert.equal(install("/project/.venv/bin/python"), '/project/.venv/bin/python -m pip install "policylang[lsp]"');
-    assert.equal(install("/my env/bin/python"), '"/my env/bin/python" -m pip install "policylang[lsp]"');
+    assert.equal(install(undefined), 'pip install ".[lsp]"');
+    assert.equal(install("/project/.venv/bin/python"), '/project/.venv/bin/python -m pip install ".[lsp]"');
+    assert.equal(install("/my env/bin/python"), '"/my env/bin/python" -m pip install ".[lsp]"');
 });

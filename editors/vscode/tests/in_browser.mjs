@@ -239,7 +239,7 @@ async function drive() {
         writeFileSync(path.join(folder, ".vscode/settings.json"), JSON.stringify({ "policylang.command": "/nowhere/policylang" }));
         const said = await page.waitForSelector(".notification-toast:has-text('/nowhere/policylang')");
         const words = (await said.innerText()).replace(/\s+/g, " ");
-        assert.match(words, /pip install "policylang\[lsp\]"/);
+        assert.match(words, /pip install "\.\[lsp\]"/);
         console.log(`     ${words}`);
     });
     await see.step("a server that cannot start says why in its own words", async () => {
@@ -249,7 +249,7 @@ async function drive() {
         writeFileSync(path.join(folder, ".vscode/settings.json"), JSON.stringify({ "policylang.command": command }));
         const said = await page.waitForSelector(".notification-toast:has-text('No module named')");
         const words = (await said.innerText()).replace(/\s+/g, " ");
-        assert.ok(words.includes(`${command} -m pip install "policylang[lsp]"`), words);
+        assert.ok(words.includes(`${command} -m pip install ".[lsp]"`), words);
         console.log(`     ${words}`);
     });
     await see.step("each folder of a workspace has its own snapshot", async () => {

@@ -39,7 +39,7 @@ test("a graph is told by its first bytes: settings of tools are JSON too", () =>
 });
 
 test("a server that does not start says why in its own words", () => {
-    const written = "policylang lsp: the language server needs pygls, which is not installed\nhelp: pip install 'policylang[lsp]'\n";
+    const written = "policylang lsp: the language server needs pygls, which is not installed\nhelp: pip install pygls\n";
     assert.equal(saidBy(written), "the language server needs pygls, which is not installed");
     assert.match(didNotStart("/x/policylang", 2, written), /needs pygls.*\/x\/policylang/);
     assert.equal(saidBy("/usr/bin/python: No module named policylang\n"), "/usr/bin/python: No module named policylang");

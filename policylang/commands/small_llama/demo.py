@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> Exit:
     missing = [name for name in ("torch", "transformers", "rich") if find_spec(name) is None]
     if missing:
         names = " and ".join(f"`{name}`" for name in missing)
-        raise UsageError(f"the demo needs {names}", 'pip install "policylang[demo]"')
+        raise UsageError(f"the demo needs {names}", f"pip install {' '.join(missing)}")
     import torch
 
     from policylang.commands.shared.output import say, tell

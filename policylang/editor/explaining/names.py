@@ -13,11 +13,10 @@ from policylang.editor.state import State
 from policylang.graph.facts import Facts, Flag
 from policylang.language.figures import counted, figure, joined, listed
 from policylang.language.manifest.tags import tagged
-from policylang.language.parsing.statements import comments
+from policylang.language.parsing.statements import comment_above
 from policylang.language.resolution import prelude
 from policylang.language.resolution.operator_names import OperatorTable, split_operator
 from policylang.language.resolution.public_names import TRACED_AS
-from policylang.language.source import Span
 from policylang.language.syntax import Difference, Intersection, Let, Operator, Reference, Selector, Union, Word
 from policylang.planning.selection.empty_matches import part_counts
 from policylang.planning.selection.predicates import split_target
@@ -69,20 +68,6 @@ def of_let(state: State, let: Let, selector: Selector) -> Article:
         if len(counts) > 1 or not rows:
             article.items(part_lines(counts))
     return article
-
-
-def comment_above(span: Span) -> str:
-    """The comment on the lines above a statement, without its marks; else the one behind it on its line."""
-    source = span.source
-    found = {source.line_column(start)[0]: source.text[start:end] for start, end in comments(source)}
-    alone = {line for line in found if source.line_text(line).lstrip().startswith("#")}
-    line, lines = span.line - 1, list[str]()
-    while line in alone:
-        lines.insert(0, found[line])
-        line -= 1
-    if not lines and span.end_line in found:
-        lines = [found[span.end_line]]
-    return " ".join(" ".join(each.lstrip("#").split()) for each in lines)
 
 
 def _of_word(state: State, word: Word) -> Article:

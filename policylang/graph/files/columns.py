@@ -18,7 +18,8 @@ from policylang.graph.files.plain import DamagedError, Reader, write_number, wri
 _WIDTHS = {1: "B", 2: "H", 4: "I"}
 _LONGEST_NUMBER = 9
 """Digits of the number at the end of a name; a longer one is part of the name."""
-_MOST_CHARACTERS = 1 << 27
+_CHARACTERS = 128
+"""Of the names, on average."""
 EDGES = 16
 """How many nodes a node reads at most, on average over a graph of a size that matters."""
 SLACK = 1 << 20
@@ -159,7 +160,7 @@ def write_names(out: bytearray, names: Sequence[str]) -> None:
 def read_names(reader: Reader, rows: int, what: str) -> list[str]:
     bases = read_plain(reader, rows, lambda value: type(value) is str, what)
     steps = read_plain(reader, rows, lambda value: value is None or type(value) is int, what)
-    if sum(map(len, bases)) > _MOST_CHARACTERS:
+    if sum(map(len, bases)) > _CHARACTERS * rows + SLACK:
         raise DamagedError("its names are longer than any graph's")
     names: list[str] = []
     last: dict[str, int] = {}

@@ -16,15 +16,19 @@ from typing import Any
 
 from attrs import evolve
 
+from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Group, Mesh
 from policylang.graph.files.plain import DamagedError, MalformedError
-from policylang.graph.files.snapshot import MOST_BYTES, TOO_LARGE, UNREADABLE, graph_error
+from policylang.graph.files.snapshot import MOST_BYTES, MOST_NODES, TOO_LARGE, UNREADABLE, graph_error
 from policylang.graph.files.validation import check_columns
 from policylang.language.files import reason_of
 
 NOT_RECORDED = "APL357"
 _GZIP = b"\x1f\x8b"
-_MOST = 4 * MOST_BYTES
+_UNPACKED, _ANY_BYTES = 128, 1 << 23
+"""Bytes for each byte of a file that is packed, and of any: recordings unpack to some twenty times their size."""
+_ANY_NODES = 1 << 14
+"""Beside one for each byte of the file."""
 _FIELDS = ("name", "op", "target", "args", "kwargs", "val", "meta")
 
 
@@ -35,7 +39,13 @@ def recorded_facts(path: str | os.PathLike[str]) -> Facts:
     """
     name = os.fsdecode(path)
     try:
-        return facts_of_recording(_parsed(_content(path, name)))
+        data, size = _content(path, name)
+        recording = _parsed(data)
+        del data
+        nodes = recording.get("nodes")
+        if isinstance(nodes, list) and len(nodes) > min(MOST_NODES, _ANY_NODES + size):
+            raise _too_large(name, f"its {size:,} bytes hold {len(nodes):,} nodes")
+        return facts_of_recording(recording)
     except MalformedError as error:
         raise graph_error(NOT_RECORDED, f"`{name}` is not a recorded graph: {error}") from None
 
@@ -121,18 +131,23 @@ def _parsed(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _content(path: str | os.PathLike[str], name: str) -> bytes:
-    """The JSON, unpacked if it is gzipped, and never more than the limit."""
+def _content(path: str | os.PathLike[str], name: str) -> tuple[bytes, int]:
+    """The JSON, unpacked if it is gzipped, and never more than the limit; and the size of the file."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == _GZIP
             file.seek(0)
-            data: bytes = gzip.GzipFile(fileobj=file).read(_MOST + 1) if packed else file.read(_MOST + 1)
+            size = os.fstat(file.fileno()).st_size
+            most = min(MOST_BYTES, _ANY_BYTES + _UNPACKED * size) if packed else MOST_BYTES
+            data: bytes = gzip.GzipFile(fileobj=file).read(most + 1) if packed else file.read(most + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise MalformedError("it cannot be unpacked") from None
     except (OSError, ValueError) as error:
         raise graph_error(UNREADABLE, f"`{name}` cannot be read: {reason_of(error)}") from None
-    if len(data) > _MOST:
-        reason = f"it has more than {_MOST:,} bytes of JSON"
-        raise graph_error(TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")
-    return data
+    if len(data) > most:
+        raise _too_large(name, f"its {size:,} bytes hold more than {most:,} bytes of JSON")
+    return data, size
+
+
+def _too_large(name: str, reason: str) -> PolicyGraphError:
+    return graph_error(TOO_LARGE, f"`{name}` is larger than a recorded graph can be: {reason}")

@@ -34,6 +34,10 @@ FOREIGN, NEWER, DAMAGED, TOO_LARGE, UNREADABLE = "APL351", "APL352", "APL353", "
 MOST_NODES = 1 << 21
 MOST_BYTES = 1 << 27
 """Of the file, and of what it is decompressed to."""
+_UNPACKED, _NODES = 256, 16
+"""At most so many bytes, and nodes, for each byte of a file, beside what any graph may have: who opens a small file
+pays for a small graph. The equal blocks of a model come to a tenth of that."""
+_ANY_BYTES, _ANY_NODES = 1 << 22, 1 << 16
 _UPDATE = "update policylang, or write the snapshot again"
 _WRITE_AGAIN = "write the snapshot again"
 _HEAD = struct.Struct("<8sHQI")
@@ -81,6 +85,8 @@ def dump(facts: Facts) -> bytes:
         put = _SPECIAL[name][0] if name in _SPECIAL else write_plain
         put(body, getattr(facts, name))
     packed = zlib.compress(bytes(body), 9)
+    if len(body) > _most(_ANY_BYTES, _UNPACKED, packed) or len(facts) > _most(_ANY_NODES, _NODES, packed):
+        packed = zlib.compress(bytes(body), 0)  # nodes that are all alike
     return _HEAD.pack(MAGIC, FORMAT, len(body), zlib.crc32(packed)) + packed
 
 
@@ -97,13 +103,13 @@ def parse(data: bytes, name: str = "<snapshot>") -> Facts:
     if version > FORMAT:
         message = f"`{name}` has format {version}, and this policylang reads formats up to {FORMAT}"
         raise graph_error(NEWER, message, _UPDATE)
-    if length > MOST_BYTES:
-        raise _too_large(name, f"it unpacks to {length:,} bytes")
     packed = memoryview(data)[_HEAD.size :]
+    if length > min(MOST_BYTES, _most(_ANY_BYTES, _UNPACKED, packed)):
+        raise _too_large(name, f"its {len(data):,} bytes unpack to {length:,}")
     try:
         if zlib.crc32(packed) != checksum:
             raise DamagedError("its content does not fit its checksum")
-        return _facts(_unpacked(packed, length), name)
+        return _facts(_unpacked(packed, length), name, min(MOST_NODES, _most(_ANY_NODES, _NODES, packed)))
     except DamagedError as error:
         raise _damaged(name, str(error)) from None
 
@@ -117,10 +123,14 @@ def is_column(name: str) -> bool:
     return str(getattr(attrs.fields(Facts), name).type).startswith("Sequence[")
 
 
-def _facts(body: bytes, name: str) -> Facts:
+def _most(of_any: int, of_a_byte: int, packed: bytes | memoryview) -> int:
+    return of_any + of_a_byte * len(packed)
+
+
+def _facts(body: bytes, name: str, most: int) -> Facts:
     reader = Reader(body, SLACK)
     rows = reader.number()
-    if rows > MOST_NODES:
+    if rows > most:
         raise _too_large(name, f"it has {rows:,} nodes")
     reader.allowance += 4 * EDGES * rows
     found = reader.value()

@@ -53,9 +53,10 @@ def table_rows(source: Source) -> tuple[Row, ...] | Diagnostic:
         if not columns:
             columns = [(float(at["size"]) * _BYTES[at["unit"]], _SECONDS[at["time"]]) for at in _COLUMN.finditer(line)]
             if not columns:
-                return _wrong(
-                    "the first line names no sizes", span, "for example `Group  Group Size  Collective  1MB (ms)`"
-                )
+                if "Collective" not in line:  # no table at all, and perhaps nobody's to be shown
+                    span = Span(Source(source.name, ""), 0, 0)
+                example = "for example `Group  Group Size  Collective  1MB (ms)`"
+                return _wrong("the first line names no sizes", span, example)
             sizes = [size for size, _ in columns]
             if sizes[0] <= 0 or any(low >= high for low, high in pairwise(sizes)):
                 return _wrong("the sizes do not rise from column to column", span)

@@ -13,7 +13,7 @@ from attrs import evolve
 from policylang.language.codes import diagnose
 from policylang.language.devices.checked_tables import LEAST_RATE, MOST_RATE, CheckedTables
 from policylang.language.devices.collective_table import read_table
-from policylang.language.devices.lookup import find_device
+from policylang.language.devices.lookup import SUFFIX, find_device
 from policylang.language.devices.positions import misread
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
 from policylang.language.devices.text_file import read_text
@@ -51,8 +51,15 @@ def read_device(name: str | os.PathLike[str], base: Path | None = None) -> Devic
     found = find_device(path, base or Path())
     if isinstance(found, Diagnostic):
         return found
-    source = read_text(*found, "a device profile")
-    return source if isinstance(source, Diagnostic) else parse_device(source, found[0].parent)
+    file, shown = found
+    source = read_text(file, shown, "a device profile")
+    if isinstance(source, Diagnostic):
+        return source
+    device = parse_device(source, file.parent)
+    if isinstance(device, Diagnostic) and file.resolve().suffix != SUFFIX:
+        # Perhaps no profile at all: a policy may name any file, whose lines are nobody's to be shown.
+        return diagnose(device.code, f"`{shown}` is no device profile: {device.message}", help=device.help)
+    return device
 
 
 def parse_device(source: Source, folder: Path) -> DeviceProfile | Diagnostic:

@@ -17,7 +17,7 @@ from itertools import groupby
 
 from attrs import define, field, frozen
 
-from policylang.language.codes import diagnose, is_error
+from policylang.language.codes import bounded, diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.parsing.lexer import PAIRS, Lexeme
 from policylang.language.parsing.parser import parse_file, words_of
@@ -44,7 +44,7 @@ def format_source(source: Source) -> Formatted:
     """The canonical text of a file, proved, or why there is none. Names are not looked up; linear in the text."""
     file, diagnostics = parse_file(source)
     if any(map(is_error, diagnostics)):
-        return Formatted(None, diagnostics)
+        return Formatted(None, bounded(diagnostics))
     text = _lay_out(source)
     made = Source(source.name, text)
     again, faults = parse_file(made)

@@ -12,7 +12,7 @@ from attrs import frozen
 
 Sense = Literal[
     "action", "modifier", "statement", "selector", "position", "scope", "place", "flow", "joining", "predicate",
-    "measure", "property", "figure", "bound", "fate", "limit", "name", "sign", "unit",
+    "measure", "property", "figure", "bound", "fate", "limit", "name", "sign", "unit", "group",
 ]  # fmt: skip
 """What a word is in a place: ``users`` is a flow in ``users of mm`` and a measure in ``where users > 1``."""
 

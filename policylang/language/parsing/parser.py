@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache, lru_cache
 
@@ -12,7 +12,7 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from policylang.language.codes import diagnose
+from policylang.language.codes import MOST, diagnose
 from policylang.language.diagnostics import Diagnostic, written
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.parsing.grammar_table import parser_of
@@ -167,26 +167,31 @@ def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
 def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Diagnostic]) -> Statement | None:
     words, origin = _lexer().lex(source, start, end)
     if origin.problems:
-        diagnostics.extend(_mended(origin.problems, source, start, end))
+        diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
         return None
     try:
         statement = _reduce(_lark(), words)
     except UnexpectedToken as error:
         explain_unexpected(error, words, _lexer().keywords)
-        diagnostics.extend(_mended(origin.problems, source, start, end))
+        diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
         return None
     report_loose(words)
     selector = selector_of(statement)
     if selector is not None and depth(selector) > MAX_DEPTH:
         diagnostics.append(too_deep(statement.span))
         return None
-    diagnostics.extend(_mended(origin.problems, source, start, end))
+    diagnostics.extend(_mended(origin.problems, source, start, end, diagnostics))
     return None if origin.problems else statement
 
 
-def _mended(problems: list[Diagnostic], source: Source, start: int, end: int) -> list[Diagnostic]:
-    """What is wrong with a statement, or in its place the common mistake behind it where there is one."""
+def _mended(
+    problems: list[Diagnostic], source: Source, start: int, end: int, found: Sequence[Diagnostic]
+) -> list[Diagnostic]:
+    """What is wrong with a statement, or in its place the common mistake behind it where there is one. ``found``: what
+    is wrong with those before it."""
     first = problems[0] if problems else None
+    if len(found) >= MOST:  # they are counted, and nobody reads them
+        return [evolve(each, mends=()) for each in problems]
     if first is None or first.span is None or first.code not in _MENDED or len(problems) > 1:
         return [_proved(each, source, start, end) for each in problems]
     mend = find_mend(source.text[start:end], first.span.start - start, _stops)
@@ -199,8 +204,8 @@ def _mended(problems: list[Diagnostic], source: Source, start: int, end: int) ->
         mends = list(written(Span(source, start + low, start + high), [good]))
         if not good.strip():
             mends = [evolve(mends[0], title=mend.help or "leave it out")]
-    found = diagnose(mend.code or first.code, mend.message, span, help=mend.help, mends=mends)
-    return [_proved(found, source, start, end)]
+    mended = diagnose(mend.code or first.code, mend.message, span, help=mend.help, mends=mends)
+    return [_proved(mended, source, start, end)]
 
 
 def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagnostic:
@@ -211,7 +216,7 @@ def _proved(problem: Diagnostic, source: Source, start: int, end: int) -> Diagno
     stopped, count = _trial(text)
     kept = []
     for mend in problem.mends:
-        better = mend.applied(source)[start : end + len(mend.applied(source)) - len(source.text)]
+        better = mend.applied(source, start, end)
         reached, left = _trial(better)
         further = stopped is not None and reached is not None and len(better) - reached < len(text) - stopped
         if reached is None or (further and left <= count):

@@ -127,6 +127,20 @@ def unreadable_text(source: Source, offset: int) -> Diagnostic:
     return diagnose("APL001", message, Span(source, offset, offset + 1), help="a policy is a UTF-8 text file")
 
 
+def comment_above(span: Span) -> str:
+    """The comment on the lines above a statement, without its marks; else the one behind it on its line."""
+    source = span.source
+    found = {source.line_column(start)[0]: source.text[start:end] for start, end in comments(source)}
+    alone = {line for line in found if source.line_text(line).lstrip().startswith("#")}
+    line, lines = span.line - 1, list[str]()
+    while line in alone:
+        lines.insert(0, found[line])
+        line -= 1
+    if not lines and span.end_line in found:
+        lines = [found[span.end_line]]
+    return " ".join(" ".join(each.lstrip("#").split()) for each in lines)
+
+
 def _unclosed(text: str) -> frozenset[int]:
     """The offsets of the opening parentheses that have no closing one."""
     stack: list[int] = []

@@ -10,7 +10,7 @@ from attrs import define, evolve, field, frozen
 
 from policylang.language.codes import diagnose
 from policylang.language.diagnostics import Diagnostic, Mend, Related, written
-from policylang.language.files import bundled_file, bundled_names, meant_files, read_source
+from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names, meant_files, read_source
 from policylang.language.nearest import did_you_mean, nearest
 from policylang.language.parsing.parser import parse_file
 from policylang.language.parsing.statements import MAX_STATEMENTS
@@ -67,6 +67,8 @@ class Expansion:
     """By the same names, the include in the file that was loaded that leads to each first."""
     _reader: Reader = read_source
     _parsed: dict[str, _Unit | None] = field(factory=dict)
+    _targets: dict[Span, tuple[Path | None, str, str]] = field(factory=dict)
+    _reported: set[tuple[str, Span]] = field(factory=set)
     _steps: int = 0
 
     def add(self, unit: _Unit, chain: IncludeChain) -> None:
@@ -92,10 +94,12 @@ class Expansion:
     def _include(self, include: Include, unit: _Unit, chain: IncludeChain) -> None:
         if include.bundled and include.target == PRELUDE:
             return  # it is always there
-        path, name = self._target(include, unit, chain)
+        if include.span not in self._targets:  # files that include one another come by here many times
+            path, name = self._target(include, unit, chain)
+            self._targets[include.span] = path, name, "" if path is None else str(path.resolve())
+        path, name, key = self._targets[include.span]
         if path is None:
             return
-        key = str(path.resolve())
         if any(key == seen for seen, _ in chain):
             files = [each.span.source.name for _, each in (*chain, (key, include)) if each is not None]
             trail = " → ".join(f"`{file}`" for file in (*files, name))
@@ -129,7 +133,11 @@ class Expansion:
         self.files.setdefault(name, path)
         first = chain[1][1] if len(chain) > 1 else include
         self.brought.setdefault(name, (first or include).span)
-        source = self._reader(path, name)
+        source: Source | Diagnostic
+        if path.suffix != SUFFIX and os.path.exists(path):  # its lines would be shown to whoever checks this one
+            source = diagnose("APL104", f"`{name}` is no policy file", help=ENDS)
+        else:
+            source = self._reader(path, name)
         if isinstance(source, Source):
             return self.parse(source, path.parent, _is_bundled(path))
         if source.span is None:
@@ -149,6 +157,9 @@ class Expansion:
         help: str | None = None,
         mends: Sequence[Mend] = (),
     ) -> None:
+        if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
+            return
+        self._reported.add((code, include.span))
         related = _included_from(chain)
         self.diagnostics.append(diagnose(code, message, include.span, help=help, related=related, mends=mends))
 

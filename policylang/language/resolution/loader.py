@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from policylang.language.codes import diagnose, is_error
+from policylang.language.codes import bounded, diagnose, is_error
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.files import find_policy, read_source
 from policylang.language.formatting.unparse import format_policy
@@ -82,7 +82,7 @@ def _resolved(expansion: Expansion, source: Source, operators: OperatorTable | N
     policy, found = resolve(expansion.statements, source, operators or OperatorTable.bundled())
     if any(map(is_error, expansion.diagnostics)):
         found = tuple(diagnostic for diagnostic in found if diagnostic.code not in _ABOUT_WHAT_IS_MISSING)
-    diagnostics = _in_order((*expansion.diagnostics, *found))
+    diagnostics = bounded(_in_order((*expansion.diagnostics, *found)))
     if any(map(is_error, diagnostics)):
         return Loaded(None, diagnostics)
     return Loaded(evolve(policy, canonical=format_policy(policy)), diagnostics)

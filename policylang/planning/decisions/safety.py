@@ -88,8 +88,6 @@ class Safety:
     def _diagnostic(self, rule: Rule | None, owners: list[int]) -> Diagnostic:
         reasons = [self._refused[owner] for owner in owners]
         if rule is not None:
-            help = f"save these values with a later rule, or write `optional {rule.text}` to have them saved"
-            return refusals.unsafe(rule.text, rule.span, owners, reasons, self._facts, help)
+            return refusals.unsafe(rule, owners, reasons, self._facts)
         assert self._policy.undecided is not None
-        span = self._policy.undecided.span
-        return refusals.unsafe(span.one_line, span, owners, reasons, self._facts, "save these values with a rule")
+        return refusals.unsafe(self._policy.undecided, owners, reasons, self._facts)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from difflib import SequenceMatcher
+from weakref import WeakKeyDictionary
 
 from attrs import evolve
 
@@ -36,6 +37,7 @@ from policylang.planning.selection.cuts import Cuts
 from policylang.planning.selection.predicates import GATHERED, ORIGINS, compile_predicate
 from policylang.planning.selection.selectors import Selections, parts_first
 
+_known: WeakKeyDictionary[Facts, dict[str, str]] = WeakKeyDictionary()
 _MOST_PARTS = 12
 _MOST_FORMS = 3
 _MOST_ANNOTATIONS = 6
@@ -206,7 +208,9 @@ def nearest_paths_hint(glob: str, facts: Facts) -> str:
 
 def nearest_paths(glob: str, facts: Facts, count: int = 3) -> tuple[str, ...]:
     """The module paths most like a glob: one of each family of paths that differ in numbers alone."""
-    families = _families(facts.modules)
+    families = _known.get(facts)
+    if families is None:
+        families = _known[facts] = _families(facts.modules)
     wanted = numberless(glob.strip("/"))
     scored = sorted(
         ((-_likeness(wanted, family), order, path) for order, (family, path) in enumerate(families.items())),

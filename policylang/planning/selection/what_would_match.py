@@ -27,7 +27,7 @@ from policylang.language.syntax import (
     Where,
 )
 from policylang.language.walk import predicates, rebuild, walk
-from policylang.planning.selection.empty_matches import nearest_paths, numberless, other_origin
+from policylang.planning.selection.empty_matches import nearest_paths, nearest_paths_hint, numberless, other_origin
 from policylang.planning.selection.selectors import Selections
 
 _MOST = 3
@@ -53,6 +53,17 @@ def near_globs(glob: str, facts: Facts) -> tuple[str, ...]:
 def numbered_globs(glob: str, facts: Facts) -> tuple[str, ...]:
     """Those among the near ones that stand for modules with numbers, as blocks are."""
     return tuple(each for each in map(numberless, nearest_paths(glob, facts)) if "*" in each)
+
+
+def block_globs(glob: str, facts: Facts) -> tuple[str, ...]:
+    """What the blocks of a graph could be: modules with numbers, else those with the names most like a glob."""
+    return numbered_globs(glob, facts) or nearest_paths(glob, facts)
+
+
+def naming_blocks(facts: Facts, glob: str = "layers.*") -> str:
+    """The help where nothing says what the blocks are."""
+    found, near = block_globs(glob, facts), nearest_paths_hint(glob, facts)
+    return f"name them, `blocks {found[0]}`; {near}" if found else near
 
 
 def glob_span(glob: str, phrase: Span) -> Span:

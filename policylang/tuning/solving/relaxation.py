@@ -40,7 +40,7 @@ def solver() -> Any:
                 diagnose(
                     "APL619",
                     "a policy is tuned with the solver HiGHS, and `highspy` is not installed",
-                    help="install it with `pip install policylang[tune]`",
+                    help="install it with `pip install highspy`",
                 )
             ]
         ) from None

@@ -26,11 +26,10 @@ from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.planning.schedule.order_plan import SchedulingOutcome
 from policylang.planning.selection.empty_matches import (
     missing_parts,
-    nearest_paths_hint,
     other_origin_hint,
     part_counts,
 )
-from policylang.planning.selection.what_would_match import glob_span, numbered_globs, would_match
+from policylang.planning.selection.what_would_match import glob_span, naming_blocks, numbered_globs, would_match
 
 NO_COLLECTIVE = "APL371"
 NOTHING_MOVES = "APL373"
@@ -213,13 +212,13 @@ class OrderErrors:
             return
         self._no_blocks_said = True
         named = self._policy.blocks
-        hint = nearest_paths_hint("layers.*" if named is None else named.glob, self._traced)
+        help = naming_blocks(self._traced, "layers.*" if named is None else named.glob)
         self.found.append(
             diagnose(
                 NO_BLOCKS,
                 f"`{_text(statement)}` {what}, and no blocks were found in this graph",
                 statement.span,
-                help=f"name them, `blocks layers.*`; {hint}",
+                help=help,
                 mends=self._named_blocks(statement),
             )
         )
