@@ -90,6 +90,8 @@ class CheckpointRegion:
     """By the way it is called, the errors that say "matches nothing": another block may have what a rule names."""
     agreed: Known = field(factory=list)
     """What the ranks that share the block have agreed on."""
+    seen: Traces = field(factory=dict)
+    """Those of :attr:`traces` that are of this block, without its name."""
     idle: bool = False
     """Whether it has been called without anything for its backward to read."""
 
@@ -129,6 +131,7 @@ class CheckpointRegion:
         same = fingerprint(observation, returned)
         if same not in self.traces:
             self.traces[same] = trace_of(observation, returned)
+        self.seen[same] = self.traces[same]
         trace = self.traces[same].under(self.root)
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
         topic = f"checkpoint of {self._named(module)}"
@@ -143,12 +146,19 @@ class CheckpointRegion:
 
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
+        plan, nothing = self._planned(trace, module)
+        return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
+
+    def unmatched_in(self, trace: BlockTrace, module: nn.Module) -> tuple[Diagnostic, ...]:
+        """The errors that say "matches nothing", should the block do what another was seen to do."""
+        return self._planned(trace.under(self.root), module)[1]
+
+    def _planned(self, trace: BlockTrace, module: nn.Module) -> tuple[Plan, tuple[Diagnostic, ...]]:
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
         block = NamedBlock(module, self.root, max(0, self.number or 0))
         aside = weights_of_blocks([block], self.names or (self.root or type(module).__name__,))
         plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), aside=aside, deferred=deferred)
-        nothing = tuple(found for found in plan.diagnostics if is_error(found))
-        return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
+        return plan, tuple(found for found in plan.diagnostics if is_error(found))
 
     def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:
         return FollowedCall(self._named(module), kept.instructions, partial(self._drifted, key), found)
@@ -181,6 +191,18 @@ class CheckpointRegion:
         if self.strict:
             raise PolicyGraphError([found])
         problems.warn(found)
+
+
+def is_alike(module: nn.Module, other: nn.Module) -> bool:
+    """Whether two blocks are made of the same modules and parameters, so that they may be taken to do the same."""
+    one, two = (
+        (
+            [(path, type(each)) for path, each in made.named_modules()],
+            [(path, _parameter(each)) for path, each in made.named_parameters()],
+        )
+        for made in (module, other)
+    )
+    return one == two
 
 
 def _of_one_block(plan: Plan, name: str) -> Plan:
