@@ -93,7 +93,7 @@ def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> H
     return (
         tuple((each.kind, each.name, TensorFacts.of(each.tensor)) for each in observation.origins.externals),
         tuple(
-            (each.operator, _plain(each.args), _plain(each.kwargs), _plain(each.results), each.path)
+            (each.operator, _plain(each.args), _plain(each.kwargs), _plain(each.results), each.path, each.annotations)
             for each in observation.operations
         ),
         tuple(stream.operators),
@@ -185,7 +185,7 @@ class _Graph:
 
     def _call(self, target: Any, args: Any, kwargs: Any, operation: Operation) -> fx.Node:
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name_for(target))
-        node.meta["custom"] = {PHASE: FORWARD}
+        node.meta["custom"] = {**dict.fromkeys(operation.annotations, True), PHASE: FORWARD}
         node.meta["nn_module_stack"] = {operation.path: (operation.path, operation.kind)}
         return node
 
