@@ -15,6 +15,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from policylang.audit.eager import held_bytes
 from policylang.audit.outcome import Audit
 from policylang.backends.announcing import announce
 from policylang.backends.eager import problems
@@ -41,6 +42,7 @@ from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat.dynamo import compiled_in_place
 from policylang.torch_compat.eager import forward_derivatives
+from policylang.torch_compat.subclasses import take_apart
 
 _PATH = EagerPath()
 
@@ -52,6 +54,8 @@ class CachedPlan:
     instructions: PlannedInstructions
     volatile: Volatile
     audit: Audit | None = None
+    saved: tuple[int, int] = (0, 0)
+    """The least and the most bytes that a call has held, where sizes come from data."""
 
 
 @frozen(eq=False)
@@ -116,6 +120,10 @@ class CheckpointRegion:
         call = running.run
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
+        if running.kept is not None and running.kept.instructions.plan.facts.data_sizes:
+            now = held_bytes(part for each in call.entries.values() for part in take_apart([*tensors_in(each.value)])[0])
+            least, most = running.kept.saved
+            running.kept.saved = min(least, now), max(most, now)
         if call.left_out and self.kept.get(running.key) is running.kept:
             del self.kept[running.key]  # observed again: from now on the block does without what it makes once
         return call
@@ -168,6 +176,7 @@ class CheckpointRegion:
         rows = [(at, instructions.rows[at]) for at in call.entries if instructions.rows[at] >= 0]
         held = {row: _read(call.entries[at], instructions.read.get(at)) for at, row in rows}
         kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
+        kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
     def _place(self, trace: BlockTrace, module: nn.Module) -> Place:

@@ -29,7 +29,7 @@ from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Tra
 from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
-from policylang.language.figures import counted, folded_names
+from policylang.language.figures import counted, figure, folded_names
 from policylang.language.syntax import Bucket, Policy
 from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler
 from policylang.torch_compat.eager import (
@@ -205,6 +205,14 @@ class Session:
                 count = f"{len(names)} of {counted(len(self.names), 'block')}"
                 found.append(f"{count} {'has' if len(names) == 1 else 'have'} {words}: {folded_names(names)}")
         return found
+
+    def loads(self) -> list[str]:
+        """A sentence on what the figures of the first calls leave out, where sizes come from data."""
+        kept = [each for region in self.regions.values() for each in region.kept.values()]
+        sized = [each.saved for each in kept if each.instructions.plan.facts.data_sizes]
+        least, most = (figure(sum(column), "bytes") for column in zip((0, 0), *sized, strict=True))
+        said = "sizes that come from data are those of the first call"
+        return [f"{said}: of {counted(len(sized), 'block')}, the calls so far saved {least} to {most}"] if sized else []
 
     def around(self) -> CheckpointContext | None:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
