@@ -24,7 +24,7 @@ _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput",
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
 UNBACKED_HINT = 4096
-"""What a size that is known at run time only counts as, as in PyTorch's own partitioner, unless it is known to be less."""
+"""What a size that is known at run time only counts as, as in PyTorch's own partitioner, unless it has to be less."""
 
 
 def schema_of(operator: Any) -> Any:

@@ -183,7 +183,12 @@ def test_a_bundled_policy_in_quotes(policylang, tmp_path, monkeypatch):
     assert "= help: the bundled policy of that name is written `<fsdp>`" in policylang("check", "p.apl").out
 
 
-LINES = "offload mm\nrecompute every 2nd mm per graph\nfuse all_gather chains\noverlap all_gather\nprefetch all_gather 1 block ahead\n"
+LINES = """offload mm
+recompute every 2nd mm per graph
+fuse all_gather chains
+overlap all_gather
+prefetch all_gather 1 block ahead
+"""
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ class CheckpointRegion:
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
         if running.kept is not None and running.kept.instructions.plan.facts.data_sizes:
-            now = held_bytes(part for each in call.entries.values() for part in take_apart([*tensors_in(each.value)])[0])
+            held = [part for each in call.entries.values() for part in tensors_in(each.value)]
+            now = held_bytes(take_apart(held)[0])
             least, most = running.kept.saved
             running.kept.saved = min(least, now), max(most, now)
         if call.left_out and self.kept.get(running.key) is running.kept:

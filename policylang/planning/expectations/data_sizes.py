@@ -42,7 +42,8 @@ def by_data_in(expectations: Sequence[Expectation], facts: Facts, needs: Needs) 
         rows = _compared(each, facts, needs)
         at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
         if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
-            message = f"`{each.span.one_line}` is compared with a figure that counts {figure_by_data(each, facts, needs)}"
+            counts = figure_by_data(each, facts, needs)
+            message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
             where = ((row, facts.modules[row] or "no module") for row in rows)
             places = (f"{facts.names[row]} ({facts.targets[row]}) in {module}" for row, module in where)
             help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
@@ -50,7 +51,7 @@ def by_data_in(expectations: Sequence[Expectation], facts: Facts, needs: Needs) 
 
 
 def figure_by_data(expectation: Expectation, facts: Facts, needs: Needs) -> str:
-    """What the figure of an expectation counts by a hint, as the end of a sentence; empty where it counts nothing so."""
+    """What the figure of an expectation counts by a hint, as the end of a sentence; empty where that is nothing."""
     added_up = isinstance(expectation, ExpectTotal) and expectation.figure in ("saved", "recomputed")
     return counted_by_data(facts, _compared(expectation, facts, needs), added_up=added_up)
 

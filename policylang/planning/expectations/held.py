@@ -42,8 +42,8 @@ def check_expectations(
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
     """The result of each expectation, and an error for each that failed, both in order.
 
-    ``fates`` are those of ``decisions`` unless given. ``checkpoints``: in eager. ``order``: what the scheduling lines come
-    to, whose peak and times are the step's.
+    ``fates`` are those of ``decisions`` unless given. ``checkpoints``: in eager. ``order``: what the scheduling lines
+    come to, whose peak and times are the step's.
     """
     fates = fates or Fates(selections.facts, decisions, outcome)
     simulated = Simulated(selections, decisions, outcome, checkpoints=checkpoints, order=order)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import detect_anomaly
-from torch.fx import traceback
 from torch.distributed._tools.mod_tracker import ModTracker
+from torch.fx import traceback
 from torch.utils import _python_dispatch
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -30,23 +29,24 @@ CPU = torch.device("cpu")
 POLICIES = {
     "recompute": "recompute everything in block\n",
     "half": "recompute everything in first half of blocks\nundecided -> save\n",
-    "half, with a rule": "recompute everything in first half of blocks\noptional save matmul in block\nundecided -> save\n",
+    "with a rule": "recompute everything in first 2 blocks\noptional save matmul in block\nundecided -> save\n",
     "save": "undecided -> save\n",
     "last": "save everything in last block\n",
 }
 
 Step = Callable[[nn.Module], Tensor]
+Made = tuple[nn.Module, Step, tuple[Tensor, ...]]
 
 
 def example_step(example: models.Example, module: nn.Module) -> Tensor:
     return example.loss_fn(module(*example.inputs))
 
 
-def of_example(example: models.Example) -> tuple[nn.Module, Step, tuple[Tensor, ...]]:
+def of_example(example: models.Example) -> Made:
     return example.module, partial(example_step, example), example.inputs
 
 
-def hugging_face(config: str, model: str, image: int = 0, **settings: Any) -> tuple[nn.Module, Step, tuple[Tensor, ...]]:
+def hugging_face(config: str, model: str, image: int = 0, **settings: Any) -> Made:
     torch.manual_seed(0)
     module = getattr(transformers, model)(getattr(transformers, config)(**settings)).train()
     if image:
@@ -58,7 +58,7 @@ def hugging_face(config: str, model: str, image: int = 0, **settings: Any) -> tu
 
 SMALL = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 4, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
-MODELS: dict[str, Callable[[], tuple[nn.Module, Step, tuple[Tensor, ...]]]] = {
+MODELS: dict[str, Callable[[], Made]] = {
     "mlp": lambda: of_example(models.mlp(4, 64)),
     "resnet": lambda: of_example(models.resnet(4, 16)._replace(inputs=(torch.randn(2, 3, 24, 24),))),
     "opt": lambda: hugging_face(
@@ -118,6 +118,8 @@ def assert_close(name: str, text: str) -> None:
 
 
 LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in [*MODELS][2:]]
+FITTING = [each for each in LARGE if each.values[0] in ("opt", "llama", "vit")]
+"""The others are traced with operators that they do without in eager, and a rule that names one matches nothing."""
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -126,7 +128,7 @@ def test_a_peak_is_planned_as_it_comes_out(name: str, policy: str) -> None:
     assert_close(name, BLOCKS.get(name, "") + POLICIES[policy])
 
 
-@pytest.mark.parametrize("name", ["resnet", *(pytest.param(each, marks=pytest.mark.slow) for each in ("opt", "llama", "vit"))])
+@pytest.mark.parametrize("name", ["resnet", *FITTING])
 def test_a_tuned_policy_keeps_its_budget(name: str) -> None:
     facts = traced(name)
     profile = read_device("h100-sxm")

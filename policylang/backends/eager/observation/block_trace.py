@@ -100,7 +100,8 @@ def _data_sizes(facts: Facts, graph: _Graph) -> Sequence[tuple[int, ...]]:
                 continue
             reads = facts.inputs[row]
             fresh = gives_data(operation.operator, any(facts.dtypes[each] in ("bool", "uint8") for each in reads))
-            if found := {shape[0]} if fresh else set().union(*(sizes.get(each, ()) for each in reads)).intersection(shape):
+            read = {size for each in reads for size in sizes.get(each, ())}
+            if found := {shape[0]} if fresh else read.intersection(shape):
                 sizes[row] = found
     return [(max(sizes[row]), 0, -1) if row in sizes else () for row in range(len(facts))] if sizes else ()
 
