@@ -88,8 +88,8 @@ def check(
         graph: snapshots (see ``policylang.snapshot``), or facts that are loaded already, to plan each policy on: rules
             that match nothing or decide nothing, expectations, values that cannot be recomputed.
         path: ``"joint"`` to plan as ``policylang.backend`` does, ``"flat"`` as ``policylang.apply`` does on a traced
-            step, ``"eager"`` as ``policylang.checkpoint_model`` does, and so on: what that path refuses is an error. By
-            default what each graph is.
+            step, ``"eager"`` as ``policylang.checkpoint_model`` does, and so on: what that path refuses is an error,
+            without a graph what it refuses of any. By default what each graph is.
         one_model: whether the snapshots are the graphs of one model, where a rule has to match in one of them.
         device: the device that times are worked out for, as :func:`policylang.load_device` takes it, or what that
             returned; by default the one that a policy's ``device`` line names. A name that there is not raises
@@ -109,7 +109,7 @@ def check(
     if not given:
         operators = operators_at_hand()
         alone = [_loaded(each, operators) for each in sources]
-        return CheckResult(files, tuple(_once(found for each in alone for found in each.diagnostics)))
+        return CheckResult(files, tuple(_once(found for each in alone for found in _of_any_graph(each, path))))
     from policylang.api.planned_graphs import (  # planning, which a check of the text can do without
         on_graph,
         read_graphs,
@@ -144,6 +144,14 @@ def _loaded(each: PolicyLike | Source, operators: OperatorTable) -> Loaded:
     if isinstance(each, Source):
         return load_source(each, None, operators=operators)
     return load_policy(each, operators=operators)
+
+
+def _of_any_graph(each: Loaded, path: PathName | None) -> Sequence[Diagnostic]:
+    if path is None or each.policy is None:
+        return each.diagnostics
+    from policylang.api.planned_graphs import refused_of_any_graph  # planning, which a text alone can do without
+
+    return (*each.diagnostics, *refused_of_any_graph(each.policy, path))
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:

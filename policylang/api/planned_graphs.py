@@ -9,7 +9,8 @@ from typing import Literal
 from attrs import evolve
 
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts
+from policylang.graph.builder import GraphBuilder
+from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.files.any_form import read_any
 from policylang.graph.traced_device import kernel_findings
 from policylang.language.codes import bounded, diagnose, is_error
@@ -17,10 +18,11 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
-from policylang.planning.capabilities import capabilities_for
+from policylang.planning.capabilities import capabilities_for, path_entry
 from policylang.planning.decisions.conflicts import conflicts
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
+from policylang.planning.refusals import PATH_CANNOT
 
 DEFERRED = "APL315"
 
@@ -60,6 +62,12 @@ def on_graph(
     """The plan of a policy on each graph, and all that is wrong between them."""
     plans = tuple(plan(policy, facts, capabilities_for(facts.kind, path), device=device) for facts in graphs.values())
     return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, one_model)))
+
+
+def refused_of_any_graph(policy: Policy, path: PathName) -> tuple[Diagnostic, ...]:
+    """What a path refuses of a policy whatever the graph. Raises ``ValueError`` for another word."""
+    made = plan(policy, GraphBuilder().facts(GraphKind.JOINT), path_entry(path).capabilities)
+    return tuple(each for each in made.diagnostics if each.code == PATH_CANNOT)
 
 
 def _diagnostics(policy: Policy, names: Sequence[str], plans: Sequence[Plan], one_model: bool) -> Iterable[Diagnostic]:

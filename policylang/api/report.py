@@ -35,7 +35,8 @@ def report_on(subject: Any) -> Report:
         compiled = isinstance(subject, PolicyBackend) or isinstance(backend_of(subject), PolicyBackend)
         raise PolicyGraphError([refusals.nothing_decided(checkpointed=bool(sessions_of(subject)), compiled=compiled)])
     report = combined([each.report for each in found])
-    return _with_orders(evolve(report, notes=(*report.notes, *notes)), orders)
+    said = [sentence for session in sessions_of(subject) for sentence in (*session.outside(), *session.loads())]
+    return _with_orders(evolve(report, notes=(*report.notes, *notes, *said)), orders)
 
 
 def _with_orders(report: Report, orders: tuple[FsdpOrderReport, ...]) -> Report:

@@ -85,6 +85,8 @@ def run(options: argparse.Namespace) -> Exit:
     summary = f"checked {counted(len(result.files), 'file')}"
     if result.graphs:
         summary += f" on {counted(len(result.graphs), 'graph')}"
+    elif options.path:
+        summary += f" for the path {options.path}, without a graph"
     if result.devices:
         summary += f", with times of {joined(result.devices)}"
     if taken.values:

@@ -152,7 +152,8 @@ class Facts:
     flags: Sequence[int]
     """The bits of :class:`Flag` that hold of a node."""
     bytes: Sequence[int]
-    """Of all the tensors a node returns; symbolic sizes count with their hint."""
+    """Of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with theirs or
+    with the most that they can be, where that is less."""
     numel: Sequence[int]
     """The number of elements of all the tensors a node returns."""
     shapes: Sequence[tuple[int, ...] | None]
@@ -195,6 +196,10 @@ class Facts:
     uncounted: Sequence[str] = later_column("")
     """The operators of a call whose work is not in :attr:`flops`: those that could do matrix work and have no FLOP
     formula (see :mod:`policylang.operators.matrix_work`). Empty where there are none, mostly the one that is called."""
+
+    data_sizes: Sequence[tuple[int, ...]] = later_column(())
+    """Of a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
+    as, and the least and the most bytes that it can come to, -1 where there is no limit. Empty where no row has any."""
 
     def __len__(self) -> int:
         return len(self.names)

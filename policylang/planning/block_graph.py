@@ -61,10 +61,8 @@ def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
     block_of, owners = blocks.block_of, facts.owners
     outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
     returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and handed_on(facts, row, block_of)}
-    detached = {
-        row: facts.inputs[row][0] for row in facts.forward if facts.targets[row] == DETACH and facts.inputs[row]
-    }
-    return AroundBlocks(outside, frozenset(returned), detached)
+    detached = [row for row in facts.forward if facts.targets[row] == DETACH and facts.inputs[row]]
+    return AroundBlocks(outside, frozenset(returned), {row: facts.inputs[row][0] for row in detached})
 
 
 def beyond_one_block(policy: Policy, place: Place | None) -> Iterator[Diagnostic]:

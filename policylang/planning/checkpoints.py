@@ -1,9 +1,9 @@
 """The checkpoints around blocks in eager: what each of them holds, how far its second run comes, and when it begins.
 
-A block runs again as a whole, operator by operator, up to the last value that its backward reads. Nothing is left out on
-the way: what is not saved runs, whether or not the backward asks for its value. What a rule saves is therefore held until
-the second run comes to it, wherever that is, and behind that point not at all: no one reads it. What the block is given
-is held until its backward is over.
+A block runs again as a whole, operator by operator, up to the last value that its backward reads. Nothing is left out
+on the way: what is not saved runs, whether or not the backward asks for its value. What a rule saves is therefore held
+until the second run comes to it, and behind that last value not at all: no one reads it. What the block is given is
+held until its backward is over.
 
 One account of it for saved bytes, schedules, peaks and tuning, of a whole model's graph and of one block's trace alike.
 """
@@ -132,7 +132,7 @@ def handed_on(facts: Facts, row: int, place_of: Sequence[int]) -> bool:
 
 
 def may_be_kept(facts: Facts, row: int) -> bool:
-    """No size, not an operator whose pieces are rows of their own, nor one that returns outer memory that it wrote to."""
+    """No size, no operator whose pieces are rows of their own, and none that returns outer memory that it wrote to."""
     flags = facts.flags[row]
     is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
     return not is_tuple and not flags & Flag.SYMBOLIC and flags & (Flag.WRITES | Flag.REPEATABLE) != Flag.WRITES

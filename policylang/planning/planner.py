@@ -26,6 +26,7 @@ from policylang.planning.decisions.weights_aside import WeightsAside, answered
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.offers import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
+from policylang.planning.expectations.data_sizes import by_data_in
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import uncounted_in
 from policylang.planning.liveness import Needs, with_checkpoints, with_cost
@@ -134,6 +135,7 @@ def plan(
             *(refusals.routing_kept(*kept, policy, facts) for kept in by_rule(routing, decisions, policy)),
             *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
             *uncounted_in(policy.expectations, facts, needs.recomputed, times),
+            *by_data_in(policy.expectations, facts, needs),
         ),
         undecided=fate,
         order=order,

@@ -3,9 +3,9 @@
 Each node allocates its memory (a view shares that of what it views, an operator with several results allocates them
 all), which is given back after its last reader; a tuple holds its pieces until the last is taken. Graph inputs and
 constants are there from beginning to end, but for tangents, which come with the backward and go after their last
-reader; what the graph returns stays, and what a checkpoint holds until it runs its block again. A value that is copied to the host is held until its copy is awaited, and memory
-for it is there again from the start of a copy back. What a kernel needs for itself, and what the allocator wastes, is
-not counted.
+reader; what the graph returns stays, and what a checkpoint holds until it runs its block again. A value that is copied
+to the host is held until its copy is awaited, and memory for it is there again from the start of a copy back. What a
+kernel needs for itself, and what the allocator wastes, is not counted.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ are told apart by class name, so that a version that adds one, or lacks one, nee
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
@@ -23,7 +24,7 @@ _GRADIENTS = frozenset({"GradAOTOutput", "PhiloxUpdatedBackwardOffsetAOTOutput",
 _SAVED = frozenset({"SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput"})
 _BASES = ("base", "base_of")
 UNBACKED_HINT = 4096
-"""What a size that is known at run time only counts as, as in PyTorch's own partitioner."""
+"""What a size that is known at run time only counts as, as in PyTorch's own partitioner, unless it has to be less."""
 
 
 def schema_of(operator: Any) -> Any:
@@ -124,6 +125,9 @@ def value_of(meta: Mapping[str, Any]) -> Any:
     return value
 
 
+_NO_LIMIT = sys.maxsize - 1
+
+
 def hint(length: int | torch.SymInt) -> int:
     """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard.
 
@@ -131,7 +135,21 @@ def hint(length: int | torch.SymInt) -> int:
     if isinstance(length, int):
         return length
     known = getattr(length.node, "hint", None)
-    return UNBACKED_HINT if known is None else int(known)
+    if known is not None:
+        return int(known)
+    least, most = size_range(length)
+    return max(least, UNBACKED_HINT if most is None else min(UNBACKED_HINT, most))
+
+
+def size_range(length: int | torch.SymInt) -> tuple[int, int | None]:
+    """The least and the most that a size can be; None where there is no limit. Adds no guard.
+
+    Private because torch has no public way to ask what it knows of a symbol."""
+    if isinstance(length, int):
+        return length, length
+    found = length.node.shape_env.bound_sympy(length.node.expr)
+    least, most = (int(each) if each.is_Integer else None for each in (found.lower, found.upper))
+    return max(least or 0, 0), most if most is not None and most < _NO_LIMIT else None
 
 
 def hinted_shape(size: torch.Size) -> torch.Size:

@@ -181,3 +181,23 @@ def test_a_bundled_policy_in_quotes(policylang, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.apl").write_text('include "fsdp"\nsave mm\n')
     assert "= help: the bundled policy of that name is written `<fsdp>`" in policylang("check", "p.apl").out
+
+
+LINES = """offload mm
+recompute every 2nd mm per graph
+fuse all_gather chains
+overlap all_gather
+prefetch all_gather 1 block ahead
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"), [("eager", [1, 2, 3, 4]), ("hook", [1, 3, 4, 5]), ("half", [1]), ("joint", []), ("flat", [])]
+)
+def test_a_path_without_a_graph_is_compared_with_what_it_can_do(policylang, tmp_path, path, lines):
+    file = write(tmp_path, "asks.apl", LINES)
+    outcome = policylang("check", file, "--path", path, "--output-format", "concise")
+    found = [line for line in outcome.out.splitlines() if "APL306" in line]
+    assert sorted(int(line.split(":")[1]) for line in found) == lines
+    assert outcome.code == bool(lines)
+    assert f"checked 1 file for the path {path}, without a graph" in policylang("check", file, "--path", path).out

@@ -24,6 +24,7 @@ from policylang.graph.facts import GraphKind, uncounted_operators
 from policylang.graph.storage import storage_roots
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.syntax import Action, Policy
+from policylang.planning.expectations.data_sizes import counted_by_data
 from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.value_decision import Decision, Why
@@ -91,7 +92,11 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
         orders=tuple(filter(None, (order_account(plan),))),
         expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
-        notes=(*(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE), *_no_times(plan)),
+        notes=(
+            *(_sentence(d) for d in plan.diagnostics if d.severity is Severity.NOTE),
+            *_no_times(plan),
+            *_by_data(plan, audit),
+        ),
         audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,
         digest=plan.digest,
         uncounted=uncounted_operators(facts, facts.forward) or {},
@@ -104,6 +109,14 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
 def _no_times(plan: Plan) -> tuple[str, ...]:
     """Why a policy that names a device has none."""
     return () if plan.untold is None else (f"no times: {_sentence(plan.untold)}",)
+
+
+def _by_data(plan: Plan, audit: Audit | None) -> tuple[str, ...]:
+    """What of the saved bytes is counted by a hint; of an eager block the report says what its calls held."""
+    if audit is None or plan.checkpoints is not None:
+        return ()
+    found = counted_by_data(plan.facts, [plan.facts.index[name] for name in audit.saved])
+    return (f"saved counts {found}",) if found else ()
 
 
 def _recomputed(audit: Audit | None, seconds: float | None) -> ValuesReport | None:

@@ -279,7 +279,9 @@ class Watch:
     def done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Also where the block raised."""
         if not torch.compiler.is_compiling() and self._is_last(module):
-            this_thread.called.pop()
+            call = this_thread.called.pop()
+            if self.number is not None and not call.checkpoints and module.training and torch.is_grad_enabled():
+                self.session.ran_without.add(self.number)
 
     def _is_last(self, module: nn.Module) -> bool:
         last = this_thread.called[-1] if this_thread.called else None

@@ -77,6 +77,11 @@ HOOKED = Problem(  # only a warning: the numbers are right
     "{name} hands all that its backward reads to hooks of its own, and nothing is left for a policy to decide",
     "take `save_on_cpu` or `saved_tensors_hooks` out of the block, or put them around the whole model",
 )
+NOTHING_YET = Problem(  # only a warning: another block may have what the rule names
+    "APL359",
+    "{found} so far, and {names} has not run",
+    "if it is meant for such a block alone, this is as it should be",
+)
 ONLY_ONE_BLOCK = Problem(
     "APL394",
     "a copy of {name} shares its checkpoint, whose forward belongs to the block alone",

@@ -15,6 +15,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from policylang.audit.eager import held_bytes
 from policylang.audit.outcome import Audit
 from policylang.backends.announcing import announce
 from policylang.backends.eager import problems
@@ -41,6 +42,7 @@ from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.ranks.comparison import Known, comparing
 from policylang.torch_compat.dynamo import compiled_in_place
 from policylang.torch_compat.eager import forward_derivatives
+from policylang.torch_compat.subclasses import take_apart
 
 _PATH = EagerPath()
 
@@ -52,6 +54,8 @@ class CachedPlan:
     instructions: PlannedInstructions
     volatile: Volatile
     audit: Audit | None = None
+    saved: tuple[int, int] = (0, 0)
+    """The least and the most bytes that a call has held, where sizes come from data."""
 
 
 @frozen(eq=False)
@@ -90,6 +94,8 @@ class CheckpointRegion:
     """By the way it is called, the errors that say "matches nothing": another block may have what a rule names."""
     agreed: Known = field(factory=list)
     """What the ranks that share the block have agreed on."""
+    seen: Traces = field(factory=dict)
+    """Those of :attr:`traces` that are of this block, without its name."""
     idle: bool = False
     """Whether it has been called without anything for its backward to read."""
 
@@ -114,6 +120,11 @@ class CheckpointRegion:
         call = running.run
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
+        if running.kept is not None and running.kept.instructions.plan.facts.data_sizes:
+            held = [part for each in call.entries.values() for part in tensors_in(each.value)]
+            now = held_bytes(take_apart(held)[0])
+            least, most = running.kept.saved
+            running.kept.saved = min(least, now), max(most, now)
         if call.left_out and self.kept.get(running.key) is running.kept:
             del self.kept[running.key]  # observed again: from now on the block does without what it makes once
         return call
@@ -129,6 +140,7 @@ class CheckpointRegion:
         same = fingerprint(observation, returned)
         if same not in self.traces:
             self.traces[same] = trace_of(observation, returned)
+        self.seen[same] = self.traces[same]
         trace = self.traces[same].under(self.root)
         # all its ranks have run the block's collectives by now; what runs again in the backward is compared before
         topic = f"checkpoint of {self._named(module)}"
@@ -143,12 +155,19 @@ class CheckpointRegion:
 
     def _instructions(self, trace: BlockTrace, module: nn.Module) -> tuple[PlannedInstructions, tuple[Diagnostic, ...]]:
         """What is done with the block, and the errors that say "matches nothing"."""
+        plan, nothing = self._planned(trace, module)
+        return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
+
+    def unmatched_in(self, trace: BlockTrace, module: nn.Module) -> tuple[Diagnostic, ...]:
+        """The errors that say "matches nothing", should the block do what another was seen to do."""
+        return self._planned(trace.under(self.root), module)[1]
+
+    def _planned(self, trace: BlockTrace, module: nn.Module) -> tuple[Plan, tuple[Diagnostic, ...]]:
         deferred = (MATCHES_NOTHING,) if len(self.names) > 1 else ()
         block = NamedBlock(module, self.root, max(0, self.number or 0))
         aside = weights_of_blocks([block], self.names or (self.root or type(module).__name__,))
         plan = _PATH.plan(trace.facts, self.policy, place=self._place(trace, module), aside=aside, deferred=deferred)
-        nothing = tuple(found for found in plan.diagnostics if is_error(found))
-        return _PATH.carry_out(trace, _of_one_block(plan, self._named(module)), {}), nothing
+        return plan, tuple(found for found in plan.diagnostics if is_error(found))
 
     def _call(self, key: Hashable, module: nn.Module, kept: CachedPlan, found: Surroundings) -> FollowedCall:
         return FollowedCall(self._named(module), kept.instructions, partial(self._drifted, key), found)
@@ -158,6 +177,7 @@ class CheckpointRegion:
         rows = [(at, instructions.rows[at]) for at in call.entries if instructions.rows[at] >= 0]
         held = {row: _read(call.entries[at], instructions.read.get(at)) for at, row in rows}
         kept.audit = _PATH.audit(instructions.plan, HeldTensors(instructions.needs, held, before.alive()))
+        kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
         raise_differences([found for found in kept.audit.differences if is_error(found)])
 
     def _place(self, trace: BlockTrace, module: nn.Module) -> Place:
@@ -181,6 +201,18 @@ class CheckpointRegion:
         if self.strict:
             raise PolicyGraphError([found])
         problems.warn(found)
+
+
+def is_alike(module: nn.Module, other: nn.Module) -> bool:
+    """Whether two blocks are made of the same modules and parameters, so that they may be taken to do the same."""
+    one, two = (
+        (
+            [(path, type(each)) for path, each in made.named_modules()],
+            [(path, _parameter(each)) for path, each in made.named_parameters()],
+        )
+        for made in (module, other)
+    )
+    return one == two
 
 
 def _of_one_block(plan: Plan, name: str) -> Plan:

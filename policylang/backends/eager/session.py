@@ -25,10 +25,11 @@ from policylang.backends.eager.observation.block_mode import moments, unseen_sin
 from policylang.backends.eager.observation.first_call import Observer, watched
 from policylang.backends.eager.observation.fsdp_hooks import gathers_aside
 from policylang.backends.eager.observation.origins import tensors_in
-from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces
+from policylang.backends.eager.region import CheckpointRegion, RunningBlock, Traces, is_alike
 from policylang.backends.fsdp_weights import NamedBlock
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
+from policylang.language.figures import counted, figure, folded_names
 from policylang.language.syntax import Bucket, Policy
 from policylang.torch_compat.dynamo import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
 from policylang.torch_compat.eager import (
@@ -58,6 +59,10 @@ class Session:
     """Of the model's blocks, in order; empty where only one module is known."""
     regions: WeakKeyDictionary[nn.Module, CheckpointRegion] = field(factory=WeakKeyDictionary)
     unmatched_compared: bool = False
+    ran_without: set[int] = field(factory=set)
+    """Numbers of blocks that were trained without a checkpoint."""
+    waits: bool = False
+    """Whether a rule is known to have matched nothing so far, and blocks may come that have what it names."""
     compiled: bool = False
     """Whether a compiler under the same policy has carried it out in one of the checkpoints."""
     graphs: WeakSet[CompiledGraph] = field(factory=WeakSet)
@@ -149,21 +154,65 @@ class Session:
         names = [region.root or "the module itself" for region in self.regions.values()]
         return problems.NOT_RUN.error([f"made for: {name}" for name in names[:8]])
 
-    def check_unmatched(self) -> None:
-        """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called.
+    def check_unmatched(self, *, in_backward: bool = False) -> None:
+        """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called, or a
+        backward begins. A block that has not been called by then would do what one does that is made alike; one unlike
+        all others is waited for, with a warning. What is trained without a checkpoint is not under the policy.
 
         Blocks without anything for their backward to read say nothing. A copied model has its own of each block.
         """
-        regions = [region for region in self.regions.values() if region.number is not None]
-        called = {region.number for region in regions if region.nothing or region.idle}
-        ways = [found for region in regions for found in region.nothing.values()]
-        if self.unmatched_compared or len(self.names) < 2 or len(called) < len(self.names) or not ways:
+        if self.unmatched_compared or len(self.names) < 2:
             return
-        self.unmatched_compared = True
+        numbered = [(module, region) for module, region in self.regions.items() if region.number is not None]
+        ways = [found for _, region in numbered for found in region.nothing.values()]
+        missing = self._not_called()
+        if not ways or (missing and not in_backward) or any(map(is_compiled, missing)):
+            return
+        unlike = []
+        for module, region in missing.items():
+            if region.number in self.ran_without:
+                continue
+            alike = next((other for made, other in numbered if other.seen and is_alike(module, made)), None)
+            if alike is None:
+                unlike.append(region.root)
+            else:
+                ways += [region.unmatched_in(trace, module) for trace in alike.seen.values()]
         shared = set.intersection(*({(each.message, each.span) for each in found} for found in ways))
         wrong = [each for each in ways[0] if (each.message, each.span) in shared]
-        if wrong:
-            raise PolicyMatchError(wrong)
+        self.unmatched_compared = not unlike or not wrong
+        if wrong and unlike:
+            if not self.waits:
+                self.waits = True
+                problems.warn(problems.NOTHING_YET.diagnostic(found=wrong[0].message, names=folded_names(unlike)))
+        elif wrong:
+            raise PolicyMatchError([evolve(each, details=(*each.details, *self.outside())) for each in wrong])
+
+    def _not_called(self) -> dict[nn.Module, CheckpointRegion]:
+        """By module, those of the model's blocks that no checkpoint has run, nor a copy of them."""
+        regions = [*self.regions.items()]
+        called = {region.number for _, region in regions if region.nothing or region.idle}
+        return {
+            module: region for module, region in regions if region.number is not None and region.number not in called
+        }
+
+    def outside(self) -> list[str]:
+        """Sentences that name the blocks which are not under the policy, those without a checkpoint first."""
+        missing = [each for module, each in self._not_called().items() if not (self.compiled or is_compiled(module))]
+        found = []
+        for without, words in ((True, "run without a checkpoint, and not under the policy"), (False, "not run so far")):
+            names = [each.root for each in missing if (each.number in self.ran_without) is without]
+            if names:
+                count = f"{len(names)} of {counted(len(self.names), 'block')}"
+                found.append(f"{count} {'has' if len(names) == 1 else 'have'} {words}: {folded_names(names)}")
+        return found
+
+    def loads(self) -> list[str]:
+        """A sentence on what the figures of the first calls leave out, where sizes come from data."""
+        kept = [each for region in self.regions.values() for each in region.kept.values()]
+        sized = [each.saved for each in kept if each.instructions.plan.facts.data_sizes]
+        least, most = (figure(sum(column), "bytes") for column in zip((0, 0), *sized, strict=True))
+        said = "sizes that come from data are those of the first call"
+        return [f"{said}: of {counted(len(sized), 'block')}, the calls so far saved {least} to {most}"] if sized else []
 
     def around(self) -> CheckpointContext | None:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
@@ -319,6 +368,8 @@ class CheckpointContext:
         self.block = first.block
         clear_cast_weights()
         within = first.mode is not None and first.running is not None
+        if not within:
+            self.session.check_unmatched(in_backward=True)
         call = first.running.so_far() if within and first.running is not None else first.call
         # A block that runs within it asks for this run, and has not made it. While the block itself is running, nor
         # has one around it: how much then runs again is another matter once there is a plan.

@@ -64,6 +64,7 @@ COLUMNS: Mapping[str, Callable[[Any], bool]] = {
     "group_names": _is_text,
     "annotations": _is_names,
     "uncounted": _is_text,
+    "data_sizes": lambda value: value == () or (_is_sizes(value) and len(value) == 3 and min(value) >= -1),
 }
 """What a value of each column may be; names and columns of rows are checked where they are read."""
 

@@ -165,6 +165,7 @@ class _Collector:
             lost_records=lost,
             annotations=[annotated(node.meta) for node in nodes],
             uncounted=[work.uncounted for work in works],
+            data_sizes=[value.by_data for value in values] if any(value.by_data for value in values) else (),
         )
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:

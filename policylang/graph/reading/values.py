@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
-from policylang.torch_compat.graphs import hint
+from policylang.torch_compat.graphs import has_data_symbol, hint, size_range
 
 
 class Value(NamedTuple):
@@ -18,10 +19,13 @@ class Value(NamedTuple):
     dtype: str
     device: str
     symbolic: bool
+    by_data: tuple[int, ...] = ()
+    """As in :attr:`policylang.graph.facts.Facts.data_sizes`."""
 
 
 NOTHING = Value(0, 0, None, None, "", "", False)
 SYMBOL = Value(0, 0, None, None, "", "", True)
+NO_LIMIT = -1
 
 
 class Measurements:
@@ -39,7 +43,7 @@ class Measurements:
         if isinstance(value, (tuple, list)):
             parts = [self.measure(part) for part in value]
             size, numel = sum(part.bytes for part in parts), sum(part.numel for part in parts)
-            total = NOTHING._replace(bytes=size, numel=numel)
+            total = NOTHING._replace(bytes=size, numel=numel, by_data=_of_all(parts))
             return self._measured.setdefault(total, total)
         return NOTHING
 
@@ -49,7 +53,8 @@ class Measurements:
         try:
             known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
-            return self._describe(tuple(hint(length) for length in size), None, dtype, device)
+            found = self._describe(tuple(hint(length) for length in size), None, dtype, device)
+            return found if not has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
         if known is None:
             known = self._describe(tuple(size), stride, dtype, device)
             self._tensors[size, stride, dtype, device] = known
@@ -62,3 +67,20 @@ class Measurements:
         name = str(dtype).removeprefix("torch.")
         value = Value(numel * dtype.itemsize, numel, shape, stride, name, str(device), False)
         return self._measured.setdefault(value, value)
+
+
+def _by_data(size: torch.Size, itemsize: int) -> tuple[int, int, int]:
+    """Of a tensor some of whose sizes come from data."""
+    ranges = [size_range(length) for length in size]
+    counted = max(hint(length) for length in size if has_data_symbol(length))
+    highest = [most for _, most in ranges if most is not None]
+    most = itemsize * prod(highest) if len(highest) == len(ranges) else NO_LIMIT
+    return counted, itemsize * prod(least for least, _ in ranges), most
+
+
+def _of_all(parts: Sequence[Value]) -> tuple[int, ...]:
+    if not any(part.by_data for part in parts):
+        return ()
+    found = [part.by_data or (0, part.bytes, part.bytes) for part in parts]
+    most = NO_LIMIT if any(each[2] == NO_LIMIT for each in found) else sum(each[2] for each in found)
+    return max(each[0] for each in found), sum(each[1] for each in found), most

@@ -7,6 +7,7 @@ from attrs import evolve
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import ExpectTotal
 from policylang.planning.capabilities import JOINT
+from policylang.planning.expectations.data_sizes import BY_DATA, by_data_in
 from policylang.planning.expectations.fates import Fates
 from policylang.planning.expectations.held import check_expectations
 from policylang.planning.expectations.uncounted_work import UNCOUNTED, UNTIMED, uncounted_in
@@ -40,6 +41,7 @@ def check_deferred(plan: Plan, final: Plan, needs: Needs) -> tuple[Plan, tuple[D
     outcomes = list(plan.expectations)
     for index, checked in zip(waiting, found, strict=True):
         outcomes[index] = checked
-    others = tuple(each for each in plan.diagnostics if each.code not in (UNCOUNTED, UNTIMED))
+    others = tuple(each for each in plan.diagnostics if each.code not in (UNCOUNTED, UNTIMED, BY_DATA))
     uncounted = uncounted_in(policy.expectations, final.facts, needs.recomputed, plan.times)
-    return evolve(plan, expectations=tuple(outcomes), diagnostics=(*others, *uncounted)), failures
+    by_data = by_data_in(policy.expectations, final.facts, needs)
+    return evolve(plan, expectations=tuple(outcomes), diagnostics=(*others, *uncounted, *by_data)), failures

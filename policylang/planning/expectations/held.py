@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from attrs import evolve
+
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.figures import first_lines
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectTotal, Scope
 from policylang.planning.block_graph import is_about_whole
 from policylang.planning.checkpoints import Checkpoints
+from policylang.planning.expectations.data_sizes import figure_by_data
 from policylang.planning.expectations.fates import Fates, check_fate
 from policylang.planning.expectations.simulated import Simulated
 from policylang.planning.expectations.totals import Finding, Status, check_total, margin_of, numbers
@@ -39,8 +42,8 @@ def check_expectations(
 ) -> tuple[tuple[ExpectationOutcome, ...], tuple[Diagnostic, ...]]:
     """The result of each expectation, and an error for each that failed, both in order.
 
-    ``fates`` are those of ``decisions`` unless given. ``checkpoints``: in eager. ``order``: what the scheduling lines come
-    to, whose peak and times are the step's.
+    ``fates`` are those of ``decisions`` unless given. ``checkpoints``: in eager. ``order``: what the scheduling lines
+    come to, whose peak and times are the step's.
     """
     fates = fates or Fates(selections.facts, decisions, outcome)
     simulated = Simulated(selections, decisions, outcome, checkpoints=checkpoints, order=order)
@@ -53,6 +56,8 @@ def check_expectations(
             ExpectationOutcome(text, expectation.span.location, finding.status, finding.found, finding.margin)
         )
         if finding.status == "failed":
+            if by_data := figure_by_data(expectation, selections.facts, outcome):
+                finding = evolve(finding, details=(*finding.details, f"the figure counts {by_data}"))
             failures.append(_failure(expectation, text, finding))
     return tuple(outcomes), tuple(failures)
 

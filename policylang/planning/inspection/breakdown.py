@@ -20,6 +20,7 @@ from policylang.language.figures import folded_names
 from policylang.language.interruption.wanted import stop_unless_wanted
 from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
+from policylang.planning.expectations.data_sizes import counted_by_data
 from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.step_times import time_of_step
 from policylang.planning.inspection.time_prices import a_gib, time_difference
@@ -156,7 +157,12 @@ class Breakdown:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the figures cannot know."""
-        return (_AS_IN_THE_GRAPH,) if self.plan.checkpoints is not None else ()
+        plan = self.plan
+        saved = [row for row, fate in enumerate(self.fates) if fate in ("saved", "left to PyTorch")]
+        by_data = counted_by_data(plan.facts, saved)
+        others = by_data or counted_by_data(plan.facts, plan.facts.forward, added_up=False)
+        said = others and f"{'saved' if by_data else 'the peak'} counts {others}"
+        return (*((_AS_IN_THE_GRAPH,) if plan.checkpoints is not None else ()), *((said,) if said else ()))
 
 
 def breakdown(plan: Plan) -> Breakdown:

@@ -50,7 +50,7 @@ def tiles(found: Breakdown) -> Markup:
         rest = f"{uncounted_text(found.uncounted)}; {lost} recomputed"
         made.append(tile("without FLOPs", counted(len(found.uncounted), "operator"), rest))
     if found.notes:
-        made.append(tile("in eager", "as in the graph", "; ".join(found.notes)))
+        made.append(tile("about the figures", counted(len(found.notes), "note"), "; ".join(found.notes)))
     if plan.expectations:
         held = sum(each.status == "held" for each in plan.expectations)
         told = "; ".join(_expectation(each.text, each.status, each.found) for each in plan.expectations)

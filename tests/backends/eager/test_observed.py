@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import detect_anomaly
 from torch.distributed._tools.mod_tracker import ModTracker
+from torch.fx import traceback
 from torch.utils import _python_dispatch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -544,3 +545,24 @@ def test_a_block_that_hands_everything_to_hooks_of_its_own_says_so_once() -> Non
     assert differences(train(Model(KeepsByItself), plainly), found) == []
     with torch.autograd.graph.save_on_cpu():
         check(Model)
+
+
+class Annotated(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        with traceback.annotate({"narrow": True, "phase": "backward", "module_fqn": "elsewhere"}):
+            x = self.up(x)
+        with traceback.annotate({"narrow": False}):
+            return self.down(x.sin())
+
+
+def test_what_the_model_annotates_is_found() -> None:
+    model = policylang.checkpoint_model(
+        Model(Annotated), policylang.parse("recompute everything in block\nsave addmm in up where annotated narrow")
+    )
+    model(batch(0)).sum().backward()
+    report = policylang.report(model)
+    assert (report.rules[1].matched, report.rules[1].decided) == (2, 2)
+    with pytest.raises(policylang.PolicyMatchError, match=r"annotations of forward nodes: narrow \(2\)"):
+        policylang.checkpoint_model(Model(Annotated), policylang.parse("save everything where annotated wide"))(
+            batch(0)
+        ).sum().backward()

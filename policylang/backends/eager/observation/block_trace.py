@@ -17,7 +17,7 @@ from torch import fx
 
 from policylang.backends.eager.observation.first_call import Observation, Operation, TensorFacts
 from policylang.backends.eager.observation.origins import OUTSIDE, External, TensorOrigin, mapped
-from policylang.backends.eager.observation.stream import OperatorStream
+from policylang.backends.eager.observation.stream import OperatorStream, gives_data
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.graph.reading.collect import collect
@@ -67,6 +67,7 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
         graph = _Graph(observation)
         graph.write(outputs)
         facts = collect(graph.graph, kind=GraphKind.FLAT, repeats=True)
+        facts = evolve(facts, data_sizes=_data_sizes(facts, graph))
     nodes = [[node for call in range(*span) for node in graph.nodes[call]] for span in observation.spans]
     rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)
     stream = observation.stream
@@ -87,13 +88,31 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
     return BlockTrace(facts, stream, rows, read, reach_row, unchanged, inner)
 
 
+def _data_sizes(facts: Facts, graph: _Graph) -> Sequence[tuple[int, ...]]:
+    """What is counted as it was in the first call, and may be another the next time: what an operator gives whose
+    shape comes from data (``nonzero``), and all that is made of it as long as that size is among its sizes. What it may
+    come to is not known."""
+    sizes: dict[int, set[int]] = {}
+    for call, operation in enumerate(graph.observation.operations):
+        for row in (facts.index.get(node.name) for node in graph.nodes[call]):
+            shape = None if row is None else facts.shapes[row]
+            if row is None or not shape:
+                continue
+            reads = facts.inputs[row]
+            fresh = gives_data(operation.operator, any(facts.dtypes[each] in ("bool", "uint8") for each in reads))
+            read = {size for each in reads for size in sizes.get(each, ())}
+            if found := {shape[0]} if fresh else read.intersection(shape):
+                sizes[row] = found
+    return [(max(sizes[row]), 0, -1) if row in sizes else () for row in range(len(facts))] if sizes else ()
+
+
 def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> Hashable:
     """The same for calls of which :func:`trace_of` says the same, and as a rule for no other."""
     stream = observation.stream
     return (
         tuple((each.kind, each.name, TensorFacts.of(each.tensor)) for each in observation.origins.externals),
         tuple(
-            (each.operator, _plain(each.args), _plain(each.kwargs), _plain(each.results), each.path)
+            (each.operator, _plain(each.args), _plain(each.kwargs), _plain(each.results), each.path, each.annotations)
             for each in observation.operations
         ),
         tuple(stream.operators),
@@ -185,7 +204,7 @@ class _Graph:
 
     def _call(self, target: Any, args: Any, kwargs: Any, operation: Operation) -> fx.Node:
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name_for(target))
-        node.meta["custom"] = {PHASE: FORWARD}
+        node.meta["custom"] = {**dict.fromkeys(operation.annotations, True), PHASE: FORWARD}
         node.meta["nn_module_stack"] = {operation.path: (operation.path, operation.kind)}
         return node
 

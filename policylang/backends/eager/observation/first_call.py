@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
+from torch.fx import traceback
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from policylang.backends.eager.observation.block_mode import BlockMode
@@ -42,6 +43,8 @@ from policylang.backends.eager.observation.stream import (
     written_by,
 )
 from policylang.backends.eager.observation.surroundings import Before
+from policylang.graph.marks import annotated
+from policylang.graph.reading.modules import MODULE_ANNOTATION
 from policylang.torch_compat.eager import DispatchMode, is_wrapper_class, saved_tensor_hooks
 from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.subclasses import take_apart
@@ -74,6 +77,8 @@ class Operation:
     path: str
     """Of the module that it ran in, below the block."""
     kind: type[nn.Module]
+    annotations: tuple[str, ...] = ()
+    """The names that ``torch.fx.traceback.annotate`` gave it."""
 
 
 @define(eq=False)
@@ -121,7 +126,8 @@ class Observation:
         out = func(*args, **kwargs)
         for number, tensor in enumerate(tensors_in(out)):
             self.origins.put(tensor, TensorOrigin(call, number))
-        self.operations.append(Operation(func, read[0], read[1], _described(out), *self.path[-1]))
+        annotations = tuple(each for each in annotated(traceback.get_current_meta()) if each != MODULE_ANNOTATION)
+        self.operations.append(Operation(func, read[0], read[1], _described(out), *self.path[-1], annotations))
         return out
 
     def operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:

@@ -72,6 +72,13 @@ def draws(operator: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
+def gives_data(operator: Any, masked: bool) -> bool:
+    """Whether torch says of an operator that what it gives is of a size that comes from data. ``masked``: whether it
+    reads truth values, by which alone an ``index`` does."""
+    by_data = torch.Tag.dynamic_output_shape in getattr(operator, "tags", ())
+    return by_data and (masked or operator is not torch.ops.aten.index.Tensor)
+
+
 @cache
 def changes_only_geometry(operator: Any) -> bool:
     """Whether what an operator changes in place is the shape or the strides of a tensor, not its bytes."""
