@@ -27,7 +27,8 @@ from policylang.graph.reading.collect import collect
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
-from policylang.planning.checkpoints import handed_on, saved_and_recomputed
+from policylang.planning.checkpoints import handed_on
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.step_time import step_time
