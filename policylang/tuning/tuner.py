@@ -206,15 +206,16 @@ class Tuner:
         self.evaluation.afresh()
         if table or budget.limit == inf:
             self._fill(budget)
-        first, known = self._picked(budget) or self.smallest(budget), -1
-        while known != len(self._evaluated):  # a neighbour may come to less than was composed for it, and fit
-            known = len(self._evaluated)
-            chosen = self._unbeaten(budget, first)
+        first = self._picked(budget) or self.smallest(budget)
+        while True:
+            chosen, known = self._unbeaten(budget, first), len(self._evaluated)
             if chosen is None:
                 smallest = min((self.smallest(budget), *self._evaluated), key=lambda each: self.memory(each, budget))
                 return Infeasible(budget, self.besides, smallest)
             memory = self.memory(chosen, budget)
             less, more = (self._fastest(budget, share * memory) for share in (0.92, 1.08))
+            if known == len(self._evaluated):  # else one of them may come to less than was composed for it, and fit
+                break
         if more is not None and more.price >= chosen.price:
             more = None
         rows = undominated(self._evaluated, lambda each: self.memory(each, budget))

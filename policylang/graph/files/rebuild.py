@@ -213,7 +213,8 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], value: An
     if strange is not None:
         raise MalformedError(f"no argument can be called `{strange[:80]}`")
     several = isinstance(value, tuple) and len(value) > 1
-    return StandIn(*parts, positional=len(args), keywords=tuple(kwargs), returns_several=several)
+    namespace, name, overload = parts
+    return StandIn(namespace, name, overload, len(args), tuple(kwargs), several)
 
 
 def _known(parts: Sequence[str]) -> OpOverload | None:
