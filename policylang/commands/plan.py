@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> Exit:
     from policylang.language.codes import is_error
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
-    from policylang.planning.inspection.edit_worth import worth_of_edits
+    from policylang.planning.inspection.line_worth import worth_of_edits
     from policylang.report.diagnostics import render_text
     from policylang.report.plan.as_json import plan_json
     from policylang.report.plan.as_text import plan_text

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph.files.plain import MalformedError
-from policylang.operators.stand_ins import StandIn
+from policylang.operators.categories import StandIn
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
 from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
 

@@ -10,7 +10,7 @@ from attrs import asdict
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
-from policylang.planning.inspection.edit_worth import EditWorth
+from policylang.planning.inspection.line_worth import EditWorth
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan

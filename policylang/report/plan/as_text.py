@@ -14,7 +14,7 @@ from policylang.language.figures import (
     uncounted_text,
 )
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
-from policylang.planning.inspection.edit_worth import EditWorth
+from policylang.planning.inspection.line_worth import EditWorth
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
