@@ -117,8 +117,7 @@ def worth_of_edits(plan: Plan, capabilities: Capabilities) -> tuple[EditWorth, .
 
 
 def _cost(plan: Plan) -> tuple[int, int, StepTime | None]:
-    needs = saved_and_recomputed(plan)
-    return needs.saved_bytes, peak_of_plan(plan).bytes, time_of_plan(plan, needs)
+    return saved_and_recomputed(plan).saved_bytes, peak_of_plan(plan).bytes, time_of_plan(plan)
 
 
 def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
