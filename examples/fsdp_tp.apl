@@ -14,6 +14,5 @@ save everything in block where crosses block
 optional save reduce_scatter in block                       # tensor parallelism: do not communicate twice
 
 include <fsdp_reshard_always>                               # last: sharding is decided apart from checkpointing
-optional fuse all_gather chains                             # a weight cut over dp and tp: one gather, not two
 
 expect every (all_gather where from parameter) recomputed

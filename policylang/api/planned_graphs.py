@@ -20,6 +20,7 @@ from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning import model_wide_errors
 from policylang.planning.capabilities import capabilities_for, path_entry
 from policylang.planning.decisions.conflicts import conflicts
+from policylang.planning.inspection.line_worth import slowing_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.refusals import PATH_CANNOT
@@ -60,8 +61,10 @@ def on_graph(
     device: DeviceProfile | None = None,
 ) -> tuple[tuple[Plan, ...], tuple[Diagnostic, ...]]:
     """The plan of a policy on each graph, and all that is wrong between them."""
-    plans = tuple(plan(policy, facts, capabilities_for(facts.kind, path), device=device) for facts in graphs.values())
-    return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, one_model)))
+    able = [capabilities_for(facts.kind, path) for facts in graphs.values()]
+    plans = tuple(plan(policy, facts, each, device=device) for facts, each in zip(graphs.values(), able, strict=True))
+    slowing = [tuple(slowing_edits(*each)) for each in zip(plans, able, strict=True)]
+    return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, slowing, one_model)))
 
 
 def refused_of_any_graph(policy: Policy, path: PathName) -> tuple[Diagnostic, ...]:
@@ -70,10 +73,16 @@ def refused_of_any_graph(policy: Policy, path: PathName) -> tuple[Diagnostic, ..
     return tuple(each for each in made.diagnostics if each.code == PATH_CANNOT)
 
 
-def _diagnostics(policy: Policy, names: Sequence[str], plans: Sequence[Plan], one_model: bool) -> Iterable[Diagnostic]:
+def _diagnostics(
+    policy: Policy,
+    names: Sequence[str],
+    plans: Sequence[Plan],
+    slowing: Sequence[tuple[Diagnostic, ...]],
+    one_model: bool,
+) -> Iterable[Diagnostic]:
     waiting = model_wide_errors.DEFERRED_CODES if one_model and len(plans) > 1 else ()
-    for name, made in zip(names, plans, strict=True):
-        for diagnostic in findings(made):
+    for name, made, slower in zip(names, plans, slowing, strict=True):
+        for diagnostic in (*findings(made), *slower):
             if diagnostic.code in waiting and is_error(diagnostic):
                 continue
             yield diagnostic if len(plans) == 1 else evolve(diagnostic, details=(f"on `{name}`", *diagnostic.details))

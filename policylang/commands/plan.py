@@ -71,7 +71,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Exit:
     from policylang.language.codes import is_error
+    from policylang.planning.capabilities import capabilities_for
     from policylang.planning.inspection.breakdown import breakdown
+    from policylang.planning.inspection.line_worth import worth_of_edits
     from policylang.report.diagnostics import render_text
     from policylang.report.plan.as_json import plan_json
     from policylang.report.plan.as_text import plan_text
@@ -88,13 +90,14 @@ def run(options: argparse.Namespace) -> Exit:
     found = breakdown(made)
     whole = options.html or not options.summary
     worth = _worth(found, options.path) if whole else ()
+    edits = worth_of_edits(made, capabilities_for(made.facts.kind, options.path)) if whole else ()
     found = _weighed(found, options.path) if whole else found
     if options.output_format == "json":
-        say(plan_json(found, worth, result.diagnostics, summary=options.summary), "json")
+        say(plan_json(found, worth, result.diagnostics, edits=edits, summary=options.summary), "json")
     else:
         if result.diagnostics:
             say(render_text(result.diagnostics) + "\n")
-        say(plan_text(found, worth, summary=options.summary))
+        say(plan_text(found, worth, edits, summary=options.summary))
     if options.html:
         _write_page(found, worth, options.graph, options.html)
     return Exit.DIAGNOSTICS if any(map(is_error, result.diagnostics)) else Exit.CLEAN

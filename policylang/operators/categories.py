@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from attrs import frozen
 from torch import fx
 
 from policylang.operators.names import GETITEM, SAVES_RANDOM_STATE, WAITS, Category
-from policylang.operators.stand_ins import StandIn
 from policylang.torch_compat.graphs import (
     HigherOrderOperator,
     OpOverload,
@@ -56,6 +55,34 @@ class OperatorInfo:
     """The arguments that turn randomness off when 0 or False: dropout probability, train mode."""
     group: tuple[Place, ...] = ()
     """The argument that names the process group."""
+
+
+@frozen
+class StandIn:
+    """What one call shows of an operator that this torch does not have: it reads its arguments and returns new tensors.
+
+    A plain value in the place of an operator of torch's registry: that is the whole process's, so that what one file
+    calls would decide what is read of the next.
+    """
+
+    namespace: str
+    name: str
+    overload: str
+    positional: int
+    """How many arguments the call gives by position."""
+    keywords: tuple[str, ...]
+    """The names of the others."""
+    returns_several: bool
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.name}.{self.overload}"
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"`{self}` is an operator that this torch does not have")
 
 
 @cache

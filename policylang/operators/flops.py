@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-from policylang.operators.stand_ins import StandIn
+from policylang.operators.categories import StandIn
 from policylang.torch_compat.graphs import HigherOrderOperator, OpOverload, hint, hinted_shape, value_of
 
 Formula = Callable[..., Any]

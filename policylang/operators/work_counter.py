@@ -10,11 +10,10 @@ import torch
 from attrs import define, field, frozen
 from torch import fx
 
-from policylang.operators.categories import describe
+from policylang.operators.categories import StandIn, describe
 from policylang.operators.flops import count_call, formula_for, mapped
 from policylang.operators.matrix_work import KNOWN, could_do_matrix_work
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE, Category
-from policylang.operators.stand_ins import StandIn
 from policylang.torch_compat.eager import DispatchMode
 from policylang.torch_compat.graphs import (
     HigherOrderOperator,

@@ -50,6 +50,11 @@ class Evaluation:
         self.capabilities = capabilities
         self.operators = OperatorTable.bundled(met=tuple(name for name in dict.fromkeys(facts.targets) if "." in name))
         self._known: dict[str, Candidate | None] = {}
+        self._asked: dict[str, None] = {}
+
+    def afresh(self) -> None:
+        """Count as evaluated what is asked for from here on: what was asked for before decides nothing."""
+        self._asked.clear()
 
     def planned(self, text: str) -> Plan | None:
         """The plan of a text; None where anything at all is to be said against it. Of one that offloads a note may say
@@ -65,6 +70,7 @@ class Evaluation:
     def of(self, text: str) -> Candidate | None:
         """The candidate that a text makes, in canonical form; None where there is anything to be said against it, or
         where something is left to PyTorch's partitioner."""
+        self._asked[text] = None
         if text not in self._known:
             with uncollected():
                 self._known[text] = self._evaluate(text)
@@ -72,8 +78,8 @@ class Evaluation:
 
     @property
     def evaluated(self) -> tuple[Candidate, ...]:
-        """All candidates so far, in the order in which they were evaluated."""
-        return tuple(each for each in self._known.values() if each is not None)
+        """All candidates that were asked for, in that order."""
+        return tuple(each for text in self._asked if (each := self._known[text]) is not None)
 
     def without_rules(self) -> Candidate:
         """Of a graph of which there is nothing to decide: the step as it is."""

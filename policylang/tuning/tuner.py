@@ -1,8 +1,8 @@
 """From a budget to a policy. The set of candidates is fixed for a graph and a device, and the budget only picks.
 
-So more memory never costs time: what fits a budget fits every larger one. A candidate counts with what its text comes
-to when it is planned and simulated, and with what was composed for it where that is more; it is planned when it is its
-turn, the fastest first, so that few are.
+The search counts a candidate with what its text comes to when it is planned and simulated, and with what was composed
+for it where that is more: so more memory never costs time. A candidate is planned when it is its turn, the fastest
+first, so that few are. Of all that were planned the best is chosen by what it comes to alone.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Tuner:
             kept = {owners[row] for row in (*needs.saved, *needs.undecided)}
             yield of_choice(self.facts, self.classes, kept, {owners[row] for row in needs.recomputed})
 
-    @cached_property
+    @property
     def _others(self) -> tuple[Candidate, ...]:
         """Candidates that are planned in any case: as many as the size of the graph leaves time for."""
         before = "override " if self.override else ""
@@ -202,20 +202,23 @@ class Tuner:
         return tuple(each for each in found if each is not None)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
-        """The choice for one budget."""
-        chosen = self._picked(budget)
-        if chosen is None:  # what was composed for a candidate may be more than it comes to
-            chosen = self.smallest(budget)
-            if budget.figure == "recompute time" or self.memory(chosen, budget) > budget.limit:
-                return Infeasible(budget, self.besides, chosen)
-        memory = self.memory(chosen, budget)
-        less = self._at(budget, 0.92 * memory)
-        more = self._at(budget, 1.08 * memory) if chosen is not self.save_all else None
-        if more is not None and more.price >= chosen.price:
-            more = None
+        """The choice for one budget: nothing that is planned on the way to it beats it."""
+        self.evaluation.afresh()
         if table or budget.limit == inf:
             self._fill(budget)
-        rows = undominated(self.evaluation.evaluated, lambda each: self.memory(each, budget))
+        first = self._picked(budget) or self.smallest(budget)
+        while True:
+            chosen, known = self._unbeaten(budget, first), len(self._evaluated)
+            if chosen is None:
+                smallest = min((self.smallest(budget), *self._evaluated), key=lambda each: self.memory(each, budget))
+                return Infeasible(budget, self.besides, smallest)
+            memory = self.memory(chosen, budget)
+            less, more = (self._fastest(budget, share * memory) for share in (0.92, 1.08))
+            if known == len(self._evaluated):  # else one of them may come to less than was composed for it, and fit
+                break
+        if more is not None and more.price >= chosen.price:
+            more = None
+        rows = undominated(self._evaluated, lambda each: self.memory(each, budget))
         return Tuned(
             budget=budget,
             besides=self.besides,
@@ -227,6 +230,29 @@ class Tuner:
             forward=self.forward,
         )
 
+    @property
+    def _evaluated(self) -> tuple[Candidate, ...]:
+        """What was planned for a budget."""
+        return (*((self.save_all,) if self.save_all is not None else ()), *self.evaluation.evaluated)
+
+    def _unbeaten(self, budget: Budget, first: Candidate) -> Candidate | None:
+        """Of what was planned, what the budget asks for: ``first`` unless another beats it."""
+        if budget.figure != "recompute time":
+            return self._fastest_of((first, *self._evaluated), budget, budget.limit)
+        found = [each for each in (first, *self._evaluated) if each.price <= budget.limit * self.forward]
+        return min(found, key=lambda each: (self.memory(each, budget), each.price), default=None)
+
+    def _fastest(self, budget: Budget, limit: float) -> Candidate | None:
+        found = self._at(budget, limit)
+        return self._fastest_of(self._evaluated if found is None else (found, *self._evaluated), budget, limit)
+
+    def _fastest_of(self, found: Iterable[Candidate], budget: Budget, limit: float) -> Candidate | None:
+        """In so much memory, and of those that take as long the one with the least of it."""
+        fitting = [each for each in found if self.memory(each, budget) <= limit]
+        most = min((each.price for each in fitting), default=0.0) + _SAME * self.forward
+        fastest = (each for each in fitting if each.price <= most)
+        return min(fastest, key=lambda each: self.memory(each, budget), default=None)
+
     def memory(self, each: Candidate, budget: Budget) -> int:
         """The memory that a budget is about."""
         return each.saved if budget.figure == "saved" else self.besides.on(each.peak)
@@ -236,7 +262,7 @@ class Tuner:
         found = self._cheapest(budget, inf)
         if found is not None:
             return found
-        known = [*self.evaluation.evaluated] or [self.evaluation.without_rules()]
+        known = self._evaluated or (self.evaluation.without_rules(),)
         return min(known, key=lambda each: self.memory(each, budget))
 
     def _picked(self, budget: Budget) -> Candidate | None:

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.graph.files.plain import MalformedError
-from policylang.operators.stand_ins import StandIn
+from policylang.operators.categories import StandIn
 from policylang.torch_compat.graphs import OpOverload, descriptor_classes, load_distributed_operators
 from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
 
@@ -213,7 +213,8 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], value: An
     if strange is not None:
         raise MalformedError(f"no argument can be called `{strange[:80]}`")
     several = isinstance(value, tuple) and len(value) > 1
-    return StandIn(*parts, positional=len(args), keywords=tuple(kwargs), returns_several=several)
+    namespace, name, overload = parts
+    return StandIn(namespace, name, overload, len(args), tuple(kwargs), several)
 
 
 def _known(parts: Sequence[str]) -> OpOverload | None:

@@ -10,8 +10,10 @@ from attrs import asdict
 
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario
+from policylang.planning.inspection.line_worth import EditWorth
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_json
 from policylang.report.order.as_json import order_data
 
@@ -19,7 +21,12 @@ VERSION = 1
 
 
 def plan_json(
-    found: Breakdown, worth: Sequence[Worth], diagnostics: Sequence[Diagnostic], *, summary: bool = False
+    found: Breakdown,
+    worth: Sequence[Worth],
+    diagnostics: Sequence[Diagnostic],
+    *,
+    edits: Sequence[EditWorth] = (),
+    summary: bool = False,
 ) -> str:
     """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and what its
     rules are worth is null.
@@ -30,6 +37,8 @@ def plan_json(
 
     Seconds are those of ``device``, a profile by its name; without one, and where it lacks a figure, both are null.
     ``uncounted_operators`` are priced by the bytes that they move.
+
+    ``rewrites``: what each ``fuse`` and ``collapse`` line that rewrites something is worth; empty in a summary.
 
     ``order``: what the scheduling lines come to, as :func:`policylang.report.order.as_json.order_data` has it.
     """
@@ -47,6 +56,7 @@ def plan_json(
         "notes": found.notes,
         "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
         "without": _scenario(found.without),
+        "rewrites": [_rewrite(plan, each) for each in edits],
         "rules": [
             {
                 "source": outcome.rule.source,
@@ -74,6 +84,22 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
         "step_seconds": None if time is None else time.step,
         "exposed_seconds": None if time is None else time.exposed,
         "peak": asdict(scenario.peak),
+    }
+
+
+def _rewrite(plan: Plan, worth: EditWorth) -> dict[str, Any]:
+    span = plan.policy.rewrites[worth.statement].span
+    return {
+        "source": span.location,
+        "text": span.one_line,
+        "rewritten": len(plan.edits.of(worth.statement).done),
+        "fewer_collectives": worth.fewer_collectives,
+        "worth": {
+            "saved_bytes": worth.saved_bytes,
+            "peak_bytes": worth.peak_bytes,
+            "step_seconds": worth.step_seconds,
+            "exposed_seconds": worth.exposed_seconds,
+        },
     }
 
 

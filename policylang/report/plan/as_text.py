@@ -1,4 +1,4 @@
-"""A plan as text: the totals, the marginal cost of each rule, what is alive at the peak, then block by block."""
+"""A plan as text: totals, what each rewrite and each rule is worth, what is alive at the peak, then block by block."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from policylang.language.figures import (
     uncounted_text,
 )
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, ValueEntry
+from policylang.planning.inspection.line_worth import EditWorth
 from policylang.planning.inspection.marginal_cost import Worth
 from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import RuleOutcome
@@ -31,13 +32,21 @@ _MARGINS_TIMED = "saved, recomputed, its time, and peak"
 _COMPARED = "with the rule, compared with the same policy without it"
 
 
-def plan_text(found: Breakdown, worth: Sequence[Worth], *, summary: bool = False) -> str:
+def plan_text(
+    found: Breakdown, worth: Sequence[Worth], edits: Sequence[EditWorth] = (), *, summary: bool = False
+) -> str:
     """Plain text, no colours, no line end at the end. A summary stops at the totals and the expectations."""
     order = found.communication
     parts = [_heading(found), _totals(found), order_totals(order), expectation_table(found.plan.expectations)]
     if not summary:
         at_peak = at_peak_text(values_at_peak(found))
-        parts += [order_details(order), _rules(found, worth), at_peak, *(_group(group) for group in found.groups)]
+        parts += [
+            _rewrites(found, edits),
+            order_details(order),
+            _rules(found, worth),
+            at_peak,
+            *(_group(group) for group in found.groups),
+        ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -99,6 +108,31 @@ def _again(scenario: Scenario, forward_flops: int) -> str:
         return "-"
     share = f" ({figure(flops / forward_flops, 'fraction')})" if forward_flops else ""
     return f"{figure(flops, 'flops')}{share}"
+
+
+def _rewrites(found: Breakdown, edits: Sequence[EditWorth]) -> str:
+    if not edits:
+        return ""
+    timed = found.plan.shown_times is not None
+    rows = [("line", "rewrite", "rewritten", "collectives", "saved", "peak", *("step", "exposed")[: 2 * timed])]
+    for each in edits:
+        statement = found.plan.policy.rewrites[each.statement]
+        rows.append(
+            (
+                file_name(statement.span.location),
+                shortened(statement.span.one_line, _LONGEST_RULE),
+                f"{len(found.plan.edits.of(each.statement).done):,}",
+                f"{-each.fewer_collectives:+,}",
+                _signed(each.saved_bytes, "bytes"),
+                _signed(each.peak_bytes, "bytes"),
+                *(
+                    _signed(seconds or 0.0, "seconds")
+                    for seconds in (each.step_seconds, each.exposed_seconds)[: 2 * timed]
+                ),
+            )
+        )
+    compared = "from `collectives` on: with the rewrite, compared with the same policy without it"
+    return "\n".join((table(rows, right=range(2, len(rows[0])), ends=(0,)), compared))
 
 
 def _rules(found: Breakdown, worth: Sequence[Worth]) -> str:
