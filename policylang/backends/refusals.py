@@ -31,8 +31,8 @@ RUNS_AS_IT_IS = "APL425"
 
 _MOST_FRAMES = 8
 _LEFT = (
-    "change what Dynamo names, or have the policy followed without it, by `policylang.checkpoint_model(model, policy)`; "
-    "`TORCH_LOGS=graph_breaks` says more"
+    "change what Dynamo names, or have the policy followed without it, by "
+    "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` says more"
 )
 
 
@@ -144,7 +144,7 @@ def of_frame(frame: FrameLeft) -> str:
 def nothing_to_report(given: object) -> Diagnostic:
     return diagnose(
         NOT_A_GRAPH,
-        f"a report is on a graph, a model or a backend, and this is a `{type(given).__name__}`",
+        f"a report is on a graph, a traced step, a model or a backend, and this is a `{type(given).__name__}`",
         help="of a compiled function, give the backend: `backend = policylang.backend(policy)`",
     )
 

@@ -249,7 +249,7 @@ def test_code_that_dynamo_leaves_beside_compiled_graphs_is_in_the_report() -> No
     backend = backend_for("save mm; save aten.embedding")
     model = Recurrent(Product())
     loss = torch.compile(model, backend=backend)(torch.ones(2, 3, 8)).sum()
-    with pytest.raises(PolicyMatchError, match="save aten.embedding") as caught:
+    with pytest.raises(PolicyMatchError, match=r"save aten\.embedding") as caught:
         loss.backward()
     assert re.match(RUNS_AS_IT_IS, caught.value.diagnostics[0].details[-1])
     for subject in (backend, model):

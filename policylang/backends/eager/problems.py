@@ -104,6 +104,11 @@ RUN_TWICE = Problem(
     "the checkpoint runs {name} and then another block: it was recorded for one",
     "put a checkpoint around each block",
 )
+REPLACED = Problem(
+    "APL427",
+    "the forward of {name} was replaced since it was given a checkpoint, and what replaced it calls the checkpoint",
+    "undo that first; `policylang.checkpoint_model` takes a policy off, or exchanges it, before that is put there",
+)
 CHANGED = Problem(
     "APL395",
     "{name} saves what `{operator}` (operator {number}) gives, and {happened} since",
