@@ -324,5 +324,5 @@ def sessions_of(subject: object) -> list[Session]:
         return []
     forwards = (module.__dict__.get("forward") for module in subject.modules())
     wrapped = list(dict.fromkeys(each.session for each in forwards if isinstance(each, Checkpointed)))
-    known = [getattr(each, marks.SESSION) for module in subject.modules() for each in _known.get(module, {}).values()]
+    known = [marks.session_of(each) for module in subject.modules() for each in _known.get(module, {}).values()]
     return [*wrapped, *(each for each in known if not wrapped or each.without_layers)]

@@ -93,6 +93,11 @@ NOT_RUN = Problem(
     "pass the module that the checkpoint calls, or the model that has it among its blocks; "
     f"a compiled one needs the same policy: {_COMPILE}",
 )
+WITHOUT_MODEL = Problem(
+    "APL394",
+    "the `context_fn` of the checkpoint has no model: the one that it was made for was not stored with it, or is gone",
+    "make it anew for the model that is trained, `policylang.context_fn(policy, model)`",
+)
 FIRST_FSDP = Problem(
     "APL394",
     "{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it takes its weights "

@@ -7,8 +7,9 @@ the block's stand-in for its forward says, or hooks on the blocks do (:mod:`poli
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -45,8 +46,22 @@ from policylang.torch_compat.eager import (
     transformed,
 )
 
-Contexts = Callable[[], tuple["CheckpointContext", "CheckpointContext"]]
-"""What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward."""
+Pair = tuple["CheckpointContext", "CheckpointContext"]
+
+
+class Contexts(partial[Pair]):
+    """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``. Each call serves one forward.
+
+    ``torch.compile`` takes plain functions there, which are not pickled, and partials of them, which are: arguments of
+    a training are stored with all that is among them. What is loaded has the policy, and the blocks of the model that
+    was stored along with it; without one it has none. A copy is the same, since it does not know what it is called for.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Session.context_fn, (session_behind(self),)
 
 
 @define(eq=False)
@@ -103,10 +118,10 @@ class Session:
         return problems.block(block, self.regions[block].root)
 
     def context_fn(self) -> Contexts:
-        """A plain function, the only thing that ``torch.compile`` takes: it knows then whose checkpoint it has."""
+        """The same object each time: ``torch.compile`` knows by its function whose checkpoint it has."""
         if self._context_fn is None:
 
-            def contexts() -> tuple[CheckpointContext, CheckpointContext]:
+            def contexts() -> Pair:
                 # ours takes checkpoints out of what it compiles: torch_compile.inner_checkpoints
                 if being_compiled() and not checkpoints_are_tagged() and not traced_for_others():
                     raise problems.COMPILED.error(name=problems.AROUND_IT)
@@ -114,7 +129,7 @@ class Session:
                 return first, CheckpointContext(self, first)
 
             setattr(contexts, marks.SESSION, self)
-            self._context_fn = contexts
+            self._context_fn = Contexts(contexts)
         return self._context_fn
 
     def follow(self, policy: Policy) -> None:
@@ -151,6 +166,8 @@ class Session:
             first, last = self.named(compiled[0]), self.named(compiled[-1])
             several = f"one of {len(compiled)} blocks, {first} to {last},"
             return problems.LEFT_ALONE.error(names=first if len(compiled) == 1 else several)
+        if not self.regions:
+            return problems.WITHOUT_MODEL.error()
         names = [region.root or "the module itself" for region in self.regions.values()]
         return problems.NOT_RUN.error([f"made for: {name}" for name in names[:8]])
 
@@ -227,7 +244,7 @@ def innermost() -> CheckpointContext | None:
 
 def session_behind(context_fn: object) -> Session | None:
     """The session that a ``context_fn`` is of, if it is one of ours."""
-    session = getattr(context_fn, marks.SESSION, None)
+    session = marks.session_of(context_fn)
     return session if isinstance(session, Session) else None
 
 
