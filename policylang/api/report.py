@@ -32,11 +32,14 @@ def report_on(subject: Any) -> Report:
     if found is None:
         no_policy = isinstance(subject, fx.GraphModule)
         raise PolicyGraphError([refusals.no_policy() if no_policy else refusals.nothing_to_report(subject)])
-    checkpointed = bool(sessions_of(subject))
-    left = () if checkpointed else frames_left_of(subject, others=not found)
+    sessions = sessions_of(subject)
+    left = () if sessions else frames_left_of(subject, others=not found)
     if not found:
         compiled = bool(getattr(subject, marks.COMPILER, False) or getattr(backend_of(subject), marks.COMPILER, False))
-        raise PolicyGraphError([refusals.nothing_decided(checkpointed=checkpointed, compiled=compiled, left=left)])
+        skipped = next(filter(None, (session.skipped() for session in sessions)), None)
+        raise PolicyGraphError(
+            [refusals.nothing_decided(checkpointed=bool(sessions), compiled=compiled, left=left, skipped=skipped)]
+        )
     report = combined([each.report for each in found])
     said = [sentence for session in sessions_of(subject) for sentence in (*session.outside(), *session.loads())]
     uncompiled = tuple(f"{each.message} ({each.code})" for each in map(refusals.runs_as_it_is, left))

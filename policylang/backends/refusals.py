@@ -110,13 +110,18 @@ def no_path(kind: GraphKind) -> Diagnostic:
     return diagnose(NO_PATH, message, help=help)
 
 
-def nothing_decided(*, checkpointed: bool, compiled: bool, left: Sequence[FrameLeft] = ()) -> Diagnostic:
+def nothing_decided(
+    *, checkpointed: bool, compiled: bool, left: Sequence[FrameLeft] = (), skipped: Diagnostic | None = None
+) -> Diagnostic:
     """Of a model whose blocks have checkpoints under a policy, one that a backend of ours is to compile, or neither.
-    ``left``: what Dynamo has compiled nothing of, where it was to compile the model."""
+    ``left``: what Dynamo has compiled nothing of, where it was to compile the model; ``skipped``: what was warned of
+    where the blocks have run without the checkpoints."""
     if left:
         message = "no graph with gradients was compiled, so the policy decides nothing and nothing of it is checked"
         details = tuple(f"{of_frame(frame)}: {frame.why}" for frame in left[:_MOST_FRAMES])
         return diagnose(NOTHING_DECIDED, message, help=_LEFT, details=details)
+    if skipped is not None:
+        return diagnose(NOTHING_DECIDED, skipped.message, help=skipped.help)
     if checkpointed:
         help = "run the model once, with gradients: a block is planned when its checkpoint first runs it"
     elif compiled:

@@ -19,14 +19,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from policylang.backends.eager import problems
-from policylang.backends.eager.eligibility import stands_aside
+from policylang.backends.eager.eligibility import runs_for_backward, stands_aside
 from policylang.backends.eager.fsdp_order import (
     put_order_on,
     refuse_for_one_block,
     take_order_off,
     warn_of_unchecked,
 )
-from policylang.backends.eager.session import BlockCall, Contexts, Session, session_behind, this_thread
+from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
 from policylang.graph.reading.modules import normalise
 from policylang.language.globs import PathGlob
@@ -305,10 +305,15 @@ class Watch:
 
     def done(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Also where the block raised."""
-        if not torch.compiler.is_compiling() and self._is_last(module):
-            call = this_thread.called.pop()
-            if self.number is not None and not call.checkpoints and module.training and torch.is_grad_enabled():
-                self.session.ran_without.add(self.number)
+        if torch.compiler.is_compiling() or not self._is_last(module):
+            return
+        call = this_thread.called.pop()
+        other = call.begun < this_thread.begun or innermost() is not None  # of ours, under another policy
+        if self.number is not None and output is not None and not other and runs_for_backward(module):
+            self.session.ran_without.add(self.number)
+            found = self.session.skipped()
+            if found is not None:
+                self.session.warn_once(found)
 
     def _is_last(self, module: nn.Module) -> bool:
         last = this_thread.called[-1] if this_thread.called else None
