@@ -73,11 +73,19 @@ def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int
     """``expected``: gathers and scatters that are left in the backward; the forward has one gather a weight."""
     torch._dynamo.reset()
     model.zero_grad()
+    backend = policylang.backend(policylang.parse(text), inner="aot_eager")
+    compiled = torch.compile(model, backend=backend)
+    more = torch.cat((batch(rank), batch(rank)))
+    with partitions() as done, torch.no_grad():
+        expected_more = model(more)
+        assert torch.equal(compiled(more), expected_more)
+    (alone,) = done
+    assert sum(row.startswith("_c10d_functional.all_gather") for row in alone.carried_out.plan.facts.targets) == LAYERS
     with partitions() as done:
-        backend = policylang.backend(policylang.parse(text), inner="aot_eager")
-        found = torch.compile(model, backend=backend)(batch(rank)).sum()
+        found = compiled(batch(rank)).sum()
         found.backward()
     (partition,) = done
+    assert isinstance(partition, Partition)
     assert len(gathers(partition.forward)) == LAYERS
     assert (len(gathers(partition.backward)), len(scatters(partition.backward))) == expected
     assert torch.equal(found, loss)

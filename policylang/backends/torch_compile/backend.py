@@ -65,8 +65,8 @@ class PolicyBackend:
         self._key = fingerprint.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._answered = True
-        self._known: dict[int, Known] = {}
-        """By code, the graphs that ranks have agreed on."""
+        self._known: dict[tuple[int, bool], Known] = {}
+        """By code, and whether gradients are computed through it, the graphs that ranks have agreed on."""
         self._born = next(_births)
         self._made_at = time.time_ns() // 1000
         self._left: dict[FrameLeft, None] = {}
@@ -142,7 +142,8 @@ class PolicyBackend:
         if aside is not None:
             partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
         graph = described(gm, number=len(self._graphs), root=root)
-        known = self._known.setdefault(dynamo.code_being_compiled(), [])
+        trained = dynamo_graph.needs_gradients(gm, example_inputs)
+        known = self._known.setdefault((dynamo.code_being_compiled(), trained), [])
         topic = dynamo_graph.topic_of("compiling", "a graph", root)
         compare = partial(comparing, topic, self.agree, known=known)
         if self.inner == "inductor":
@@ -213,7 +214,8 @@ class PolicyBackend:
         return call
 
     def _unanswered(self) -> tuple[Diagnostic, ...]:
-        found = [(graph.label, found.complaints) for graph in self._graphs for found in graph.findings]
+        trained = [graph for graph in self._graphs if graph.kind == "training"]
+        found = [(graph.label, found.complaints) for graph in trained for found in graph.findings]
         sharded = any(graph.sharded_aside for graph in self._graphs)
         return model_wide_errors.shared_by_all(self.policy, found, root=self.root, sharded=sharded)
 
